@@ -18,7 +18,7 @@ INTRODUCTION = """# The HTTP API
 <!-- Written by scripts/http_reference.py (`make docs`): change the code that it describes. -->
 
 `waypost web`, and an app made with `waypost.web.create_app`, serve this API under `/api/v1`; its OpenAPI document is
-`/api/v1/openapi.json`. How to start it, and who may use it: [the web page](../how-to/web.md).
+`/api/v1/openapi.json`. [How to start it, and who may use it](../how-to/web.md).
 
 - **Who.** Scripts send `Authorization: Bearer SECRET`. Each operation needs a scope: `read`, `operate` (includes read)
   or `admin` (includes both). Bodies and headers of messages are shown to users with the scope `bodies` only.

@@ -62,7 +62,7 @@ class Client:
 
     def api(self, path: str, **query: object) -> Any:
         """Read a document of the API about the store `main`."""
-        answer = self.get(f"/api/v1/stores/main{path}", **query)
+        answer = self.get(f"/api/v1/stores/main{path}", None, **query)
         assert answer.status == 200, answer.text
         return answer.json()
 

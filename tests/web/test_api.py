@@ -216,7 +216,7 @@ def test_what_is_not_there_is_a_problem_document(site: Site) -> None:
     assert client.get("/api/v1/nothing").problem == "no-such-operation"
     assert client.send("DELETE", "/api/v1/stores").status == 405
     for query in ({"limit": 0}, {"limit": 201}, {"limit": "many"}, {"state": "lost"}, {"colour": "red"}):
-        assert client.get("/api/v1/stores/main/queues/orders/messages", **query).status == 422  # type: ignore[arg-type]
+        assert client.get("/api/v1/stores/main/queues/orders/messages", **query).status == 422
     assert client.get("/api/v1/stores/main/queues/orders/messages?limit=1&limit=2").status == 422
 
 
@@ -246,7 +246,10 @@ def test_settings_are_changed_after_a_look_at_the_difference(site: Site) -> None
     done = client.write("/queues/orders/settings", {"lease": 30, "max_pending": None}, method="PATCH").json()
     assert (done["changed"], done["text"]) == (True, "changed lease of orders")
     assert client.api("/queues/orders")["settings"]["lease"] == 30.0
-    for wrong in ({"lease": -1}, {"no_such": 1}, {}, {"rate": "often"}, {"overload": "explode"}, [], {"lease": "x"}):
+    wrongs: tuple[Any, ...] = (
+        {"lease": -1}, {"no_such": 1}, {}, {"rate": "often"}, {"overload": "explode"}, [], {"lease": "x"},
+    )  # fmt: skip
+    for wrong in wrongs:
         assert client.write("/queues/orders/settings", wrong, method="PATCH").status == 422
 
 
@@ -388,7 +391,7 @@ def test_a_store_that_is_away_is_a_problem_and_heals(tmp_path: Any, memory: Site
     from waypost import AsyncWaypost
 
     store = ShakyStore()
-    post = AsyncWaypost(store=store, retry_budget=0)  # type: ignore[arg-type]
+    post = AsyncWaypost(store=store, retry_budget=0)
     client = Client(create_app(post), memory.runner)
     assert client.api("/health")["level"] == "calm"
     store.faults = ["refuse"] * 20

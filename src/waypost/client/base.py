@@ -37,6 +37,7 @@ from waypost.client.options import (
     RULE_OPTIONS,
     HandlerKeywords,
     ListingFilters,
+    PageFilters,
     PublishManyKeywords,
     QueueName,
     RuleKeywords,
@@ -611,12 +612,11 @@ class BaseClient:
         return manage.stats_of(self._context, names, minutes)
 
     def _page_flow(
-        self, queue: str | Queue[T], state: MessageState, cursor: str | None, limit: int, filters: ListingFilters
+        self, queue: str | Queue[T], state: MessageState, cursor: str | None, limit: int, filters: PageFilters
     ) -> Flow[MessagePage[T]]:
         check_count("limit", limit, 1, PAGE_MAX)
-        check_options("page", filters, ListingFilters.__annotations__)
-        listing: Listing[T] = Listing(self._context, queue, state, **(filters | {"limit": limit})).from_cursor(cursor)
-        return _one_page(listing)
+        check_options("page", filters, PageFilters.__annotations__)
+        return _one_page(Listing(self._context, queue, state, **filters, limit=limit).from_cursor(cursor))
 
     def _journal_call(self, queue: QueueName, after: int, limit: int) -> Call[JournalPage]:
         check_count("after", after, 0, 2**53)

@@ -38,7 +38,7 @@ class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 # ---- the store as a whole ------------------------------------------------------------------------------------
 
 
-class StoreSummary(Answer):
+class StoreSummary(Answer, frozen=True, kw_only=True):
     """A store that this server shows."""
 
     name: str
@@ -47,13 +47,13 @@ class StoreSummary(Answer):
     namespace: str
 
 
-class Stores(Answer):
+class Stores(Answer, frozen=True, kw_only=True):
     """The stores that this server shows."""
 
     stores: list[StoreSummary]
 
 
-class Session(Answer):
+class Session(Answer, frozen=True, kw_only=True):
     """Who makes the request, and what it may do."""
 
     user: str
@@ -63,7 +63,7 @@ class Session(Answer):
     csrf_token: str
 
 
-class Trouble(Answer):
+class Trouble(Answer, frozen=True, kw_only=True):
     """One thing that is wrong, or worth to know, and what to do about it."""
 
     level: Level
@@ -73,7 +73,7 @@ class Trouble(Answer):
     next_step: str
 
 
-class Health(Answer):
+class Health(Answer, frozen=True, kw_only=True):
     """Whether anything is wrong, in one sentence."""
 
     level: Level
@@ -92,7 +92,7 @@ class Health(Answer):
 # ---- queues --------------------------------------------------------------------------------------------------
 
 
-class Queue(Answer):
+class Queue(Answer, frozen=True, kw_only=True):
     """A queue in a list. Counts are as of `read_at`."""
 
     name: str
@@ -112,7 +112,7 @@ class Queue(Answer):
     read_at: datetime
 
 
-class Queues(Answer):
+class Queues(Answer, frozen=True, kw_only=True):
     """A page of queues, those in trouble first."""
 
     queues: list[Queue]
@@ -120,14 +120,14 @@ class Queues(Answer):
     next: str | None
 
 
-class Minute(Answer):
+class Minute(Answer, frozen=True, kw_only=True):
     """Counters of one minute."""
 
     at: datetime
     counts: dict[str, int]
 
 
-class Settings(Answer):
+class Settings(Answer, frozen=True, kw_only=True):
     """The settings of a queue, by the names that `configure` has."""
 
     lease: float | None
@@ -143,7 +143,7 @@ class Settings(Answer):
     completed: int
 
 
-class LedgerSums(Answer):
+class LedgerSums(Answer, frozen=True, kw_only=True):
     """Where every message of a queue went. `balance` and `unexplained` are 0 unless something is broken."""
 
     published: int
@@ -167,7 +167,7 @@ class LedgerSums(Answer):
     duplicates: int
 
 
-class QueueDetail(Answer):
+class QueueDetail(Answer, frozen=True, kw_only=True):
     """A queue with its settings, its ledger, what limits it now, and its last minutes."""
 
     queue: Queue
@@ -186,7 +186,7 @@ class QueueDetail(Answer):
 # ---- messages ------------------------------------------------------------------------------------------------
 
 
-class Body(Answer):
+class Body(Answer, frozen=True, kw_only=True):
     """A body as far as it is shown."""
 
     form: BodyForm
@@ -196,7 +196,7 @@ class Body(Answer):
     truncated: bool
 
 
-class Message(Answer):
+class Message(Answer, frozen=True, kw_only=True):
     """A message as it is in the store. Headers and body need the scope `bodies`."""
 
     queue: str
@@ -226,14 +226,14 @@ class Message(Answer):
     body: Body
 
 
-class Messages(Answer):
+class Messages(Answer, frozen=True, kw_only=True):
     """A page of messages. It may be short or empty and have a `next`: a filter is searched for in bounded steps."""
 
     messages: list[Message]
     next: str | None
 
 
-class Step(Answer):
+class Step(Answer, frozen=True, kw_only=True):
     """One event of a message's history, in words."""
 
     at: datetime
@@ -247,7 +247,7 @@ class Step(Answer):
     error_type: str | None
 
 
-class Span(Answer):
+class Span(Answer, frozen=True, kw_only=True):
     """How long a message was in one condition. `end` is none while it still is."""
 
     kind: SpanKind
@@ -259,7 +259,7 @@ class Span(Answer):
     ended_by: str | None
 
 
-class Timeline(Answer):
+class Timeline(Answer, frozen=True, kw_only=True):
     """What happened to a message, as far as the journal has it."""
 
     steps: list[Step]
@@ -268,7 +268,7 @@ class Timeline(Answer):
     whole: bool
 
 
-class MessageDetail(Answer):
+class MessageDetail(Answer, frozen=True, kw_only=True):
     """A message and its history. `message` is none when it has left the queue."""
 
     queue: str
@@ -281,7 +281,7 @@ class MessageDetail(Answer):
     timeline: Timeline
 
 
-class Found(Answer):
+class Found(Answer, frozen=True, kw_only=True):
     """Where a search found a message."""
 
     queue: str
@@ -289,7 +289,7 @@ class Found(Answer):
     condition: str
 
 
-class SearchAnswer(Answer):
+class SearchAnswer(Answer, frozen=True, kw_only=True):
     """What a search found, and how far it went."""
 
     query: str
@@ -297,7 +297,7 @@ class SearchAnswer(Answer):
     queues_searched: int
 
 
-class DeadGroup(Answer):
+class DeadGroup(Answer, frozen=True, kw_only=True):
     """Dead letters with the same reason, error type and first line of the error."""
 
     reason: str
@@ -309,7 +309,7 @@ class DeadGroup(Answer):
     samples: list[str]
 
 
-class DeadGroups(Answer):
+class DeadGroups(Answer, frozen=True, kw_only=True):
     """The dead letters of a queue by reason and error. `searched` of `total` were read, oldest first."""
 
     queue: str
@@ -318,7 +318,7 @@ class DeadGroups(Answer):
     total: int
 
 
-class TimerQueue(Answer):
+class TimerQueue(Answer, frozen=True, kw_only=True):
     """A queue that has timers."""
 
     queue: str
@@ -326,7 +326,7 @@ class TimerQueue(Answer):
     next_due_seconds: float | None
 
 
-class Timers(Answer):
+class Timers(Answer, frozen=True, kw_only=True):
     """The queues that have timers, the soonest first; `messages?state=delayed` of a queue lists them."""
 
     queues: list[TimerQueue]
@@ -336,7 +336,7 @@ class Timers(Answer):
 # ---- workers and schedules -------------------------------------------------------------------------------------
 
 
-class WorkerQueue(Answer):
+class WorkerQueue(Answer, frozen=True, kw_only=True):
     """A queue as one worker serves it."""
 
     name: str
@@ -346,7 +346,7 @@ class WorkerQueue(Answer):
     last_claim_at: datetime | None
 
 
-class Worker(Answer):
+class Worker(Answer, frozen=True, kw_only=True):
     """A worker as it last reported."""
 
     name: str
@@ -362,13 +362,13 @@ class Worker(Answer):
     queues: list[WorkerQueue]
 
 
-class Workers(Answer):
+class Workers(Answer, frozen=True, kw_only=True):
     """The registered workers, those in trouble first."""
 
     workers: list[Worker]
 
 
-class Schedule(Answer):
+class Schedule(Answer, frozen=True, kw_only=True):
     """A schedule: its rule and its state."""
 
     queue: str
@@ -393,7 +393,7 @@ class Schedule(Answer):
     group: str | None
 
 
-class Schedules(Answer):
+class Schedules(Answer, frozen=True, kw_only=True):
     """The schedules of a store, by queue and key."""
 
     schedules: list[Schedule]
@@ -402,7 +402,7 @@ class Schedules(Answer):
 # ---- queries ---------------------------------------------------------------------------------------------------
 
 
-class QueuesQuery(Request):
+class QueuesQuery(Request, frozen=True, kw_only=True):
     """Which queues."""
 
     contains: Annotated[str, Meta(max_length=128, description="A part of the name.")] = ""
@@ -411,13 +411,13 @@ class QueuesQuery(Request):
     cursor: Cursor | None = None
 
 
-class QueueQuery(Request):
+class QueueQuery(Request, frozen=True, kw_only=True):
     """How much of a queue."""
 
     minutes: Annotated[int, Meta(ge=0, le=1_440, description="Counters of so many last minutes.")] = 0
 
 
-class MessagesQuery(Request):
+class MessagesQuery(Request, frozen=True, kw_only=True):
     """Which messages of a queue."""
 
     state: Annotated[State, Meta(description="The state that is listed.")] = "ready"
@@ -429,13 +429,13 @@ class MessagesQuery(Request):
     cursor: Cursor | None = None
 
 
-class SearchQuery(Request):
+class SearchQuery(Request, frozen=True, kw_only=True):
     """What to search for."""
 
     id: Annotated[str, Meta(min_length=1, max_length=64, description="The id of a message.")]
 
 
-class SchedulesQuery(Request):
+class SchedulesQuery(Request, frozen=True, kw_only=True):
     """Which schedules."""
 
     queue: Text | None = None
@@ -445,11 +445,11 @@ class SchedulesQuery(Request):
 # ---- writes ----------------------------------------------------------------------------------------------------
 
 
-class Nothing(Request):
+class Nothing(Request, frozen=True, kw_only=True):
     """A write without options."""
 
 
-class SettingsChange(Request):
+class SettingsChange(Request, frozen=True, kw_only=True):
     """The settings to change, and only those; null turns one off. `dry_run` only shows what would change."""
 
     lease: float | UnsetType | None = UNSET
@@ -466,7 +466,7 @@ class SettingsChange(Request):
     dry_run: bool = False
 
 
-class RedriveRequest(Request):
+class RedriveRequest(Request, frozen=True, kw_only=True):
     """Which dead letters to send again: some ids, those of a reason, or all, which must be said."""
 
     ids: Annotated[list[MessageId], Meta(max_length=1_000)] = []
@@ -476,21 +476,21 @@ class RedriveRequest(Request):
     rate: Annotated[str, Meta(max_length=32, description='At most this fast: "100/s".')] | None = None
 
 
-class PurgeRequest(Request):
+class PurgeRequest(Request, frozen=True, kw_only=True):
     """Which messages to remove for good. `confirm` is the name of the queue, to be sure."""
 
     state: Literal["ready", "delayed", "waiting", "dead", "done"]
     confirm: str
 
 
-class CancelRequest(Request):
+class CancelRequest(Request, frozen=True, kw_only=True):
     """The message to cancel: its id, or its key."""
 
     id: MessageId | None = None
     key: Text | None = None
 
 
-class RescheduleRequest(Request):
+class RescheduleRequest(Request, frozen=True, kw_only=True):
     """A timer, by its key, and its new due time: seconds from now, or a time."""
 
     key: Text
@@ -498,20 +498,20 @@ class RescheduleRequest(Request):
     at: datetime | None = None
 
 
-class RemoveRequest(Request):
+class RemoveRequest(Request, frozen=True, kw_only=True):
     """Remove an empty queue. `confirm` is its name, to be sure."""
 
     confirm: str
 
 
-class ScheduleReference(Request):
+class ScheduleReference(Request, frozen=True, kw_only=True):
     """A schedule, by its queue and key."""
 
     queue: Text
     key: Text
 
 
-class ScheduleSave(Request):
+class ScheduleSave(Request, frozen=True, kw_only=True):
     """A schedule to save. Without `key` it is known by its name and rule."""
 
     name: Annotated[str, Meta(min_length=1, max_length=128)]
@@ -535,14 +535,14 @@ class ScheduleSave(Request):
 # ---- what writes answer ----------------------------------------------------------------------------------------
 
 
-class Done(Answer):
+class Done(Answer, frozen=True, kw_only=True):
     """What a write did, and a sentence about it."""
 
     changed: bool
     text: str
 
 
-class SettingChange(Answer):
+class SettingChange(Answer, frozen=True, kw_only=True):
     """One setting before and after."""
 
     name: str
@@ -550,14 +550,14 @@ class SettingChange(Answer):
     after: Any
 
 
-class SettingsDone(Done):
+class SettingsDone(Done, frozen=True, kw_only=True):
     """What changed."""
 
     changes: list[SettingChange]
     dry_run: bool
 
 
-class RedriveDone(Done):
+class RedriveDone(Done, frozen=True, kw_only=True):
     """What a redrive did."""
 
     moved: int
@@ -567,32 +567,32 @@ class RedriveDone(Done):
     more: bool
 
 
-class PurgeDone(Done):
+class PurgeDone(Done, frozen=True, kw_only=True):
     """What a purge did."""
 
     removed: int
 
 
-class CancelDone(Done):
+class CancelDone(Done, frozen=True, kw_only=True):
     """What a cancel did: cancelled, requested, finished or unknown."""
 
     status: str
 
 
-class RescheduleDone(Done):
+class RescheduleDone(Done, frozen=True, kw_only=True):
     """The timer and its due time."""
 
     id: str
     due_at: datetime | None
 
 
-class ScheduleDone(Done):
+class ScheduleDone(Done, frozen=True, kw_only=True):
     """The schedule as it is now."""
 
     schedule: Schedule
 
 
-class TriggerDone(Done):
+class TriggerDone(Done, frozen=True, kw_only=True):
     """The message that was published."""
 
     queue: str

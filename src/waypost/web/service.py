@@ -84,9 +84,8 @@ class Service:
                 outcome = problem.detail
                 raise
             except WaypostError as error:
-                problem = problem_of(error)
-                outcome = problem.detail
-                raise problem from error
+                outcome = str(error)
+                raise problem_of(error) from error
             finally:
                 log_action(caller, request, action, place, target, outcome)
             await place.watch.changed(target if action.name != "remove" else None)
