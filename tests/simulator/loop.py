@@ -98,6 +98,11 @@ class Delivery:
 Runnable = OwnedHandle | OwnedTimer | Delivery
 
 
+def runs_in_thread(callback: Callable[..., object] | None) -> bool:
+    """Whether a callback is a step of a simulated thread, which an event loop that is busy does not hold up."""
+    return getattr(callback, "in_thread", False) or getattr(getattr(callback, "__self__", None), "in_thread", False)
+
+
 class VirtualTimeLoop(asyncio.BaseEventLoop):
     """Runs handles in an order that depends on the seed alone. `now` is the true time of the simulation in seconds."""
 
@@ -248,7 +253,9 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
             if handle._cancelled:
                 continue
             process = handle.process
-            if process is not None and process.stands_still:
+            if process is not None and (
+                process.stands_still or (process.stalled and not runs_in_thread(handle._callback))
+            ):
                 process.keep(handle)
                 continue
             self.current = process

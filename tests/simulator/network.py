@@ -79,6 +79,29 @@ class LinkState:
 Done = Callable[[Any], None]
 
 
+class Reply:
+    """The answer to a request, on its way."""
+
+    __slots__ = ("_done", "_link", "_results", "_steps", "in_thread")
+
+    def __init__(self, link: Link, results: list[Any], steps: list[int], done: Done) -> None:
+        self._link = link
+        self._results = results
+        self._steps = steps
+        self._done = done
+        self.in_thread = getattr(done, "in_thread", False)
+
+    def __call__(self) -> None:
+        link = self._link
+        for step in self._steps:
+            link.on_reply(link.process.name, step)
+        if link.before_reply is not None:
+            link.before_reply()
+            if link.process.dead:
+                return
+        self._done(self._results)
+
+
 class Link:
     """One process and one store. Answers come back as steps of the process."""
 
@@ -97,12 +120,13 @@ class Link:
         self.state = LinkState()
         self.has_faults = False
         self.silence_seconds = random.choice(SILENCE_SECONDS)
-        #: Called as a request leaves, with how many have left before.
-        self.on_request: Callable[[int], None] | None = None
-        self._requests = 0
+        #: Called as a request is about to leave, when it has left, and as an answer comes.
+        self.before_request: Callable[[], None] | None = None
+        self.after_request: Callable[[], None] | None = None
+        self.before_reply: Callable[[], None] | None = None
         self._random = random
         self._low, self._high = delay_range[0] / 2, delay_range[1] / 2
-        self._on_reply = on_reply
+        self.on_reply = on_reply
         self._faults: dict[int, tuple[str, dict[str, Any]]] = {}
         #: Until when the link is busy with what was sent before, both ways.
         self._busy_out = self._busy_in = 0.0
@@ -148,12 +172,16 @@ class Link:
 
     def request(self, calls: Sequence[RemoteCall], done: Done) -> None:
         """Send calls as one flush. `done` gets a list of results and errors, or the error of them all."""
-        loop, state = self.loop, self.state
-        if self.on_request is not None:
-            self.on_request(self._requests)
+        if self.before_request is not None:
+            self.before_request()
             if self.process.dead:
                 return
-        self._requests += 1
+        self._send(calls, done)
+        if self.after_request is not None:
+            self.after_request()
+
+    def _send(self, calls: Sequence[RemoteCall], done: Done) -> None:
+        loop, state = self.loop, self.state
         if state.refused or (self.node.is_down and not state.cut_to_store):
             error = StoreUnavailable("the connection was refused")
             loop.at(loop.now + self._delay(0, out=True), done, error, process=self.process)
@@ -190,12 +218,7 @@ class Link:
         if late > self.silence_seconds:
             self._lose(done)
             return
-        loop.at(loop.now + seconds + late, self._reply, results, steps, done, process=self.process)
-
-    def _reply(self, results: list[Any], steps: list[int], done: Done) -> None:
-        for step in steps:
-            self._on_reply(self.process.name, step)
-        done(results)
+        loop.at(loop.now + seconds + late, Reply(self, results, steps, done), process=self.process)
 
     # ---- notifications -------------------------------------------------------------------------------------
 

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 #: The wall clock of a simulation begins here, in seconds since 1970: a Friday in January 2027, at 8:00 UTC.
 WALL_START = 1_800_000_000.0
+#: The clocks of machines go by up to so much too fast or too slow.
+CLOCK_SPEED_ERROR = 0.001
 #: Packages whose modules do not run in a simulated process.
 NOT_SIMULATED = ("waypost.cli.", "waypost.spark.", "waypost.testing.", "waypost.see.endpoint.")
 
@@ -40,7 +42,9 @@ class Machine:
         self._loop = loop
         #: How long it had run when the simulation began.
         self._uptime = random.uniform(1e3, 1e6)
-        #: Its monotonic clock minus true time. No code of it runs while it is suspended.
+        #: How fast its clocks go: those of real machines differ by less.
+        self._speed = 1.0 + random.uniform(-CLOCK_SPEED_ERROR, CLOCK_SPEED_ERROR)
+        #: Its monotonic clock minus true time at its speed. No code of it runs while it is suspended.
         self._offset = self._uptime
         self._suspended_at: float | None = None
         #: The error of its wall clock, in seconds.
@@ -48,17 +52,17 @@ class Machine:
         self.processes: list[SimulatedProcess] = []
 
     def monotonic(self) -> float:
-        return self._loop.now + self._offset
+        return self._loop.now * self._speed + self._offset
 
     def boot_clock(self) -> float:
-        return self._uptime + self._loop.now
+        return self._uptime + self._loop.now * self._speed
 
     def wall(self) -> float:
         return WALL_START + self._loop.now + self.wall_error
 
     def true_time(self, monotonic: float) -> float:
         """The true moment at which its monotonic clock shows this, if it is not suspended from now on."""
-        return monotonic - self._offset
+        return (monotonic - self._offset) / self._speed
 
     @property
     def is_suspended(self) -> bool:
@@ -72,7 +76,7 @@ class Machine:
 
     def resume(self) -> None:
         if self._suspended_at is not None:
-            self._offset -= self._loop.now - self._suspended_at
+            self._offset -= (self._loop.now - self._suspended_at) * self._speed
             self._suspended_at = None
             for process in self.processes:
                 process.go_on()
@@ -86,6 +90,8 @@ class SimulatedProcess:
         self.machine = machine
         self.pid = pid
         self.dead = False
+        #: How many faults keep its event loop busy, while its threads run.
+        self.stalled = 0
         #: Whether no code of it runs: it is dead or frozen, or its machine is suspended.
         self.stands_still = machine.is_suspended
         self._loop = loop
@@ -103,7 +109,7 @@ class SimulatedProcess:
         self.stands_still = self.dead or self._frozen > 0 or self.machine.is_suspended
 
     def keep(self, handle: Runnable) -> None:
-        """A step came while it stands still: it runs later, or never."""
+        """A step came while it stands still, or its loop does: it runs later, or never."""
         if not self.dead:
             self._kept.append(handle)
 
@@ -113,6 +119,14 @@ class SimulatedProcess:
         if not self.stands_still:
             kept, self._kept = self._kept, []
             self._loop.resume(kept)
+
+    def stall(self) -> None:
+        """Keep its event loop busy, as a handler does that blocks it. Threads go on."""
+        self.stalled += 1
+
+    def end_stall(self) -> None:
+        self.stalled -= 1
+        self.go_on()
 
     def freeze(self) -> None:
         """Stop it as SIGSTOP does: its clocks go on."""

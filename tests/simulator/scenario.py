@@ -23,12 +23,15 @@ Steps of "operator", a client of its own whose link has no faults:
 Faults of a process: begin at `at`, last for `seconds`, then end by themselves.
     crash                  it is gone; `restart` with `after` seconds makes a new process of the same plan
     freeze                 seconds: no code of it runs, clocks go on
+    stall                  seconds: its event loop is busy, its threads run
     suspend                seconds: its machine sleeps, monotonic clocks stop
     clone                  a copy of it goes on beside it, with the same sessions and random numbers
     partition              seconds; way: both, to_store, from_store, refused
     slow_link              seconds; delay, bytes_per_second
     lose_requests, lose_replies, double_requests, lose_notifications      seconds, share
     late_replies, reorder  seconds, share, delay: by up to so long
+A fault of a process with `point` begins as one of its next requests or answers passes, number `count` from `at` on:
+`before_request`, `after_request` or `before_reply`.
 Faults of "store":
     store_restart          down: seconds without answers; lose: the writes of so many last seconds are gone
     clock_step             by: seconds, forwards or back
@@ -45,6 +48,7 @@ from typing import Any, Literal
 PROCESS_FAULTS = (
     "crash",
     "freeze",
+    "stall",
     "suspend",
     "clone",
     "partition",

@@ -163,8 +163,24 @@ def test_a_suspended_machine_has_a_monotonic_clock_that_stands_still() -> None:
     world = World(scenario([Step(10.0, "worker1", "suspend", {"seconds": 100.0})]))
     world.run()
     suspended, awake = (world._machines[f"machine of worker{n}"] for n in (1, 2))
-    assert suspended.boot_clock() - suspended.monotonic() == pytest.approx(100.0)
+    assert suspended.boot_clock() - suspended.monotonic() == pytest.approx(100.0, rel=0.01)
     assert awake.boot_clock() - awake.monotonic() == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize("point", ["before_request", "after_request", "before_reply"])
+def test_a_process_can_crash_as_a_request_or_an_answer_passes(point: str) -> None:
+    steps = publishes(20)
+    steps += [Step(5.5 + 2 * n, "worker1", "crash", {"point": point, "count": n, "after": 0.5}) for n in range(1, 8)]
+    _, history = run(scenario(steps, workers=1))
+    assert ended(history)["done"] == 20
+    assert len(list(history.of(FaultBegan))) >= 5
+
+
+def test_leases_are_renewed_while_the_event_loop_is_busy() -> None:
+    steps = [*publishes(1, seconds=5.0), Step(6.0, "worker1", "stall", {"seconds": 60.0})]
+    _, history = run(scenario(steps, workers=1))
+    assert ended(history) | {"done": 1, "claims": 1, "expired": 0} == ended(history)
+    assert not list(history.of(HandlerTold))
 
 
 def test_a_frozen_process_goes_on_where_it_was() -> None:

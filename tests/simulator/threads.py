@@ -26,8 +26,25 @@ class ThreadEnded(BaseException):
     """Thrown into a thread that is left when the run is over."""
 
 
+class EndOfWait:
+    """Ends one wait of a thread with a value."""
+
+    __slots__ = ("_thread", "_wait")
+    in_thread = True
+
+    def __init__(self, thread: SimulatedThread, wait: object) -> None:
+        self._thread = thread
+        self._wait = wait
+
+    def __call__(self, value: Any) -> None:
+        self._thread._resume(self._wait, value)
+
+
 class SimulatedThread:
     """A thread of the process that runs when it is made."""
+
+    #: Its steps run also while the event loop of its process is busy.
+    in_thread = True
 
     def __init__(
         self,
@@ -52,7 +69,7 @@ class SimulatedThread:
     def start(self) -> None:
         self._alive = True
         self._threads.alive[self] = None
-        self._loop.soon(self.process, self._greenlet.switch)
+        self._loop.soon(self.process, self._begin)
 
     def is_alive(self) -> bool:
         return self._alive
@@ -64,6 +81,9 @@ class SimulatedThread:
             me.block(timeout)
             if me in self._joining:
                 self._joining.remove(me)
+
+    def _begin(self) -> None:
+        self._greenlet.switch()
 
     def _run(self) -> None:
         self._threads.of_greenlet[self._greenlet] = self
@@ -90,7 +110,7 @@ class SimulatedThread:
             raise ThreadEnded
         self._wait = wait = object()
         if begin is not None:
-            begin(lambda value: self._resume(wait, value))
+            begin(EndOfWait(self, wait))
         timer = None if timeout is None else self._loop.call_later(max(0.0, timeout), self._resume, wait, None)
         value = self._threads.main.switch()
         if timer is not None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -60,6 +62,7 @@ class World:
     def run(self) -> History:
         """Run the scenario to its end."""
         with ExitStack() as stack:
+            stack.enter_context(rare_collections())
             stack.enter_context(simulated_environment(self.loop, self.threads, self.random))
             stack.callback(self._close)
             self._begin()
@@ -170,6 +173,9 @@ class World:
         running = self.running.get(step.who)
         if running is None or running.process.dead:
             return
+        if "point" in step.arguments:
+            self._wait_for_point(running, step)
+            return
         process, seconds = running.process, step.arguments.get("seconds", 0.0)
         if step.action in LINK_FAULTS:
             link = running.link
@@ -179,6 +185,9 @@ class World:
         elif step.action == "freeze":
             process.freeze()
             self._fault(step, process.thaw, seconds)
+        elif step.action == "stall":
+            process.stall()
+            self._fault(step, process.end_stall, seconds)
         elif step.action == "suspend":
             process.machine.suspend()
             self._fault(step, process.machine.resume, seconds)
@@ -186,6 +195,23 @@ class World:
             self._crash(running, step)
         elif step.action == "clone":
             self._clone(running, step)
+
+    def _wait_for_point(self, running: RunningProcess, step: Step) -> None:
+        """Let a fault begin as one of the next requests or answers of a process passes."""
+        point, link = step.arguments["point"], running.link
+        left = step.arguments.get("count", 1)
+        fault = replace(
+            step, arguments={name: value for name, value in step.arguments.items() if name not in ("point", "count")}
+        )
+
+        def passes() -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                setattr(link, point, None)
+                self._process_fault(fault)
+
+        setattr(link, point, passes)
 
     def _crash(self, running: RunningProcess, step: Step) -> None:
         after = step.arguments.get("after")
@@ -235,6 +261,17 @@ class World:
                 process.close_tasks()
             for generator in self.loop.take_generators():
                 generator.aclose().close()
+
+
+@contextmanager
+def rare_collections() -> Iterator[None]:
+    """Let the garbage collector run seldom: a run makes many objects that stay, and few cycles."""
+    before = gc.get_threshold()
+    gc.set_threshold(200_000, 50, 50)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 def run(scenario: Scenario, *, observe_store: Callable[[StoreStep, MemoryStore], None] | None = None) -> History:
