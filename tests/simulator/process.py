@@ -6,7 +6,6 @@ import asyncio
 import importlib
 import logging
 import os as real_os
-import pkgutil
 import queue as real_queue
 import random as real_random
 import socket as real_socket
@@ -19,7 +18,6 @@ from random import Random
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-import waypost
 from waypost import lease_clock
 
 if TYPE_CHECKING:
@@ -31,7 +29,7 @@ WALL_START = 1_800_000_000.0
 #: The clocks of machines go by up to so much too fast or too slow.
 CLOCK_SPEED_ERROR = 0.001
 #: Packages whose modules do not run in a simulated process.
-NOT_SIMULATED = ("waypost.cli.", "waypost.spark.", "waypost.testing.", "waypost.see.endpoint.")
+NOT_SIMULATED = ("waypost.cli.", "waypost.spark.", "waypost.testing.", "waypost.web.", "waypost.see.")
 
 
 class Machine:
@@ -232,30 +230,22 @@ class SocketModule:
         return getattr(real_socket, name)
 
 
+#: What runs in simulated processes and is imported only where it is used.
+IMPORTED_LATER = (
+    "client.async_client", "outbox.message_transaction", "outbox.relay.relay", "outbox.relay.waypost",
+    "schedule.loop", "store.memory", "wake.hub", "worker.executor_adapters", "worker.worker",
+)  # fmt: skip
+
+
 def simulated_modules() -> list[ModuleType]:
     """All modules of waypost that run in simulated processes, imported."""
-    if not _modules:
-        for found in pkgutil.walk_packages(waypost.__path__, "waypost."):
-            if not f"{found.name}.".startswith((*NOT_SIMULATED, *NEED_DRIVERS)):
-                importlib.import_module(found.name)
-        _modules.extend(
-            module
-            for name, module in sorted(sys.modules.items())
-            if name.startswith("waypost.") and not f"{name}.".startswith(NOT_SIMULATED)
-        )
-    return _modules
-
-
-_modules: list[ModuleType] = []
-#: They import drivers, which need not be installed.
-NEED_DRIVERS = (
-    "waypost.store.valkey", "waypost.store.postgres", "waypost.store.sqlite", "waypost.store.bulk",
-    "waypost.wake.valkey", "waypost.wake.postgres", "waypost.wake.nats", "waypost.wake.sqlite",
-    "waypost.outbox.relay.kafka", "waypost.outbox.relay.nats", "waypost.outbox.relay.rabbitmq",
-    "waypost.outbox.relay.streams", "waypost.outbox.relay.lake", "waypost.outbox.transaction_adapters",
-    "waypost.outbox.handler_sessions", "waypost.outbox.inbox", "waypost.outbox.schema",
-    "waypost.see", "waypost.worker.process_child",
-)  # fmt: skip
+    for name in IMPORTED_LATER:
+        importlib.import_module(f"waypost.{name}")
+    return [
+        module
+        for name, module in sorted(sys.modules.items())
+        if name.startswith("waypost.") and not name.startswith(NOT_SIMULATED)
+    ]
 
 
 @contextmanager
