@@ -302,7 +302,7 @@ class Runner:
         out = self.known.path.with_suffix(".new")
         child = os.fork()
         if not child:
-            with out.open("w") as file:
+            with out.open("w", buffering=1) as file:
                 calls = Calls(str(Path(self.known.root) / "src" / "waypost"))
                 for item in self.items.values():
                     started = time.monotonic()

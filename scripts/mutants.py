@@ -50,7 +50,8 @@ SILENCE_SECONDS_MAX = 180
 CONFORMANCE = "tests/conformance/test_conformance.py"
 #: Tests of bulk reads, and of what the doctor command reads, on each store.
 READERS = ["tests/spark/test_bulk.py", "tests/cli/test_doctor.py"]
-WORKER = r"^(?!.*(sqlite|valkey|postgres))"
+#: On the memory store alone, and not what compares every instant of every zone.
+WORKER = r"^(?!.*(sqlite|valkey|postgres|several_schedulers|no_instant_differs|every_zone))"
 #: The tests for the files below a folder: paths, and a pattern of the names of those to run.
 SUITES: dict[str, tuple[list[str], str]] = {
     "store/memory": ([CONFORMANCE], r"\[memory-sync"),
@@ -90,6 +91,10 @@ GUARDS = re.compile(
 )
 
 
+#: What a mutant is known by though lines move: file, line, change, and which one it is of those otherwise equal.
+Key = tuple[str, str, str, str, int]
+
+
 @dataclass(frozen=True)
 class Mutant:
     """One change: `before` at `offset` of a file becomes `after`."""
@@ -108,8 +113,8 @@ class Mutant:
         return f"{self.file}:{self.line}: {self.before!r} -> {self.after!r}   {self.text}"
 
     @property
-    def key(self) -> tuple[str, str, str, str]:
-        return self.file, self.text, self.before, self.after
+    def key(self) -> Key:
+        return self.file, self.text, self.before, self.after, self.nth
 
     def changed(self, text: str) -> str:
         """The file's text with the change."""
@@ -242,7 +247,7 @@ def mutants_of(path: Path) -> Iterator[Mutant]:
     else:
         found = _in_script(text, path.suffix)
     lines = text.splitlines()
-    equal: Counter[tuple[str, ...]] = Counter()
+    equal: Counter[Key] = Counter()
     for offset, before, after in found:
         line = text.count("\n", 0, offset) + 1
         mutant = Mutant(str(path), line, offset, before, after, lines[line - 1].strip())
@@ -387,12 +392,13 @@ class Tests:
         shutil.rmtree(self._workspace, ignore_errors=True)
 
 
-def known_survivors() -> dict[tuple[str, str, str, str], dict[str, str]]:
+def known_survivors() -> dict[Key, dict[str, Any]]:
     """The mutants that no test can or need kill, with the kind and the reason of each."""
     if not LEFT.exists():
         return {}
     return {
-        (entry["file"], entry["text"], entry["before"], entry["after"]): entry for entry in json.loads(LEFT.read_text())
+        (entry["file"], entry["text"], entry["before"], entry["after"], entry.get("nth", 0)): entry
+        for entry in json.loads(LEFT.read_text())
     }
 
 
@@ -412,7 +418,7 @@ class Results:
         self.answers[key] = answer
 
     def of(self, mutant: Mutant) -> dict[str, Any] | None:
-        return self.answers.get((*mutant.key, mutant.nth))
+        return self.answers.get(mutant.key)
 
     def add(self, mutant: Mutant, answer: dict[str, Any], seconds: float) -> None:
         with self._lock, self.path.open("a") as file:
@@ -470,7 +476,7 @@ def sample(mutants: list[Mutant], count: int, seed: int) -> list[Mutant]:
     """So many mutants of each folder. A larger sample of the same seed holds the smaller one."""
 
     def place(mutant: Mutant) -> bytes:
-        return hashlib.sha256(json.dumps([seed, *mutant.key, mutant.nth]).encode()).digest()
+        return hashlib.sha256(json.dumps([seed, *mutant.key]).encode()).digest()
 
     folders: dict[str, list[Mutant]] = {}
     for mutant in sorted(mutants, key=place):

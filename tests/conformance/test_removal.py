@@ -171,6 +171,29 @@ def test_no_row_of_a_removed_queue_is_left_in_the_tables(make_store: StoreMaker,
         assert found == [("another",)]
 
 
+@pytest.mark.promise("QUEUE-8")
+@pytest.mark.parametrize("store_name", ["memory", "sqlite", "postgres"], indirect=True)
+def test_numbers_of_the_journal_go_on_for_thirty_days(make_store: StoreMaker) -> None:
+    """On Valkey the record of a removed queue expires by the server's own clock."""
+    with Bench(make_store, "sync") as bench:
+
+        def first_number(days: int) -> int:
+            bench.settle(bench.claim_one())
+            assert bench.remove().existed
+            bench.after(days * 86_400)
+            # Another removal forgets the names whose time is over.
+            bench.publish(queue="another")
+            bench.settle(bench.claim_one(queue="another"), queue="another")
+            assert bench.remove(queue="another").existed
+            bench.after(1)
+            bench.publish()
+            return bench.events()[0].number
+
+        bench.publish()
+        assert first_number(29) == 4
+        assert first_number(31) == 1
+
+
 @pytest.mark.promise("QUEUE-8", "STORE-2")
 @pytest.mark.parametrize("store_name", ["postgres"], indirect=True)
 @pytest.mark.parametrize("numbered", [False, True])

@@ -440,6 +440,20 @@ class TestBlockers:
         assert bench.state_of(report.id, queue=MAILS) == "dead"
 
     @pytest.mark.promise("CHAIN-2", "DEAD-1")
+    @pytest.mark.parametrize("queue", [QUEUE, MAILS])
+    def test_a_chain_that_broke_before_buries_the_messages_that_come_to_wait_for_it(
+        self, bench: Bench, queue: str
+    ) -> None:
+        chain = bench.begin_chain()
+        bench.settle(bench.claim_one(), "dead", reason="rejected")
+        bench.deliver_all()
+        report = bench.publish(queue=queue, after_chains=[chain])
+        bench.deliver_all()
+        letter = bench.stored(report.id, queue=queue)
+        assert (letter.state, letter.reason, letter.error_type) == ("dead", "blocker_failed", "ChainFailed")
+        assert letter.error == f"chain {chain}: rejected"
+
+    @pytest.mark.promise("CHAIN-2", "DEAD-1")
     def test_an_unknown_chain_buries_the_messages_that_wait_for_it(self, bench: Bench) -> None:
         plain = bench.publish()
         report = bench.publish(queue=MAILS, after_chains=[plain.chain_id])

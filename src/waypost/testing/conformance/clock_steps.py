@@ -104,6 +104,17 @@ class TestClockSteps:
         assert bench.run(store.elect("scheduler", "second", 15_000)).leader == "second"
 
     @pytest.mark.promise("CRON-6")
+    def test_a_small_step_back_leaves_the_time_of_a_leader_alone(self, bench: Bench) -> None:
+        store = bench.store
+        assert bench.run(store.elect("scheduler", "first", 15_000)).leader == "first"
+        bench.clock.step(-45)
+        waits = bench.run(store.elect("scheduler", "second", 15_000))
+        assert (waits.leader, waits.remaining_ms) == ("first", 60_000)
+        bench.clock.step(-0.001)
+        waits = bench.run(store.elect("scheduler", "second", 15_000))
+        assert (waits.leader, waits.remaining_ms) == ("first", 15_000)
+
+    @pytest.mark.promise("CRON-6")
     def test_a_leader_that_lives_goes_on_leading_after_a_step(self, bench: Bench) -> None:
         store = bench.store
         token = bench.run(store.elect("scheduler", "first", 15_000)).token

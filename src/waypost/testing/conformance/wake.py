@@ -213,6 +213,15 @@ class TestWakeUps:
         bench.resume()
         assert bench.woken == {"orders": ["a"]}
 
+    @pytest.mark.promise("QUEUE-1")
+    def test_resume_wakes_one_more_for_the_timers_beside_the_backlog(self, bench: Bench) -> None:
+        bench.pause()
+        bench.publish()
+        bench.publish(delay=60)
+        put_to_sleep(bench, "c", "b", "a")
+        bench.resume()
+        assert bench.woken == {"orders": ["a", "b"]}
+
     @pytest.mark.promise("QUEUE-1", "LEASE-4")
     def test_resume_wakes_one_for_the_end_of_a_lease(self, bench: Bench) -> None:
         bench.publish()
