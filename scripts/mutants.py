@@ -47,25 +47,25 @@ COPIED = (
 #: A fresh process that neither begins nor ends a test for so long hangs.
 SILENCE_SECONDS_MAX = 180
 
-CONFORMANCE = "tests/conformance/test_conformance.py"
+CONFORMANCE = ["tests/conformance/test_conformance.py", "tests/conformance/test_removal.py"]
 #: Tests of bulk reads, and of what the doctor command reads, on each store.
 READERS = ["tests/spark/test_bulk.py", "tests/cli/test_doctor.py"]
 #: On the memory store alone, and not what compares every instant of every zone.
 WORKER = r"^(?!.*(sqlite|valkey|postgres|several_schedulers|no_instant_differs|every_zone))"
 #: The tests for the files below a folder: paths, and a pattern of the names of those to run.
 SUITES: dict[str, tuple[list[str], str]] = {
-    "store/memory": ([CONFORMANCE], r"\[memory-sync"),
+    "store/memory": (CONFORMANCE, r"\[memory(\]|-(?!async))"),
     "store/sqlite": (
-        [CONFORMANCE, *(f"tests/unit/test_sqlite_{name}.py" for name in ("file", "damage", "processes")), *READERS],
+        [*CONFORMANCE, *(f"tests/unit/test_sqlite_{name}.py" for name in ("file", "damage", "processes")), *READERS],
         r"\[sqlite(\]|-(?!async))|test_sqlite_|test_doctor|pages_hold",
     ),
     "store/valkey": (
-        [CONFORMANCE, "tests/valkey", *READERS],
+        [*CONFORMANCE, "tests/valkey", *READERS],
         r"\[valkey(\]|-(?!async))|test_doctor|pages_hold"
         r"|/test_(scripts|bounded_scripts|chains|history|damaged_records|turns|workers)\.py",
     ),
     "store/postgres": (
-        [CONFORMANCE, "tests/postgres", *READERS],
+        [*CONFORMANCE, "tests/postgres", *READERS],
         r"\[postgres(\]|-(?!async))|test_doctor|pages_hold"
         r"|/test_(bounds|chains|concurrency|sets|tokens|damage|server|workers|journal_slices)\.py",
     ),
@@ -213,8 +213,8 @@ LUA_RULES = (
 SQL_RULES = (
     # An equals sign elsewhere than in a condition assigns: to change it only breaks the syntax.
     (r"(?<![<>=:])(<=?|>=?|<>)(?![>=])", {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "<>": "="}),
-    (r"\b(?:WHERE|AND|OR|IF|WHEN|ON) [^=<>]*?(?<![<>=:])(=)(?![>=])", {"=": "<>"}),
-    (r"\b(AND|OR)\b", {"AND": "OR", "OR": "AND"}),
+    (r"\b(?:WHERE|AND|OR|IF|WHEN|ON) (?:(?! SET )[^=<>])*?(?<![<>=:])(=)(?![>=])", {"=": "<>"}),
+    (r"(?<!CREATE )\b(AND|OR)\b", {"AND": "OR", "OR": "AND"}),
     (r"\b(NOT )(?!NULL|EXISTS \{)", {"NOT ": ""}),
     (r" ([+-]) ", {"+": "-", "-": "+"}),
     (r"^ *(PERFORM .*);$", None),

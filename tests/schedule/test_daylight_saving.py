@@ -127,6 +127,16 @@ def test_a_day_that_was_skipped_and_odd_changes_agree_with_the_oracle_too(
     assert wrong == []
 
 
+def test_times_are_found_from_1970_to_the_last_day_of_the_year_9999() -> None:
+    minutely = read_cron("* * * * *")
+    last = 253_402_214_400
+    for zone in (UTC, ZoneInfo("Pacific/Kiritimati"), ZoneInfo("Pacific/Pago_Pago")):
+        assert next_instant(minutely, zone, 0) == 60
+        assert next_instant(minutely, zone, -1) is None
+        assert next_instant(minutely, zone, last - 1) == last
+        assert next_instant(minutely, zone, last) is None
+
+
 def test_the_zones_have_changes_to_compare() -> None:
     """An oracle that is asked nothing agrees with everything."""
     counts = {

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from waypost.checks import DUE_MS_MAX
+from waypost.errors import InvalidSchedule
 from waypost.policy import CHUNK_MESSAGES_MAX
 from waypost.schedule.missed import DECISION_MS, Decision, decide
-from waypost.schedule.rule import WALK_MAX, Fire, Spec, Timeline, fire_id, pack_spec, unpack_spec
+from waypost.schedule.rule import WALK_MAX, Fire, Spec, Timeline, fire_id, interval_ms, pack_spec, unpack_spec
+from waypost.schedule.schedule import describe
+from waypost.values import StoredSchedule
 
 T0 = 1_800_000_000_000
 MINUTE = 60_000
@@ -28,6 +32,35 @@ def decided(one: Spec, now_ms: int, *, expected: int = T0 + MINUTE, fired: int =
 def minutes(decision: Decision) -> list[int]:
     """The instants that fire, as minutes after the anchor."""
     return [(fire.instant_ms - T0) // MINUTE for fire in decision.fires]
+
+
+@pytest.mark.promise("CRON-1")
+def test_a_rule_ends_at_its_end_or_at_the_last_time_that_can_be_kept() -> None:
+    end = Timeline("key", spec(end_ms=T0 + MINUTE))
+    assert end.after(T0) == (T0 + MINUTE, T0 + MINUTE)
+    assert end.after(T0 + MINUTE) is None
+    last = Timeline("key", spec(anchor_ms=DUE_MS_MAX))
+    assert last.after(DUE_MS_MAX - 1) == (DUE_MS_MAX, DUE_MS_MAX)
+    assert last.after(DUE_MS_MAX) is None
+    yearly = Timeline("key", spec(every_ms=None, cron="0 0 1 1 *"))
+    assert yearly.after(T0) is not None
+    assert yearly.after(DUE_MS_MAX) is None
+
+
+@pytest.mark.promise("CRON-1")
+def test_an_interval_is_from_a_millisecond_to_ten_years() -> None:
+    ten_years = 10 * 366 * 86_400
+    assert (interval_ms(0.001), interval_ms(ten_years)) == (1, ten_years * 1000)
+    for seconds in (0.0009995, ten_years + 0.001):
+        with pytest.raises(InvalidSchedule, match="from a millisecond to ten years"):
+            interval_ms(seconds)
+
+
+@pytest.mark.promise("CRON-7")
+def test_no_more_fires_are_listed_than_are_left() -> None:
+    stored = StoredSchedule("key", "v1", pack_spec(spec(max_fires=5)), False, T0, T0, fires=3)
+    assert len(describe("reports", stored, 10).next_fires) == 2
+    assert len(describe("reports", stored, 1).next_fires) == 1
 
 
 @pytest.mark.promise("CRON-4")

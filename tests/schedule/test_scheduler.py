@@ -23,7 +23,7 @@ from waypost.policy import CatchUp, Missed
 from waypost.schedule.promoter import Promoter, PromoterTick
 from waypost.schedule.rule import pack_spec
 from waypost.schedule.schedule import Schedule, describe
-from waypost.schedule.scheduler import POLL_SECONDS, Scheduler, Tick
+from waypost.schedule.scheduler import POLL_SECONDS, READ_SECONDS, Scheduler, Tick
 from waypost.store.memory import MemoryStore
 from waypost.store.port import Draft, Executor, Store
 from waypost.testing.clock import START_MS, ClockTime, ManualClock
@@ -325,6 +325,64 @@ def test_an_idle_leader_sends_less_than_a_command_a_second(world: World) -> None
     while world.clock() < began + 120_000:
         world.clock.advance(drive(Counting(), scheduler.tick()).sleep_seconds + 0.001)
     assert sent < 120
+
+
+def calls_of(world: World, flow: Any) -> list[str]:
+    """Run a flow; return the names of its calls."""
+    names: list[str] = []
+
+    class Named:
+        def run(self, call: Any) -> Any:
+            names.append(call.name)
+            return world.executor.run(call)
+
+        def run_many(self, calls: Any) -> list[Any]:
+            return [self.run(call) for call in calls]
+
+        def close(self) -> None: ...
+
+    drive(Named(), flow)
+    return names
+
+
+@pytest.mark.promise("CRON-7")
+def test_schedules_are_read_again_when_they_changed_and_now_and_then(world: World) -> None:
+    world.save("yearly", cron="@yearly")
+    scheduler = world.scheduler()
+    assert "schedules" in calls_of(world, scheduler.tick())
+    for _ in range(2):
+        world.clock.advance(POLL_SECONDS)
+        names = calls_of(world, scheduler.tick())
+        assert "scheduled" in names
+        assert "schedules" not in names
+    world.clock.advance(READ_SECONDS)
+    assert "schedules" in calls_of(world, scheduler.tick())
+
+
+@pytest.mark.promise("CRON-6")
+def test_a_schedule_that_a_newer_release_changed_is_left_to_it(world: World) -> None:
+    world.save(every=1.0)
+    scheduler = world.scheduler()
+    world.tick(scheduler)
+    (stored,) = world.executor.run(world.store.schedules(QUEUE)).schedules
+    newer = structs.replace(stored, spec=b"\xc1")
+    world.executor.run(world.store.save_schedule(QUEUE, newer, version=stored.version, next_ms=stored.next_ms))
+    scheduler.refresh()
+    world.tick(scheduler)
+    world.clock.advance(1)
+    assert world.tick(scheduler).fires == 0
+    assert world.instants() == []
+
+
+@pytest.mark.promise("CRON-8")
+def test_a_leader_that_cannot_reach_the_store_does_not_try_again_to_resign(world: World) -> None:
+    scheduler = world.scheduler()
+    world.tick(scheduler)
+    assert scheduler.candidate.leading
+    flow = scheduler.hand_over()
+    assert next(flow).name == "resign"
+    with pytest.raises(StoreUnavailable):
+        flow.throw(StoreUnavailable("away"))
 
 
 @pytest.mark.promise("CRON-6")

@@ -14,7 +14,10 @@ from tests.worker.harness import Harness, until
 from waypost import AsyncWaypost, CatchUp, Message, Waypost
 from waypost.codec import open_envelope
 from waypost.errors import ConfigurationError, InvalidHeaders, InvalidSchedule, InvalidTime, UnknownSchedule
+from waypost.operations.flow import Sleep
 from waypost.operations.schedules import derived_key, make_spec
+from waypost.schedule.loop import BackgroundLoop
+from waypost.schedule.scheduler import Tick
 
 
 @pytest.mark.promise("CRON-5", "CRON-7")
@@ -36,6 +39,7 @@ def test_a_schedule_is_saved_under_its_stable_key_and_listed_with_its_next_fires
 @pytest.mark.promise("CRON-5")
 def test_saving_again_changes_nothing_and_a_given_key_keeps_one_schedule(harness: Harness) -> None:
     first = harness.save_schedule("rollup", queue="reports", every=30, key="the one")
+    assert len(first.next_fires) == 1
     assert harness.save_schedule("rollup", queue="reports", every=30, key="the one") == first
     changed = harness.save_schedule("rollup", queue="reports", cron="@daily", key="the one")
     assert (changed.cron, changed.every) == ("@daily", None)
@@ -271,6 +275,54 @@ def test_the_redact_hook_sees_what_a_schedule_publishes() -> None:
         assert event.body is not None
         envelope = open_envelope(event.body)
         assert (envelope.data, envelope.headers) == (b"(hidden)", {"schedule": "rollup"})
+
+
+class StubTicker:
+    """A scheduler whose tick sleeps for long, and whose end may fail."""
+
+    role = "scheduler"
+
+    def __init__(self, *, fails: bool = False) -> None:
+        self.candidate: Any = None
+        self.context: Any = None
+        self._fails = fails
+        self.ticking = threading.Event()
+
+    def tick(self) -> Any:
+        self.ticking.set()
+        if not self._fails:
+            yield Sleep(3600)
+        return Tick("leading", sleep_seconds=0.01)
+
+    def hand_over(self) -> Any:
+        yield Sleep(0)
+        if self._fails:
+            raise RuntimeError("a bug")
+
+    def refresh(self) -> None: ...
+
+
+@pytest.mark.promise("CRON-7")
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_loop_whose_tick_hangs_is_cancelled_and_one_that_fails_is_logged(
+    fails: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        async with AsyncWaypost("memory://") as post:
+            executor = await post.store.connect_async(start_timeout=5)
+            ticker = StubTicker(fails=fails)
+            loop = BackgroundLoop(executor, ticker)
+            loop.start()
+            task = loop._task
+            assert task is not None
+            while not ticker.ticking.is_set():  # noqa: ASYNC110 - another kind of event
+                await asyncio.sleep(0.001)
+            await loop.stop(timeout=20 if fails else 0.01)
+            assert task.done()
+            assert task.cancelled() is not fails
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+    assert [vars(record).get("event") for record in caplog.records] == (["scheduler_ended"] if fails else [])
 
 
 @pytest.mark.promise("CRON-7", "TIMER-4")

@@ -51,6 +51,7 @@ def test_a_row_that_cannot_be_read_is_set_aside_and_mended(bench: Bench, path: P
     claimed = bench.claimed(50)
     assert {lease.id for lease in claimed.leases} == set(ids) - {ids[7]}
     assert claimed.damaged == (ids[7],)
+    assert (bench.ledger().ready, bench.ledger().leased) == (0, 19)
     [found] = [damage for damage in check(bench) if damage.id is not None]
     assert (found.kind in ("unreadable", "stranded"), found.id) == (True, ids[7])
     check(bench, mend=True)

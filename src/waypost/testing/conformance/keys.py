@@ -204,6 +204,8 @@ class TestConflicts:
         stored = bench.stored(holder.id)
         assert (bench.body(stored), stored.priority, stored.state) == (b"first", 1, "delayed")
         assert stored.ready_ms == bench.now_ms + 90_000
+        [event] = bench.events("postponed")
+        assert (event.message_id, event.due_ms) == (holder.id, stored.ready_ms)
 
     @pytest.mark.promise("PUB-5")
     def test_extend_can_bring_a_timer_forward_to_now(self, bench: Bench) -> None:

@@ -232,6 +232,17 @@ class TestCap:
             (second, "overload"),
         ]
 
+    @pytest.mark.promise("PUB-7", "PUB-9")
+    def test_drop_oldest_makes_room_whatever_the_priority_is(self, bench: Bench) -> None:
+        bench.configure(max_pending=10, overload="drop_oldest")
+        for priority in range(10):
+            bench.publish(priority=priority)
+        dropped = []
+        for _ in range(10):
+            bench.publish(priority=9)
+            dropped.append(bench.events("dropped")[-1].priority)
+        assert dropped == list(range(10))
+
     @pytest.mark.promise("PUB-7", "QUEUE-2")
     def test_a_cap_lowered_far_is_reached_bit_by_bit(self, bench: Bench) -> None:
         bench.publish_count(BURY_MAX + 100)
