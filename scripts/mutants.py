@@ -77,7 +77,7 @@ SUITES: dict[str, tuple[list[str], str]] = {
         WORKER,
     ),
     "worker": (["tests/worker", "tests/unit/test_health.py", "tests/unit/test_wait_machine.py"], WORKER),
-    "schedule": (["tests/schedule"], WORKER),
+    "schedule": (["tests/schedule", "tests/valkey/test_chains.py"], WORKER + "|a_promoter_sends_on"),
     "outbox": (["tests/outbox", "tests/relay"], r"^(?!.*(test_kills|test_lake|rabbitmq|kafka|lake))"),
 }  # fmt: skip
 #: Their servers take longer to start than all other tests of the folder together.
@@ -464,11 +464,14 @@ def report(made: int, mutants: list[Mutant], results: Results) -> int:
     for folder, count in sorted(by_folder.items()):
         print(f"{folder}: made {count}, killed {count - left_by_folder[folder]}, left {left_by_folder[folder]}")
     unexplained = [mutant for mutant in left if mutant.key not in known]
-    equivalent = sum(known[mutant.key]["kind"] == "equivalent" for mutant in left if mutant.key in known)
+    kinds = Counter(known[mutant.key]["kind"] for mutant in left if mutant.key in known)
+    reasons = ", ".join(f"{kind} {count}" for kind, count in sorted(kinds.items())) or "none explained"
     for mutant in unexplained:
         print(json.dumps({**asdict(mutant), "kind": "", "reason": ""}))
     print(f"{made} possible, {len(mutants)} drawn, {len(tested)} tested, {len(unexplained)} left without a reason")
-    print(f"mutants: made {len(tested)}, killed {len(tested) - len(left)}, left {len(left)} (equivalent {equivalent})")
+    print(
+        f"mutants: made {len(tested)}, killed {len(tested) - len(left)}, left {len(left)} ({reasons or 'no reasons'})"
+    )
     return 1 if unexplained or len(tested) < len(mutants) else 0
 
 

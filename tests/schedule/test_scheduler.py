@@ -374,7 +374,7 @@ def test_a_schedule_that_a_newer_release_changed_is_left_to_it(world: World) -> 
     assert world.instants() == []
 
 
-@pytest.mark.promise("CRON-8")
+@pytest.mark.promise("CRON-6")
 def test_a_leader_that_cannot_reach_the_store_does_not_try_again_to_resign(world: World) -> None:
     scheduler = world.scheduler()
     world.tick(scheduler)

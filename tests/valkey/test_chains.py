@@ -15,6 +15,8 @@ from tests.servers.valkey_setups import ClusterSetup
 from tests.unit.clients import MODES, open_client
 from tests.valkey.inspector import Inside
 from waypost.errors import ForeignData
+from waypost.identity import Session
+from waypost.operations.flow import ClientContext, drive
 from waypost.policy import (
     ARRIVAL_TTL_MS,
     BLOCKER_CHECK_MS,
@@ -24,9 +26,11 @@ from waypost.policy import (
     OUTGOING_TTL_MS,
     WAITER_TTL_MS,
 )
+from waypost.schedule.promoter import Promoter
 from waypost.store.port import AsyncExecutor, Call, Executor, Store
 from waypost.store.valkey import ValkeyStore
 from waypost.testing.bench import QUEUE, Bench, Mode, fresh_namespace
+from waypost.testing.clock import ClockTime
 from waypost.testing.servers import ValkeyServer
 from waypost.values import Continuation, Lease, Notice, Watched, chain_id
 
@@ -453,6 +457,21 @@ def test_a_wait_whose_registration_was_lost_is_registered_again(plain_bench: Ben
     plain_bench.settle(plain_bench.claim_one())
     plain_bench.deliver_all()
     assert plain_bench.claim_one(queue=MAILS).id == report.id
+
+
+@pytest.mark.promise("CHAIN-2", "TIMER-4")
+def test_a_promoter_sends_on_what_a_client_left(plain_bench: Bench) -> None:
+    plain_bench.publish()
+    lease = plain_bench.claim_one()
+    sent = plain_bench.continuation(lease, MAILS)
+    plain_bench.settle(lease, then=[sent])
+    context = ClientContext(
+        plain_bench.store, session=Session(ClockTime(plain_bench.clock)), worker="promoter", retry_budget=0
+    )
+    executor = plain_bench.store.connect(start_timeout=5)
+    drive(executor, Promoter(context).tick())
+    executor.close()
+    assert plain_bench.claim_one(queue=MAILS).id == sent.id
 
 
 @pytest.mark.promise("CHAIN-2")

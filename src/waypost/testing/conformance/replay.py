@@ -12,7 +12,8 @@ from waypost.codec import with_id
 from waypost.errors import MessageIdTaken, OperationTooOld, SessionTaken
 from waypost.identity import OPERATIONS_MAX, Operation, new_mark
 from waypost.policy import REPLAY_MAX, REPLAY_TTL_MS, STAMP_AHEAD_MS
-from waypost.testing.bench import Bench
+from waypost.testing.bench import QUEUE, Bench
+from waypost.values import chain_id
 
 #: So many steps of another client remove what a store no longer needs: PostgreSQL does so in one step of 64.
 SWEEPING_STEPS = 70
@@ -397,9 +398,12 @@ class TestClonedSessions:
     @pytest.mark.promise("LEASE-18", "PUB-3")
     @pytest.mark.parametrize(
         "wish",
-        [{}, {"key": "k"}, {"delay": 5}, {"key": "held", "on_conflict": "replace"}],
-        ids=["plain", "keyed", "delayed", "parked"],
-    )
+        [
+            {}, {"key": "k"}, {"delay": 5}, {"key": "held", "on_conflict": "replace"}, {"chain": ""},
+            {"after_chains": [""]},
+        ],
+        ids=["plain", "keyed", "delayed", "parked", "chain", "after"],
+    )  # fmt: skip
     @pytest.mark.parametrize("state", ["ready", "leased", "delayed", "dead"])
     def test_a_publish_of_a_known_id_is_refused(self, bench: Bench, wish: dict[str, Any], state: str) -> None:
         bench.publish(key="held")
@@ -411,6 +415,11 @@ class TestClonedSessions:
             if state == "dead":
                 bench.settle(lease, "dead")
         ledger, events = bench.ledger(), len(bench.events())
+        chain = chain_id(QUEUE, known.id)
+        if "chain" in wish:
+            wish = {"chain": chain}
+        elif "after_chains" in wish:
+            wish = {"after_chains": [chain]}
         draft = bench.draft(**wish)
         copied = structs.replace(draft, id=known.id, envelope=with_id(draft.envelope, known.id))
         for drafts in ([copied], [bench.draft(), copied, bench.draft()]):
@@ -421,6 +430,7 @@ class TestClonedSessions:
         assert len(bench.events()) == events
         stored = [one for one in bench.listing(state) if one.id == known.id]  # type: ignore[arg-type]
         assert [one.envelope for one in stored] == [known.envelope]
+        assert not bench.run(bench.store.watch_chain(QUEUE, known.id, None)).known
 
     @pytest.mark.promise("LEASE-18")
     def test_a_message_is_not_replaced_by_one_of_its_own_id(self, bench: Bench) -> None:
