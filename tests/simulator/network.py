@@ -207,8 +207,19 @@ class Link:
         if self.node.is_down:
             self._lose(done)
             return
-        results, steps = self.node.run(calls, self.process.name)
         state, loop = self.state, self.loop
+        count = arriving = len(calls)
+        if count > 1 and self._happens(max(state.lose_requests, state.lose_replies)):
+            # The connection breaks in the middle of a flush: the first calls arrive, and fewer answers come back.
+            arriving = self._random.randint(0, count)
+        results, steps = self.node.run(calls[:arriving], self.process.name)
+        if arriving < count:
+            answered = self._random.randint(0, arriving)
+            results = results[:answered] + [OutcomeUnknown("the connection broke")] * (count - answered)
+            loop.at(
+                loop.now + self._delay(0, out=False), Reply(self, results, steps[:answered], done), process=self.process
+            )
+            return
         if state.cut_from_store or self._happens(state.lose_replies):
             self._lose(done)
             return
@@ -219,6 +230,15 @@ class Link:
             self._lose(done)
             return
         loop.at(loop.now + seconds + late, Reply(self, results, steps, done), process=self.process)
+
+    def connect(self, done: Done) -> None:
+        """Make a connection. `done` gets None, or the error."""
+
+        def ended(answer: Any) -> None:
+            done(StoreUnavailable("the store cannot be reached") if isinstance(answer, Exception) else None)
+
+        ended.in_thread = getattr(done, "in_thread", False)  # type: ignore[attr-defined]
+        self.exchange(lambda: None, ended)
 
     # ---- notifications -------------------------------------------------------------------------------------
 

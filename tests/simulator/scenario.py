@@ -25,6 +25,7 @@ Faults of a process: begin at `at`, last for `seconds`, then end by themselves.
     freeze                 seconds: no code of it runs, clocks go on
     stall                  seconds: its event loop is busy, its threads run
     suspend                seconds: its machine sleeps, monotonic clocks stop
+    wall_clock_step        by: seconds, forwards or back: the wall clock of its machine, not of the store
     clone                  a copy of it goes on beside it, with the same sessions and random numbers
     partition              seconds; way: both, to_store, from_store, refused
     slow_link              seconds; delay, bytes_per_second
@@ -50,6 +51,7 @@ PROCESS_FAULTS = (
     "freeze",
     "stall",
     "suspend",
+    "wall_clock_step",
     "clone",
     "partition",
     "slow_link",

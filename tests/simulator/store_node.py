@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import inspect
 from collections.abc import Callable, Sequence
@@ -249,9 +250,17 @@ class RemoteStore:
         return MemoryCheckup()
 
     def connect(self, *, start_timeout: float) -> SimulatedExecutor:
+        answer = self._threads.blocking("a connection").block(None, self._link.connect)
+        if isinstance(answer, Exception):
+            raise answer
         return SimulatedExecutor(self._link, self._threads)
 
     async def connect_async(self, *, start_timeout: float) -> SimulatedAsyncExecutor:
+        connected = asyncio.get_running_loop().create_future()
+        self._link.connect(lambda answer: None if connected.done() else connected.set_result(answer))
+        answer = await connected
+        if answer is not None:
+            raise answer
         return SimulatedAsyncExecutor(self._link)
 
     def poll(self, idle: Any, **given: Any) -> list[RemoteCall]:

@@ -191,6 +191,9 @@ class World:
         elif step.action == "suspend":
             process.machine.suspend()
             self._fault(step, process.machine.resume, seconds)
+        elif step.action == "wall_clock_step":
+            process.machine.wall_error += step.arguments["by"]
+            self._fault(step, lambda: None, 0.0)
         elif step.action == "crash":
             self._crash(running, step)
         elif step.action == "clone":
