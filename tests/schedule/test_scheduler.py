@@ -25,7 +25,7 @@ from waypost.schedule.rule import pack_spec
 from waypost.schedule.schedule import Schedule, describe
 from waypost.schedule.scheduler import POLL_SECONDS, READ_SECONDS, Scheduler, Tick
 from waypost.store.memory import MemoryStore
-from waypost.store.port import Draft, Executor, Store
+from waypost.store.port import Call, Draft, Executor, Store
 from waypost.testing.clock import START_MS, ClockTime, ManualClock
 from waypost.values import Observed, StoredSchedule
 
@@ -380,7 +380,7 @@ def test_a_leader_that_cannot_reach_the_store_does_not_try_again_to_resign(world
     world.tick(scheduler)
     assert scheduler.candidate.leading
     flow = scheduler.hand_over()
-    assert next(flow).name == "resign"
+    assert cast("Call[Any]", next(flow)).name == "resign"
     with pytest.raises(StoreUnavailable):
         flow.throw(StoreUnavailable("away"))
 
