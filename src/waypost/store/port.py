@@ -1,5 +1,18 @@
 """The contract of a store: one verb, one atomic step.
 
+    a message     publish  claim  settle  extend  cancel
+    its result    result  watch  watch_chain
+    chains        outgoing  forwarded  arrive
+    reading       peek  stats  trace  queues  policy  time
+    a queue       configure  pause  resume  redrive  purge  promote  check  remove  unlist
+    the journal   journal  journal_reader  journal_forget  journal_trim
+    schedules     save_schedule  remove_schedule  schedules  scheduled  schedules_changed  fire_schedule
+                  trigger_schedule
+    workers       poll  heartbeat  unregister  workers  elect  resign
+
+A verb has the same name as a method of `Store`, as a Lua script (or as the first argument of a script that several
+verbs share), as an SQL function, and as the `name` of its `Call`.
+
 A `Store` only translates: each verb turns its arguments into a `Call`, and touches nothing. An `Executor` (or its
 async sibling) runs calls on a connection. So sync and async share everything that can be wrong. Verbs are
 batch-first: one message is a batch of one. `operation` makes a repeated call return its first answer.

@@ -98,8 +98,8 @@ ID_BYTES = 24
 #: With durability `fsync`: what must not be lost. A lost claim or renewal is harmless, the lease just ends.
 KEPT_ON_DISK = frozenset(
     (
-        "publish", "settle", "cancel", "redrive", "purge", "configure", "arrive", "save_schedule", "fire_schedule",
-        "trigger_schedule", "check", "remove",
+        "publish", "settle", "cancel", "redrive", "purge", "configure", "pause", "resume", "arrive", "save_schedule",
+        "fire_schedule", "trigger_schedule", "check", "remove",
     )
 )  # fmt: skip
 #: What each durability means, for people.
@@ -108,7 +108,7 @@ DURABILITY: dict[Durability, str] = {
     "fsync": "what is acknowledged is on the server's disk (durability fsync)",
 }
 #: After these a queue is in the list of queues.
-ANNOUNCED = frozenset(("publish", "configure", "save_schedule", "fire_schedule", "trigger_schedule"))
+ANNOUNCED = frozenset(("publish", "configure", "pause", "save_schedule", "fire_schedule", "trigger_schedule"))
 #: A queue is added to the list again after this time: a failover may have lost the list, or a user removed it.
 ANNOUNCED_SECONDS = 60.0
 #: The pause after an attempt that was refused. On a Cluster also after one that failed: the list lies on another node
@@ -221,8 +221,8 @@ class ValkeyStore:
         base = f"{{{self.namespace}:{queue}}}:"
         return [(base + name).encode() for name in KEY_NAMES]
 
-    def _head(self, verb: str, queue: str, session: bytes) -> tuple[int, bytes, Script, bytes]:
-        known = self._heads.get((verb, queue, session))
+    def _head(self, name: str, queue: str, session: bytes) -> tuple[int, bytes, Script, bytes]:
+        known = self._heads.get((name, queue, session))
         if known is None:
             if len(self._heads) > QUEUES_REMEMBERED_MAX:
                 self._heads.clear()
@@ -231,9 +231,9 @@ class ValkeyStore:
                 # Never written. A node refuses a script that names a missing key while the slot is moving, before the
                 # script begins: so none runs among keys of which some are here and some have left.
                 keys.append(f"{{{self.namespace}:{queue}}}:never".encode())
-            text = script(verb)
+            text = script(name)
             known = (*evalsha_head(text, keys), text, keys[0])
-            self._heads[verb, queue, session] = known
+            self._heads[name, queue, session] = known
         return known
 
     def _call(
@@ -244,12 +244,17 @@ class ValkeyStore:
         arguments: Sequence[bytes],
         decode: Callable[[Any], T],
         *,
-        name: str = "",
+        shared: str = "",
         encoded: bytes | None = None,
         more: int = 0,
     ) -> Call[T]:
-        """A script with its arguments; `encoded` are `more` further arguments, in the protocol's form already."""
-        number, head, text, place = self._head(verb, queue, operation.session if operation else b"")
+        """The script of a verb with its arguments. In a `shared` script the verb is the first of them.
+
+        `encoded` are `more` further arguments, in the protocol's form already.
+        """
+        number, head, text, place = self._head(shared or verb, queue, operation.session if operation else b"")
+        if shared:
+            arguments = (verb.encode(), *arguments)
         clock = part(b"%d" % self.clock()) if self.clock else NOTHING
         if operation is None:
             common = clock + NOTHING + NOTHING + NOTHING
@@ -264,7 +269,7 @@ class ValkeyStore:
         if encoded is not None:
             parts.append(encoded)
         announce: ValkeyCall[None] | None = None
-        if verb in ANNOUNCED and name != "resume":
+        if verb in ANNOUNCED:
             announce = self._announcement(queue)
         elif verb == "claim" and queue in self._claimed_from:
             announce = self._announcement(queue)
@@ -272,7 +277,7 @@ class ValkeyStore:
                 # Once for what was claimed: further claims must not put a removed queue back on the list.
                 self._claimed_from.discard(queue)
         on_disk = WAIT_FOR_DISK if self.durability == "fsync" and verb in KEPT_ON_DISK else None
-        return ValkeyCall(name or verb, queue, b"".join(parts), decode, text, announce, on_disk, place=place)
+        return ValkeyCall(verb, queue, b"".join(parts), decode, text, announce, on_disk, place=place)
 
     def _announcement(self, queue: str) -> ValkeyCall[None] | None:
         """The command that adds a queue to the list of queues, or None if the server confirmed it lately.
@@ -374,9 +379,8 @@ class ValkeyStore:
             wake, also = packing.unpack_besides(queue, besides)
             return structs.replace(claimed, wake=wake, also=also)
 
-        linger = b"" if poll_soon_ms is None else b"%d" % poll_soon_ms
         arguments = (
-            b"%d" % limit, worker.encode(), (sleeper or "").encode(), b"1" if replay else b"0", linger,
+            b"%d" % limit, worker.encode(), (sleeper or "").encode(), b"1" if replay else b"0", _number(poll_soon_ms),
             b"%d" % bytes_max, fence,
         )  # fmt: skip
         return self._call("claim", queue, operation, arguments, decode)
@@ -424,11 +428,11 @@ class ValkeyStore:
         def decode(reply: Any) -> list[Continuation | Notice]:
             return [packing.unpack_outgoing(reply[at].decode(), reply[at + 1]) for at in range(0, len(reply), 2)]
 
-        return self._call("outgoing", queue, None, [b"list", b"%d" % limit, b"%d" % OUTGOING_TTL_MS], decode)
+        return self._call("outgoing", queue, None, [b"%d" % limit, b"%d" % OUTGOING_TTL_MS], decode, shared="outgoing")
 
     def forwarded(self, queue: str, ids: Sequence[str]) -> Call[None]:
-        arguments = [b"confirm", *(message_id.encode() for message_id in ids)]
-        return self._call("outgoing", queue, None, arguments, lambda reply: None, name="forwarded")
+        arguments = [message_id.encode() for message_id in ids]
+        return self._call("forwarded", queue, None, arguments, lambda reply: None, shared="outgoing")
 
     def arrive(self, queue: str, notices: Sequence[Notice]) -> Call[Woken[None]]:
         check_chunk(notices)
@@ -440,16 +444,16 @@ class ValkeyStore:
     # ---- waiting -----------------------------------------------------------------------------------------------
 
     def watch(self, queue: str, message_id: str, waiter: str | None) -> Call[Watched]:
-        arguments = [b"message", message_id.encode(), (waiter or "").encode()]
-        return self._call("watch", queue, None, arguments, packing.unpack_watched)
+        arguments = [message_id.encode(), (waiter or "").encode()]
+        return self._call("watch", queue, None, arguments, packing.unpack_watched, shared="watch")
 
     def watch_chain(self, queue: str, message_id: str, waiter: str | None) -> Call[ChainState]:
-        arguments = [b"chain", message_id.encode(), (waiter or "").encode()]
-        return self._call("watch", queue, None, arguments, packing.unpack_chain, name="watch_chain")
+        arguments = [message_id.encode(), (waiter or "").encode()]
+        return self._call("watch_chain", queue, None, arguments, packing.unpack_chain, shared="watch")
 
     def result(self, queue: str, message_id: str) -> Call[bytes | None]:
         # By a script, which knows under which name the results of the queue lie.
-        return self._call("watch", queue, None, [b"result", message_id.encode()], lambda reply: reply, name="result")
+        return self._call("result", queue, None, [message_id.encode()], lambda reply: reply, shared="watch")
 
     # ---- reading -----------------------------------------------------------------------------------------------
 
@@ -513,8 +517,8 @@ class ValkeyStore:
             return TracePage(events, None)
 
         since = id_time_ms(message_id) - CLOCK_DIFFERENCE_MS if is_message_id(message_id) else 0
-        arguments = [b"trace", message_id.encode(), place.encode(), b"%d" % max(0, since)]
-        return self._call("journal", queue, None, arguments, decode, name="trace")
+        arguments = [message_id.encode(), place.encode(), b"%d" % max(0, since)]
+        return self._call("trace", queue, None, arguments, decode, shared="journal")
 
     def queues(self) -> Call[list[str]]:
         def decode(reply: Any) -> list[str]:
@@ -559,8 +563,9 @@ class ValkeyStore:
             "configure",
             queue,
             None,
-            [b"policy", packed, format_changes(changes).encode()],
+            [packed, format_changes(changes).encode()],
             lambda reply: Woken(packing.unpack_policy(reply[0]), _wake(queue, reply[1:])),
+            shared="configure",
         )
 
     def policy(self, queue: str) -> Call[Policy]:
@@ -576,17 +581,13 @@ class ValkeyStore:
         return ValkeyCall("policy", queue, command(b"HMGET", key, b"version", b"policy"), decode, key=key, place=key)
 
     def pause(self, queue: str) -> Call[bool]:
-        return self._call("configure", queue, None, [b"pause"], lambda reply: reply[0] == b"1", name="pause")
+        return self._call("pause", queue, None, [], lambda reply: reply[0] == b"1", shared="configure")
 
     def resume(self, queue: str) -> Call[Woken[bool]]:
-        return self._call(
-            "configure",
-            queue,
-            None,
-            [b"resume"],
-            lambda reply: Woken(reply[0] == b"1", _wake(queue, reply[1:])),
-            name="resume",
-        )
+        def decode(reply: Any) -> Woken[bool]:
+            return Woken(reply[0] == b"1", _wake(queue, reply[1:]))
+
+        return self._call("resume", queue, None, [], decode, shared="configure")
 
     def check(self, queue: str, cursor: str | None, *, mend: bool = False) -> Call[CheckPage]:
         def decode(reply: Any) -> CheckPage:
@@ -747,17 +748,17 @@ class ValkeyStore:
             last = events[-1].number if events else start
             return JournalPage(events, last, first_kept, newest)
 
-        return self._call("journal", queue, None, [b"read", b"%d" % after, b"%d" % limit], decode)
+        return self._call("journal", queue, None, [b"%d" % after, b"%d" % limit], decode, shared="journal")
 
     def journal_reader(self, queue: str, name: str, read_to: int | None) -> Call[int]:
         place = b"" if read_to is None else b"%d" % read_to
-        return self._call("journal", queue, None, [b"reader", name.encode(), place], int, name="journal_reader")
+        return self._call("journal_reader", queue, None, [name.encode(), place], int, shared="journal")
 
     def journal_forget(self, queue: str, name: str) -> Call[bool]:
-        return self._call("journal", queue, None, [b"forget", name.encode()], bool, name="journal_forget")
+        return self._call("journal_forget", queue, None, [name.encode()], bool, shared="journal")
 
     def journal_trim(self, queue: str, up_to: int) -> Call[int]:
-        return self._call("journal", queue, None, [b"trim", b"%d" % up_to], int, name="journal_trim")
+        return self._call("journal_trim", queue, None, [b"%d" % up_to], int, shared="journal")
 
 
 def _published(queue: str, statuses: bytes, drafts: Sequence[Draft]) -> list[Published]:

@@ -1,6 +1,6 @@
 -- configure: change the queue's policy, or pause and resume it.
 --
--- Arguments: 'policy', the packed changes (absent ones stay, false clears) and their telling; or 'pause', or 'resume'.
+-- Arguments: 'configure', the packed changes (absent ones stay, false clears), and their text; or 'pause', or 'resume'.
 -- Touches: queue, ready, due, leases, journal, sleepers.
 -- Invariant: one policy, in the store; a change acts at the next step that reads it.
 -- Reply: the packed policy or '1' / '0' (did it change anything), then the sleepers to wake.
@@ -8,7 +8,8 @@
 -- include moves
 
 open_queue()
-makes = ARGV[FIRST_ARGUMENT] ~= 'resume'
+local verb = ARGV[FIRST_ARGUMENT]
+makes = verb ~= 'resume'
 must_be('zset', READY)
 must_be('zset', DUE)
 must_be('zset', LEASES)
@@ -17,8 +18,7 @@ must_be('zset', SLEEPERS)
 -- How many sleepers a change can have made useful: one of them takes care of the timers, and at a resume the leases.
 local function worth_waking(timed) return call('ZCARD', READY) + min(1, timed) end
 
-local action = ARGV[FIRST_ARGUMENT]
-if action == 'policy' then
+if verb == 'configure' then
   local changed = {}
   for name, value in pairs(policy) do changed[name] = value end
   for name, value in pairs(cmsgpack.unpack(ARGV[FIRST_ARGUMENT + 1])) do
@@ -33,7 +33,7 @@ if action == 'policy' then
   return {packed, unpack(names)}
 end
 
-local wanted = action == 'pause'
+local wanted = verb == 'pause'
 if paused == wanted then
   if makes and gone then make_queue() end
   return {'0'}

@@ -1,7 +1,7 @@
 -- journal: read events after a number, keep readers' places, trim what all have read.
 --
--- Arguments: 'read', after, limit | 'trace', message id, cursor, from time | 'reader', name, number or '' |
--- 'forget', name | 'trim', up to.
+-- Arguments: 'journal', after, limit | 'trace', message id, cursor, from time | 'journal_reader', name, number or '' |
+-- 'journal_forget', name | 'journal_trim', up to.
 -- Touches: queue, journal, readers.
 -- Invariant: an explicit trim forgets nothing that a registered reader has not read.
 
@@ -64,20 +64,20 @@ local function trace(id, cursor, since)
   return {format('%.0f', start), found}
 end
 
-local action = ARGV[FIRST_ARGUMENT]
-if action == 'trace' then
+local verb = ARGV[FIRST_ARGUMENT]
+if verb == 'trace' then
   return trace(ARGV[FIRST_ARGUMENT + 1], ARGV[FIRST_ARGUMENT + 2], tonumber(ARGV[FIRST_ARGUMENT + 3]))
-elseif action == 'read' then
+elseif verb == 'journal' then
   local after = max(tonumber(ARGV[FIRST_ARGUMENT + 1]), first_kept - 1)
   return {first_kept, last, read(after, tonumber(ARGV[FIRST_ARGUMENT + 2]))}
-elseif action == 'reader' then
+elseif verb == 'journal_reader' then
   local name, read_to = ARGV[FIRST_ARGUMENT + 1], tonumber(ARGV[FIRST_ARGUMENT + 2])
   local position = tonumber(call('HGET', READERS, name) or '') or first_kept - 1
   if read_to then position = max(position, min(read_to, last)) end
   call('HSET', READERS, name, format('%.0f', position))
   if gone then make_queue() end
   return position
-elseif action == 'forget' then
+elseif verb == 'journal_forget' then
   return call('HDEL', READERS, ARGV[FIRST_ARGUMENT + 1])
 end
 

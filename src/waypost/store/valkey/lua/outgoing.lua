@@ -1,13 +1,13 @@
 -- outgoing: continuations and notices that steps of this queue decided and that have not been confirmed by their queue.
 --
--- Arguments: 'list', limit, age in milliseconds from which one is undeliverable | 'confirm', ids.
+-- Arguments: 'outgoing', limit, age in milliseconds from which one is undeliverable | 'forwarded', ids.
 -- Touches: queue, outgoing, messages, state, ready, due, waiting, dead, errors, journal, the keys of
 -- chains.
 -- Invariant: a continuation leaves this hash only when its queue has it, or into the dead letters, `undeliverable`. So does
 -- a message that waits for a chain whose queue cannot be reached; other notices end with the memory of their chain.
 -- An entry is its time (8), the id of the message that was settled or began the chain (24), length of the queue (2), queue,
 -- and a draft, or N and a packed notice.
--- Reply to list: id and entry of each.
+-- Reply to outgoing: id and entry of each.
 
 -- include moves
 
@@ -15,7 +15,7 @@
 
 open_queue()
 local length = must_be('hash', OUTGOING)
-if ARGV[FIRST_ARGUMENT] == 'confirm' then
+if ARGV[FIRST_ARGUMENT] == 'forwarded' then
   local removed = 0
   for i = FIRST_ARGUMENT + 1, #ARGV do removed = removed + call('HDEL', OUTGOING, ARGV[i]) end
   return removed

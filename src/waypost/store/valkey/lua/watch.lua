@@ -1,11 +1,11 @@
 -- watch: the state of a message or a chain; a client that waits is registered and woken when it ends.
 --
--- Arguments: 'message' or 'chain', id, name of the waiter or ''; or 'result' and an id.
+-- Arguments: 'watch' or 'watch_chain', id, name of the waiter or ''; or 'result' and an id.
 -- Touches: queue, messages, state, errors, result:<id>, the keys of chains.
 -- Invariant: the end of a message finds its waiters: its state has the flag that it is awaited. The first write removes.
--- Reply to message: status or '', then of a dead letter its failure; how it ended if it is known, its result if it has one.
+-- Reply to watch: status or '', then of a dead letter its failure; how it ended if it is known, its result if it has one.
 -- Reply to result: what is kept, or nothing.
--- Reply to chain: nothing if it is unknown, or the number of open members, '' or member NUL reason of its failure, last member.
+-- Reply to watch_chain: nothing if it is unknown, or the number of open members, '' or member NUL reason of its failure, last member.
 
 -- include moves
 
@@ -19,7 +19,7 @@ end
 must_be('hash', MESSAGES)
 must_be('hash', STATE)
 must_be('hash', ERRORS)
-local action, id, waiter = ARGV[FIRST_ARGUMENT], ARGV[FIRST_ARGUMENT + 1], ARGV[FIRST_ARGUMENT + 2]
+local verb, id, waiter = ARGV[FIRST_ARGUMENT], ARGV[FIRST_ARGUMENT + 1], ARGV[FIRST_ARGUMENT + 2]
 
 -- Waiters that have expired are removed in passing.
 local function register(key)
@@ -28,7 +28,7 @@ local function register(key)
   call('PEXPIRE', key, WAITER_TTL_MS)
 end
 
-if action == 'chain' then
+if verb == 'watch_chain' then
   local key, waiters = OWN .. 'chain:' .. id, OWN .. 'waiters:chain:' .. id
   must_be('hash', key)
   must_be('zset', waiters)
