@@ -45,10 +45,8 @@ def journal_copy(redact: Redact | None, queue: str, message_id: str, envelope: b
         return codec.make_envelope(message_id, codec.encode_body("(redact failed)"))
 
 
-def redact_sent_on(redact: Redact | None, settlements: Sequence[Settlement]) -> Sequence[Settlement]:
+def redact_sent_on(redact: Redact, settlements: Sequence[Settlement]) -> Sequence[Settlement]:
     """Return settlements with what the journal may keep of each message that they send on."""
-    if redact is None:
-        return settlements
     return [
         replace(
             settlement,

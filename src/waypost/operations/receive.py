@@ -467,7 +467,7 @@ def settling(
 
     All settles are made here, so that the redact hook is applied to whatever they send on.
     """
-    journalled = redact_sent_on(context.redact, settlements)
+    journalled = settlements if context.redact is None else redact_sent_on(context.redact, settlements)
     return lambda operation: context.store.settle(queue, journalled, operation)
 
 
