@@ -30,9 +30,13 @@ if policy.completed_max > 0 then must_be('list', COMPLETED) end
 
 local more = false -- the next message would have made the reply too long
 local extra = '' -- what else it did
+local plain, leased = false, 0
 
 local function header(lease_end, next_rate)
-  return {lease_end, until_first(DUE) or -1, until_first(LEASES) or -1, next_rate or -1, (paused and 1 or 0) + (gone and 2 or 0),
+  -- The shortest way adds no timer, and only leases that end at `lease_end`: where none were, none are searched.
+  local next_due = not (plain and timers == 0) and until_first(DUE) or -1
+  local next_lease = plain and held == 0 and (leased > 0 and lease_end - now or -1) or until_first(LEASES) or -1
+  return {lease_end, next_due, next_lease, next_rate or -1, (paused and 1 or 0) + (gone and 2 or 0),
     outgoing + #sent_on / 2, now, policy.lease_ms or -1, more and 1 or 0, concat(damaged, '\0'), extra}
 end
 
@@ -75,7 +79,7 @@ if unsure.err then unsure = {} end
 -- The shortest way: nothing but fresh messages, none of which ends here. What has a state and no lease may have a key or
 -- have failed; fresh messages have neither.
 -- Where a record is damaged those numbers can agree by chance: the queue is uneven then, until it is mended.
-local plain = with_state == held and not uneven and #due == 0 and #expired == 0 and #unsure == 0 and policy.lease_ms
+plain = with_state == held and not uneven and #due == 0 and #expired == 0 and #unsure == 0 and policy.lease_ms
   and not (policy.dead_max or policy.dead_keep_ms)
 if not plain then
   must_be('hash', HOLDERS)
@@ -178,7 +182,7 @@ end
 
 local at_most_once = not policy.lease_ms
 local lease_end = at_most_once and -1 or now + policy.lease_ms
-local replies, leased, ids = {}, 0, {}
+local replies, ids = {}, {}
 local states, leases = {}, {}
 local notes = policy.journal == 'all' or policy.journal == 'full'
 local first_claims, again, buried = 0, {}, 0
@@ -250,7 +254,8 @@ end
 
 local round, put_back = 64, {}
 while leased < room and not more and #damaged < RECLAIM_MAX do
-  local popped = call('ZPOPMIN', READY, min(round, room - leased))
+  local asked = min(round, room - leased)
+  local popped = call('ZPOPMIN', READY, asked)
   local number = #popped / 2
   if number == 0 then break end
   -- Sizes are known only when values are read: rounds grow, so that a few small ones do not stand for many large ones.
@@ -260,7 +265,7 @@ while leased < room and not more and #damaged < RECLAIM_MAX do
   -- If by the size of the first one they do not all fit, each is read when its turn comes.
   local one_by_one = number > 1 and call('HSTRLEN', MESSAGES, wanted[1]) * number > bytes_left
   local values = not one_by_one and call('HMGET', MESSAGES, unpack(wanted))
-  local raws = call('HMGET', STATE, unpack(wanted))
+  local raws = plain and with_state == 0 and {} or call('HMGET', STATE, unpack(wanted))
   local stopped = false
   for i = 1, number do
     local raw = raws[i]
@@ -296,7 +301,7 @@ while leased < room and not more and #damaged < RECLAIM_MAX do
       end
     end
   end
-  if stopped or uneven and plain then break end
+  if stopped or plain and (uneven or number < asked) then break end
 end
 bulk('ZADD', READY, put_back, #put_back)
 
