@@ -291,17 +291,21 @@ class Consumer:
                 continue
             # With room left it sleeps if it will be woken; otherwise it goes on until it finds nothing.
             if asleep or not claimed.leases:
+                answered = time.monotonic()
+                if claimed.leases:
+                    # To plan the wait takes longer than to start a handler.
+                    await asyncio.sleep(0)
                 pause = nap.seconds(claimed, None, woken=asleep)
                 seconds = self._poll_soon.nap(pause)
                 plan = waiter.plan_wait(claimed, nap, soon=not self._poll_soon.is_busy) if asleep else None
                 if seconds < pause or nap.poll_seconds is None:
-                    wait = await waiter.sleep(seconds, then_wait=plan)
+                    wait = await waiter.sleep(seconds, since=answered, then_wait=plan)
                 else:
                     # Nothing to do: from here on one poll asks for all idle queues of the worker.
                     name = sleeper if asleep else None
                     wait = await waiter.sleep(
-                        nap.moment, then_wait=plan, poll_seconds=nap.poll_seconds, sleeper=name
-                    )  # fmt: skip
+                        nap.moment, since=answered, then_wait=plan, poll_seconds=nap.poll_seconds, sleeper=name
+                    )
                 self._mark = (time.monotonic(), self.handled)
 
     async def _claim(self, limit: int, sleeper: str | None, wait: WaitPlan | None) -> Claimed | None:

@@ -349,6 +349,7 @@ class Waiter:
         self,
         seconds: float | None,
         *,
+        since: float | None = None,
         owes_none: bool = True,
         then_wait: WaitPlan | None = None,
         poll_seconds: float | None = None,
@@ -356,11 +357,12 @@ class Waiter:
     ) -> WaitPlan | None:
         """Sleep until the time is up, a message of our own comes due, or a notification. `owes_none`: no claim is owed.
 
-        With `poll_seconds` the queue is polled so often, which may end the sleep. With `then_wait` the sleep lasts only
-        until nothing is under way; then it returns the blocking wait that is to follow.
+        The time is counted from `since`, a moment of the monotonic clock, or from now. With `poll_seconds` the queue
+        is polled so often, which may end the sleep. With `then_wait` the sleep lasts only until nothing is under way;
+        then it returns the blocking wait that is to follow.
         """
         now = time.monotonic()
-        end = self._own_due if seconds is None else min(now + seconds, self._own_due)
+        end = self._own_due if seconds is None else min((since or now) + seconds, self._own_due)
         if then_wait is None or min(end - now, then_wait.seconds) < WAIT_SECONDS_MIN:
             await self._sleep_until(WaitState.SLEEPING, end, owes_none, poll_seconds, sleeper)
             return None
