@@ -12,7 +12,7 @@ from waypost import AsyncWaypost, Waypost
 from waypost.errors import ConfigurationError, OutcomeUnknown, QueueFull
 from waypost.store.port import Call
 from waypost.store.valkey.command import ValkeyCall, command
-from waypost.store.valkey.requests import Batch, run_call
+from waypost.store.valkey.requests import Batch, Request
 from waypost.testing.servers import ValkeyServer
 
 
@@ -109,25 +109,21 @@ def request() -> ValkeyCall[bytes]:
 
 @pytest.mark.promise("STORE-1", "SEE-6")
 def test_a_disk_that_does_not_answer_in_time_leaves_the_outcome_unknown() -> None:
-    steps = run_call(request())
-    assert next(steps) == b"request" + command(b"WAITAOF")
-    assert steps.send(None) is None
-    assert steps.send(b"stored") is None
+    sent = Request(request())
+    assert sent.packed == b"request" + command(b"WAITAOF")
+    sent.replies = [b"stored", [0, 0]]
+    assert sent.expected == 2
     with pytest.raises(OutcomeUnknown, match="a repeat waits again"):
-        steps.send([0, 0])
+        sent.result()
 
 
 @pytest.mark.promise("STORE-1")
 def test_in_a_batch_only_the_call_that_was_not_confirmed_is_unknown() -> None:
     calls: list[Call[bytes]] = [request(), request()]
     batch = Batch(iter(calls), set())
-    steps = batch.steps()
-    assert next(steps) is not None
-    assert steps.send(None) is not None
-    assert steps.send(None) is None
-    for reply in (b"first", [0, 0], b"second"):
-        assert steps.send(reply) is None
-    with pytest.raises(StopIteration):
-        steps.send([1, 0])
+    assert list(batch.requests()) == [b"request" + command(b"WAITAOF")] * 2
+    for replies in ([b"first", [0, 0]], [b"second", [1, 0]]):
+        batch.waiting[0].replies = replies
+        batch.finish()
     assert isinstance(batch.results[0], OutcomeUnknown)
     assert batch.results[1] == b"second"

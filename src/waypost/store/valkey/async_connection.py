@@ -11,11 +11,12 @@ import asyncio
 from typing import Any
 
 import redis
-from redis.exceptions import InvalidResponse, RedisError
+from redis.exceptions import InvalidResponse, RedisError, ResponseError
 
 from waypost.errors import MissingExtra
 from waypost.store.silence import Sending, unsent_bytes
 from waypost.store.valkey.redis_py import error_maker_of, transport_of
+from waypost.store.valkey.requests import Request
 
 try:
     import hiredis
@@ -35,12 +36,15 @@ class AsyncConnection(asyncio.Protocol):
         "_awaited",
         "_failure",
         "_last_data",
+        "_limit",
         "_loop",
         "_reader",
         "_sending",
+        "_since",
         "_stream_protocol",
         "_timer",
         "_transport",
+        "_waited_for",
         "_writable",
         "extra_seconds",
         "redis_connection",
@@ -50,9 +54,14 @@ class AsyncConnection(asyncio.Protocol):
         self.redis_connection = connection
         #: Seconds that the server may be silent beyond the connection's own limit.
         self.extra_seconds = 0.0
-        #: When the last part of a reply came, and whether the request is still being sent.
-        self._last_data = 0.0
+        #: What is waited for, since when, how long without a sign of the server, and whether the request is still being
+        #: sent; when the last part of a reply came.
+        self._waited_for: asyncio.Future[Any] | None = None
+        self._since = 0.0
+        self._limit = 0.0
         self._sending: Sending | None = None
+        self._last_data = 0.0
+        #: Checks the wait under way. It outlives that, since to set and cancel one for each reply costs more than both.
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._reader = hiredis.Reader(
@@ -73,6 +82,8 @@ class AsyncConnection(asyncio.Protocol):
 
     def detach(self) -> Any:
         """The connection, with its streams as they were."""
+        if self._timer is not None:
+            self._timer.cancel()
         if self._failure is None:
             self._transport.set_protocol(self._stream_protocol)
         return self.redis_connection
@@ -92,7 +103,7 @@ class AsyncConnection(asyncio.Protocol):
             await self._wait(self._writable)
 
     async def receive(self) -> Any:
-        """The next reply. What the server refuses is raised."""
+        """The next reply, or the server's refusal."""
         reply = self._reader.gets()
         if reply is NO_REPLY:
             if self._failure is not None:
@@ -102,32 +113,42 @@ class AsyncConnection(asyncio.Protocol):
                 reply = await self._wait(self._awaited)
             finally:
                 self._awaited = None
-        if isinstance(reply, RedisError):
+        if isinstance(reply, RedisError) and not isinstance(reply, ResponseError):
             raise reply
         return reply
+
+    async def receive_all(self, request: Request[Any]) -> None:
+        """Read the replies of a request."""
+        for _ in range(request.expected):
+            request.replies.append(await self.receive())
 
     async def _wait(self, future: asyncio.Future[Any]) -> Any:
         seconds = self.redis_connection.socket_timeout
         if seconds is None:
             return await future
-        limit = seconds + self.extra_seconds
-        self._sending = None
-        self._timer = self._loop.call_later(limit, self._check_silence, future, limit)
+        self._waited_for, self._sending = future, None
+        self._since, self._limit = self._loop.time(), seconds + self.extra_seconds
+        ends = self._since + self._limit
+        if self._timer is None or self._timer.when() > ends:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self._loop.call_at(ends, self._check_silence)
         try:
             return await future
         finally:
-            self._timer.cancel()
+            self._waited_for = None
 
-    def _check_silence(self, future: asyncio.Future[Any], limit: float) -> None:
+    def _check_silence(self) -> None:
         """Fail a wait in which nothing was received or sent for so long; otherwise check again later."""
-        if future.done():
+        self._timer, future = None, self._waited_for
+        if future is None or future.done():
             return
-        left = self._last_data + limit - self._loop.time()
+        left = max(self._since, self._last_data) + self._limit - self._loop.time()
         if left <= 0:
             self._sending = self._sending or Sending()
-            left = limit if self._sending.goes_on(self._unsent()) else 0.0
+            left = self._limit if self._sending.goes_on(self._unsent()) else 0.0
         if left > 0:
-            self._timer = self._loop.call_later(left, self._check_silence, future, limit)
+            self._timer = self._loop.call_later(left, self._check_silence)
         else:
             future.set_exception(redis.TimeoutError("the server did not answer in time"))
 

@@ -17,17 +17,17 @@ from contextlib import suppress
 from typing import Any, TypeVar, cast
 
 import redis
-from redis.exceptions import ResponseError
+from redis.exceptions import NoScriptError, ResponseError
 
-from waypost.errors import ConfigurationError, ForkedClient, OutcomeUnknown, StoreError, WaypostError
+from waypost.errors import ConfigurationError, ForkedClient, OutcomeUnknown, StoreError
 from waypost.policy import Durability
 from waypost.store.port import Call
 from waypost.store.silence import Sending, unsent_bytes
 from waypost.store.valkey.async_connection import AsyncConnection
 from waypost.store.valkey.command import BlockingWait, ValkeyCall, command
-from waypost.store.valkey.failures import CONNECTION_FAILURES, is_wrong_server, map_connection_error
+from waypost.store.valkey.failures import CONNECTION_FAILURES, map_connection_error
 from waypost.store.valkey.redis_py import socket_of
-from waypost.store.valkey.requests import Batch, RequestSteps, request, run_after_wait, run_call
+from waypost.store.valkey.requests import Batch, Request, load_command
 from waypost.store.valkey.sources import REPLY_TIMEOUT_SECONDS, Source
 
 T = TypeVar("T")
@@ -145,23 +145,32 @@ class _Common:
         return map_connection_error(error, self._source.display_name, sent=sent)
 
 
-def _pieces(request: bytes) -> list[Any]:
-    """A request in pieces, each of which has the socket's time limit to itself."""
-    if len(request) <= PIECE_BYTES:
-        return [request]
-    view = memoryview(request)
-    return [view[start : start + PIECE_BYTES] for start in range(0, len(request), PIECE_BYTES)]
+def _write(connection: Any, request: bytes) -> None:
+    """Write a request in pieces, each of which has the socket's time limit to itself."""
+    pieces: list[Any] = [request]
+    if len(request) > PIECE_BYTES:
+        view = memoryview(request)
+        pieces = [view[start : start + PIECE_BYTES] for start in range(0, len(request), PIECE_BYTES)]
+    connection.send_packed_command(pieces, check_health=False)
 
 
 def _read(connection: Any) -> Any:
-    """The next reply. Each read has the socket's time limit, and while our request is on its way another one."""
+    """The next reply, or the server's refusal. Each read has the socket's time limit, and while our request is on its
+    way another one."""
     sending = Sending()
     while True:
         try:
             return connection.read_response(disable_decoding=True, disconnect_on_error=False)
+        except ResponseError as error:
+            return error
         except redis.TimeoutError:
             if not sending.goes_on(unsent_bytes(socket_of(connection).fileno())):
                 raise
+
+
+def _read_all(connection: Any, request: Request[Any]) -> None:
+    for _ in range(request.expected):
+        request.replies.append(_read(connection))
 
 
 class ValkeyExecutor(_Common):
@@ -194,7 +203,7 @@ class ValkeyExecutor(_Common):
     def run(self, call: Call[T]) -> T:
         self._check_process()  # first: in a forked child no thread releases the places
         with self._places:
-            return self._run_steps(self._take(), run_call(cast("ValkeyCall[T]", call)))
+            return self._exchange(self._take(), Request(cast("ValkeyCall[T]", call)))
 
     def run_many(self, calls: Iterable[Call[T]]) -> list[T | Exception]:
         """Several requests under way at once on one connection; each has its own result or error."""
@@ -206,7 +215,7 @@ class ValkeyExecutor(_Common):
         """One call without its announcement."""
         self._check_process()
         with self._places:
-            return self._run_steps(self._take(), request(call, asking=asking))
+            return self._exchange(self._take(), Request(call, announce=False, asking=asking))
 
     def drive(self, batch: Batch) -> None:
         """Run a batch to its end."""
@@ -222,41 +231,46 @@ class ValkeyExecutor(_Common):
                 batch.fail(error, rest=True)
                 return
             try:
-                self._run_steps(connection, batch.steps())
+                self._run_batch(connection, batch)
                 return
             except OutcomeUnknown as error:
                 batch.fail(error, rest=False)  # go on with the rest on a new connection
 
-    def _run_steps(self, connection: Any, steps: RequestSteps[T]) -> T:
-        """Run the steps of a request to their end, and keep the connection if it is still good."""
-        good = True
+    def _run_batch(self, connection: Any, batch: Batch) -> None:
         try:
-            step = next(steps)
-            while True:
-                try:
-                    if step is None:
-                        reply = _read(connection)
-                    else:
-                        reply = connection.send_packed_command(_pieces(step), check_health=False)
-                except ResponseError as error:
-                    good = good and not is_wrong_server(error)
-                    step = steps.throw(error)
-                else:
-                    step = steps.send(reply)
-        except StopIteration as stop:
-            self._give_back(connection, good)
-            return cast(T, stop.value)
-        except WaypostError:
-            self._give_back(connection, good)  # the server refused the request
-            raise
-        except CONNECTION_FAILURES as error:
-            self._discard(connection)
-            raise self._connection_error(error, sent=True) from None
-        except BaseException:
-            self._discard(connection)  # interrupted with a reply under way
-            raise
+            for packed in batch.requests():
+                _write(connection, packed)
+                if batch.is_full:
+                    _read_all(connection, batch.waiting[0])
+                    batch.finish()
+            while batch.waiting:
+                _read_all(connection, batch.waiting[0])
+                batch.finish()
+        except BaseException as error:
+            raise self._broken(connection, error) from None
+        self._give_back(connection, good=not batch.wrong_server)
 
-    def _give_back(self, connection: Any, good: bool) -> None:
+    def _exchange(self, connection: Any, request: Request[T]) -> T:
+        """Write a request and read its replies, and keep the connection if it is still good."""
+        try:
+            _write(connection, request.packed)
+            _read_all(connection, request)
+            again = request.with_script()
+            if again is not None:
+                request = again
+                _write(connection, request.packed)
+                _read_all(connection, request)
+        except BaseException as error:
+            raise self._broken(connection, error) from None
+        self._give_back(connection, good=not request.wrong_server)
+        return request.result()
+
+    def _broken(self, connection: Any, error: BaseException) -> BaseException:
+        """Discard a connection that failed, or that was interrupted with a reply under way; return what to raise."""
+        self._discard(connection)
+        return self._connection_error(error, sent=True) if isinstance(error, CONNECTION_FAILURES) else error
+
+    def _give_back(self, connection: Any, *, good: bool) -> None:
         if good:
             self._keep(connection)
             return
@@ -330,7 +344,7 @@ class AsyncValkeyExecutor(_Common):
         if ours.wait is not None:
             return await self._run_after_wait(ours, ours.wait)
         async with self._places:
-            return await self._run_steps(await self._take(), run_call(ours))
+            return await self._exchange(await self._take(), Request(ours))
 
     async def _run_after_wait(self, call: ValkeyCall[T], wait: BlockingWait) -> T:
         """A call behind a blocking wait does not count as one under way: the unblock must be able to run beside it."""
@@ -338,7 +352,7 @@ class AsyncValkeyExecutor(_Common):
         connection.extra_seconds = wait.seconds
         wait.waiter.sent(connection.give_up)
         try:
-            return await self._run_steps(connection, run_after_wait(call, wait, self._loaded))
+            return await self._exchange(connection, Request(call), wait)
         finally:
             connection.extra_seconds = 0.0
 
@@ -352,7 +366,7 @@ class AsyncValkeyExecutor(_Common):
         """One call without its announcement."""
         self._check_process()
         async with self._places:
-            return await self._run_steps(await self._take(), request(call, asking=asking))
+            return await self._exchange(await self._take(), Request(call, announce=False, asking=asking))
 
     async def drive(self, batch: Batch) -> None:
         """Run a batch to its end."""
@@ -368,41 +382,63 @@ class AsyncValkeyExecutor(_Common):
                 batch.fail(error, rest=True)
                 return
             try:
-                await self._run_steps(connection, batch.steps())
+                await self._run_batch(connection, batch)
                 return
             except OutcomeUnknown as error:
                 batch.fail(error, rest=False)
 
-    async def _run_steps(self, connection: AsyncConnection, steps: RequestSteps[T]) -> T:
-        good = True
+    async def _run_batch(self, connection: AsyncConnection, batch: Batch) -> None:
         try:
-            step = next(steps)
-            while True:
-                try:
-                    reply = None
-                    if step is None:
-                        reply = await connection.receive()
-                    else:
-                        await connection.send(step)
-                except ResponseError as error:
-                    good = good and not is_wrong_server(error)
-                    step = steps.throw(error)
-                else:
-                    step = steps.send(reply)
-        except StopIteration as stop:
-            await self._give_back(connection, good)
-            return cast(T, stop.value)
-        except WaypostError:
-            await self._give_back(connection, good)  # the server refused the request
-            raise
-        except CONNECTION_FAILURES as error:
-            await self._discard(connection)
-            raise self._connection_error(error, sent=True) from None
-        except BaseException:
-            await self._discard(connection)
-            raise
+            for packed in batch.requests():
+                await connection.send(packed)
+                if batch.is_full:
+                    await connection.receive_all(batch.waiting[0])
+                    batch.finish()
+            while batch.waiting:
+                await connection.receive_all(batch.waiting[0])
+                batch.finish()
+        except BaseException as error:
+            raise await self._broken(connection, error) from None
+        await self._give_back(connection, good=not batch.wrong_server)
 
-    async def _give_back(self, connection: AsyncConnection, good: bool) -> None:
+    async def _exchange(self, connection: AsyncConnection, request: Request[T], wait: BlockingWait | None = None) -> T:
+        try:
+            if wait is None:
+                await connection.send(request.packed)
+            else:
+                await self._wait(connection, request, wait)
+            await connection.receive_all(request)
+            again = request.with_script()
+            if again is not None:
+                request = again
+                await connection.send(request.packed)
+                await connection.receive_all(request)
+        except BaseException as error:
+            raise await self._broken(connection, error) from None
+        await self._give_back(connection, good=not request.wrong_server)
+        return request.result()
+
+    async def _wait(self, connection: AsyncConnection, request: Request[Any], wait: BlockingWait) -> None:
+        """Send a request behind a blocking wait: the server begins with it when that ends."""
+        script, loads = wait.script, wait.script.sha not in self._loaded
+        await connection.send((load_command(script) if loads else b"") + wait.packed + request.packed)
+        if loads and not isinstance(await connection.receive(), ResponseError):
+            self._loaded.add(script.sha)
+        registered = await connection.receive()
+        if isinstance(registered, NoScriptError):
+            self._loaded.discard(script.sha)
+        # If it was refused, the sleeper is not registered, so no publish ends this wait; an unblock still does.
+        wait.waiter.started(waits=registered != 0)
+        popped = await connection.receive()
+        # A server that refuses blocking reads runs the request at once.
+        ended_by = "" if popped is None or isinstance(popped, ResponseError) else popped[1].decode()
+        wait.waiter.ended(ended_by)
+
+    async def _broken(self, connection: AsyncConnection, error: BaseException) -> BaseException:
+        await self._discard(connection)
+        return self._connection_error(error, sent=True) if isinstance(error, CONNECTION_FAILURES) else error
+
+    async def _give_back(self, connection: AsyncConnection, *, good: bool) -> None:
         if good:
             self._keep(connection)
             return
