@@ -199,12 +199,12 @@ def check_items(what: str, value: Iterable[T], error: Error = InvalidInput) -> l
     return list(value)
 
 
-def check_texts(what: str, value: Mapping[str, str] | None, error: Error = InvalidHeaders) -> dict[str, str]:
+def check_texts(what: str, value: Mapping[str, str] | None) -> dict[str, str]:
     """Return a copy of a mapping of text to text (its contents are checked when it is encoded); {} for None."""
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        raise error(f"{what} must be a mapping of text to text, not {show(value)}")
+        raise InvalidHeaders(f"{what} must be a mapping of text to text, not {show(value)}")
     return dict(value)
 
 

@@ -28,9 +28,9 @@ def format_bytes(number: float) -> str:
     return f"{number:.0f} bytes"
 
 
-def format_count(number: int, one: str, many: str | None = None) -> str:
+def format_count(number: int, one: str) -> str:
     """`1 message`, `3 messages`."""
-    return f"{number:,} {one if number == 1 else many or one + 's'}"
+    return f"{number:,} {one if number == 1 else one + 's'}"
 
 
 def printable(text: str) -> str:

@@ -26,8 +26,8 @@ TIME_PACE = 0.99
 #: After so long the bound lies six seconds behind: the store is asked for its time before the next operation.
 TIME_STALE_SECONDS = 600.0
 
-_PAIRS = [a + b for a in ALPHABET for b in ALPHABET]
-_TRIPLES = [a + b for a in ALPHABET for b in _PAIRS]
+PAIRS = [a + b for a in ALPHABET for b in ALPHABET]
+TRIPLES = [a + b for a in ALPHABET for b in PAIRS]
 
 
 class Operation(NamedTuple):
@@ -135,7 +135,7 @@ class Session:
         with self._lock:
             start = self._counter
             self._counter = start + count
-        pairs, triples = _PAIRS, _TRIPLES
+        pairs, triples = PAIRS, TRIPLES
         now = time.time_ns() // 1_000_000
         prefix = triples[now >> 30 & 32767] + triples[now >> 15 & 32767] + triples[now & 32767] + self._mark
         return [prefix + pairs[(n >> 15) & 1023] + triples[n & 32767] for n in range(start, start + count)]

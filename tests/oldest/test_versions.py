@@ -33,7 +33,7 @@ def test_the_lower_bounds_of_the_extras_are_the_oldest_versions_tested() -> None
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     bounds = {
         (found[1], numbers(found[2]))
-        for extra in ("valkey", "postgres", "sqlalchemy", "relay-streams")
+        for extra in ("valkey", "postgres", "sqlalchemy")
         for requirement in extras[extra]
         if (found := LOWER_BOUND.match(requirement)) is not None
     }

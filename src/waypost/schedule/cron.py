@@ -76,15 +76,6 @@ class Cron:
         by_month, by_week = day.day in self.days, day.isoweekday() % 7 in self.weekdays
         return (by_month or by_week) if self._either else (by_month and by_week)
 
-    def matches(self, moment: datetime) -> bool:
-        """Whether it occurs at a local time, to the second."""
-        return (
-            moment.second in self.seconds
-            and moment.minute in self.minutes
-            and moment.hour in self.hours
-            and self.on(moment.date())
-        )
-
     def after(self, moment: datetime) -> datetime | None:
         """Return the first local time after another at which it occurs, or None if there is none within the horizon."""
         start = moment.replace(microsecond=0) + timedelta(seconds=1)

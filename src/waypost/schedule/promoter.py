@@ -44,12 +44,10 @@ class Promoter:
         context: ClientContext,
         *,
         ttl_ms: int = LEADER_TTL_MS,
-        poll_seconds: float = POLL_SECONDS,
         on_tick: Callable[[PromoterTick], object] | None = None,
     ) -> None:
         self.context = context
         self.candidate = Candidate(context, self.role, name=context.worker, ttl_ms=ttl_ms)
-        self._poll_seconds = poll_seconds
         self._on_tick = on_tick
         self._queues: list[str] = []
         self._queues_at = 0.0
@@ -75,7 +73,7 @@ class Promoter:
                 for queue in self._queues:
                     yield from deliver_outgoing(self.context, queue)
         promoted = depth = lag = 0
-        sleep = self._poll_seconds
+        sleep = POLL_SECONDS
         for at in range(0, len(self._queues), QUEUES_PER_FLUSH):
             part = self._queues[at : at + QUEUES_PER_FLUSH]
             results = yield Together([self.context.store.promote(queue) for queue in part])
@@ -88,7 +86,7 @@ class Promoter:
                     continue
                 timers = self.context.wake_and_report(result)
                 promoted, depth, lag = promoted + timers.promoted, depth + timers.depth, max(lag, timers.oldest_lag_ms)
-                sleep = min(sleep, _sleep_seconds(timers, self._poll_seconds))
+                sleep = min(sleep, _sleep_seconds(timers, POLL_SECONDS))
         return self._report(PromoterTick(election, promoted, depth, lag, sleep))
 
     def _report(self, tick: PromoterTick) -> PromoterTick:

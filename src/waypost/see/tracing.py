@@ -71,9 +71,9 @@ class Tracing(Middleware):
             # A context given by the caller is kept.
             yield span, outgoing if not carrier or outgoing.options.get("trace") else outgoing.with_trace(carrier)
 
-    def _carrier(self, context: Context | None = None) -> dict[str, str]:
+    def _carrier(self) -> dict[str, str]:
         carrier: dict[str, str] = {}
-        self._propagator.inject(carrier, context)
+        self._propagator.inject(carrier)
         return carrier
 
     # ---- handling ----------------------------------------------------------------------------------------

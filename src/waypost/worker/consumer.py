@@ -291,22 +291,30 @@ class Consumer:
                 continue
             # With room left it sleeps if it will be woken; otherwise it goes on until it finds nothing.
             if asleep or not claimed.leases:
-                answered = time.monotonic()
-                if claimed.leases:
-                    # To plan the wait takes longer than to start a handler.
-                    await asyncio.sleep(0)
-                pause = nap.seconds(claimed, None, woken=asleep)
-                seconds = self._poll_soon.nap(pause)
-                plan = waiter.plan_wait(claimed, nap, soon=not self._poll_soon.is_busy) if asleep else None
-                if seconds < pause or nap.poll_seconds is None:
-                    wait = await waiter.sleep(seconds, since=answered, then_wait=plan)
-                else:
-                    # Nothing to do: from here on one poll asks for all idle queues of the worker.
-                    name = sleeper if asleep else None
-                    wait = await waiter.sleep(
-                        nap.moment, since=answered, then_wait=plan, poll_seconds=nap.poll_seconds, sleeper=name
-                    )
-                self._mark = (time.monotonic(), self.handled)
+                wait = await self._sleep_after(claimed, nap, sleeper if asleep else None)
+
+    async def _sleep_after(self, claimed: Claimed, nap: receive.Nap, sleeper: str | None) -> WaitPlan | None:
+        """Sleep after a claim that took all there was, and return the blocking wait that is to follow.
+
+        `sleeper` is the name that the claim has registered, if it has.
+        """
+        answered = time.monotonic()
+        if claimed.leases:
+            # To plan the wait takes longer than to start a handler.
+            await asyncio.sleep(0)
+        waiter, asleep = self._waiter, sleeper is not None
+        pause = nap.seconds(claimed, None, woken=asleep)
+        seconds = self._poll_soon.nap(pause)
+        plan = waiter.plan_wait(claimed, nap, soon=not self._poll_soon.is_busy) if asleep else None
+        if seconds < pause or nap.poll_seconds is None:
+            wait = await waiter.sleep(seconds, since=answered, then_wait=plan)
+        else:
+            # Nothing to do: from here on one poll asks for all idle queues of the worker.
+            wait = await waiter.sleep(
+                nap.moment, since=answered, then_wait=plan, poll_seconds=nap.poll_seconds, sleeper=sleeper
+            )
+        self._mark = (time.monotonic(), self.handled)
+        return wait
 
     async def _claim(self, limit: int, sleeper: str | None, wait: WaitPlan | None) -> Claimed | None:
         """One claim, behind a blocking wait or not. None if the store does not answer."""

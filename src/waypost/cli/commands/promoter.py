@@ -5,14 +5,12 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-import threading
 from typing import Any
 
-from waypost.cli.options import add_leader_command, open_client
-from waypost.cli.output import log_to_stderr, write_json
-from waypost.policy import RETRY_BUDGET_SECONDS
+from waypost.cli.commands.scheduler import run_until_signal
+from waypost.cli.options import add_leader_command
+from waypost.cli.output import write_json
 from waypost.schedule.promoter import PromoterTick
-from waypost.worker.signals import StopSignals
 
 log = logging.getLogger("waypost")
 
@@ -24,14 +22,8 @@ def add(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run until a signal and return the exit code."""
-    log_to_stderr(options.log_level)
-    stop = threading.Event()
-    with (
-        open_client(options, retry_budget=RETRY_BUDGET_SECONDS, creates=True) as post,
-        StopSignals(lambda name: stop.set()),
-    ):
-        post.run_promoter(stop, ttl=options.ttl, on_tick=write_tick if options.json else log_tick)
-    return 0
+    on_tick = write_tick if options.json else log_tick
+    return run_until_signal(options, lambda post, stop: post.run_promoter(stop, ttl=options.ttl, on_tick=on_tick))
 
 
 def write_tick(tick: PromoterTick) -> None:

@@ -6,10 +6,12 @@ import argparse
 import logging
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from waypost.cli.options import add_leader_command, open_client
 from waypost.cli.output import log_to_stderr, write_json
+from waypost.client.sync_client import Waypost
 from waypost.policy import RETRY_BUDGET_SECONDS
 from waypost.schedule.scheduler import Tick
 from waypost.worker.signals import StopSignals
@@ -24,13 +26,19 @@ def add(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run until a signal and return the exit code."""
+    on_tick = write_tick if options.json else log_tick
+    return run_until_signal(options, lambda post, stop: post.run_scheduler(stop, ttl=options.ttl, on_tick=on_tick))
+
+
+def run_until_signal(options: argparse.Namespace, loop: Callable[[Waypost, threading.Event], None]) -> int:
+    """Run a loop that ends when its event is set, which a signal does; return the exit code."""
     log_to_stderr(options.log_level)
     stop = threading.Event()
     with (
         open_client(options, retry_budget=RETRY_BUDGET_SECONDS, creates=True) as post,
         StopSignals(lambda name: stop.set()),
     ):
-        post.run_scheduler(stop, ttl=options.ttl, on_tick=write_tick if options.json else log_tick)
+        loop(post, stop)
     return 0
 
 

@@ -33,7 +33,7 @@ class NatsTarget:
             import nats.js  # noqa: F401
         except ImportError:
             raise MissingExtra(
-                'a relay to NATS needs its driver, which is not installed: pip install "waypost[relay-nats]"'
+                'a relay to NATS needs its driver, which is not installed: pip install "waypost[nats]"'
             ) from None
         if not subject or any(character.isspace() or character in "*>" for character in subject):
             raise ConfigurationError(

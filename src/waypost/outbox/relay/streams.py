@@ -27,7 +27,7 @@ class StreamTarget:
             import redis.asyncio  # noqa: F401
         except ImportError:
             raise MissingExtra(
-                'a relay to a stream needs its driver, which is not installed: pip install "waypost[relay-streams]"'
+                'a relay to a stream needs its driver, which is not installed: pip install "waypost[valkey]"'
             ) from None
         if not stream:
             raise ConfigurationError("name the stream to add to, as in valkey+stream://127.0.0.1:6379/orders")

@@ -122,11 +122,6 @@ class Lake:
             raise StoreError(f"the lake {self.files.root} was made by a newer release of waypost: update this one")
         return state
 
-    @property
-    def is_new(self) -> bool:
-        """Whether no step was ever finished here."""
-        return not self.files.exists(self._state_file)
-
     def lock(self) -> ExclusiveLock:
         """A context in which no other process changes this lake."""
         return ExclusiveLock(self.files, self._state_file.removesuffix(".json") + ".lock")

@@ -21,7 +21,7 @@ import msgspec
 from waypost import codec
 from waypost.checks import DUE_MS_MAX, check_text
 from waypost.errors import InvalidBody, InvalidInput, InvalidTime, OutcomeUnknown, QueueFull, StoreUnavailable
-from waypost.identity import _PAIRS, _TRIPLES, ALPHABET, ID_CHARACTERS, encode
+from waypost.identity import ALPHABET, ID_CHARACTERS, PAIRS, TRIPLES, encode
 from waypost.operations.flow import REFUSALS, ClientContext, Flow, Sending, Sleep, Together
 from waypost.policy import (
     CHUNK_BYTES_MAX,
@@ -74,7 +74,7 @@ class RowIds:
         if block != self._block:
             self._block = block
             self._prefix = (self._time + self._digest("row", self._partition, block))[: ID_CHARACTERS - 5]
-        return self._prefix + _PAIRS[row >> 15 & 1023] + _TRIPLES[row & 32767]
+        return self._prefix + PAIRS[row >> 15 & 1023] + TRIPLES[row & 32767]
 
 
 class Rows:

@@ -300,7 +300,7 @@ class QueueModel:
         leases: list[Lease] = []
         next_rate_ms, more = None, False
         if not self.paused:
-            self._promote(now, operation)
+            self.promote(now, operation)
             self._cap_leases(now)
             self._reclaim(now, operation)
             room, next_rate_ms = self._room(now, limit)
@@ -353,7 +353,7 @@ class QueueModel:
         keep = self.policy.dead_keep_ms
         return keep is not None and any((r.ended_ms or 0) <= now - keep for r in self._in("dead"))
 
-    def _promote(self, now: int, operation: Operation | None) -> None:
+    def promote(self, now: int, operation: Operation | None) -> None:
         due = sorted((r for r in self._in("delayed") if r.ready_ms <= now), key=lambda r: (r.ready_ms, r.id))
         for record in due[:PROMOTE_MAX]:
             self.make_claimable(now, record, record.ready_ms)

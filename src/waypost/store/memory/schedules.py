@@ -66,7 +66,7 @@ def promote(model: QueueModel, now: int) -> Promoted:
     late = model.next_due_at()
     before = model.count("delayed")
     if not model.paused:
-        model._promote(now, None)
+        model.promote(now, None)
     depth = model.count("delayed")
     lag = 0 if late is None else max(0, now - late)
     return Promoted(before - depth, depth, lag, model.next_due(now))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from waypost.errors import InvalidInput
+from waypost.store.port import read_cursor
 from waypost.store.postgres.constants import STATES
 from waypost.store.postgres.schema import Names
 from waypost.store.postgres.statement import Parameter, number, one, rows_of, text
@@ -64,7 +64,7 @@ def listing(
             where += f' AND m."{name}" = ${len(parameters)}'
             if name == "key" and state in ("ready", "delayed", "leased", "waiting"):
                 where += " AND m.key IS NOT NULL"
-    after = _read_cursor(cursor, state)
+    after = read_cursor(cursor, len(ORDERS[state]))
     if after is not None:
         marks = []
         for place in after:
@@ -95,18 +95,6 @@ def read_listing(state: MessageState, limit: int, result: PGresult) -> Page:
     if len(rows) <= limit or not messages:
         return Page(messages, None)
     return Page(messages, msgspec.json.encode(rows[limit - 1][18:]).decode())
-
-
-def _read_cursor(cursor: str | None, state: MessageState) -> list[int | str] | None:
-    if cursor is None:
-        return None
-    try:
-        place = msgspec.json.decode(cursor, type=list[int | str])
-    except msgspec.DecodeError:
-        place = []
-    if len(place) != len(ORDERS[state]):
-        raise InvalidInput("this cursor is not one that a listing of this state gave; start again without it")
-    return place
 
 
 def read_stats(queue: str, result: PGresult) -> Stats:

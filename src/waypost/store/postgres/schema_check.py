@@ -69,20 +69,14 @@ def check(url: str, *, schema: str = "public", namespace: str = "wp", start_time
         connection.close()
 
 
-def drift(
-    database: str | psycopg.Connection[Any],
-    namespace: str = "wp",
-    *,
-    schema: str = "public",
-    start_timeout: float = 3.0,
-) -> list[str]:
+def drift(database: str | psycopg.Connection[Any], namespace: str = "wp", *, schema: str = "public") -> list[str]:
     """What differs between a namespace of a database and this release, a line for each; nothing if all is well.
 
     `database` is a URL, or a connection of psycopg, which is left in the state it was in.
     """
     names = Names(schema, namespace)
     if isinstance(database, str):
-        found = check(database, schema=schema, namespace=namespace, start_timeout=start_timeout)
+        found = check(database, schema=schema, namespace=namespace)
     else:
         found = compare(database, names)
     if found.version is None:

@@ -79,10 +79,10 @@ def nothing(kind: int) -> Parameter:
     return _ARRAY_OF[kind], None
 
 
-def _array(kind: int, elements: Iterable[bytes | None], count: int, *, nulls: bool = True) -> Parameter:
+def _array(kind: int, elements: Iterable[bytes | None], count: int) -> Parameter:
     if count == 0:
         return _ARRAY_OF[kind], struct.pack("!III", 0, 0, kind)
-    parts = [_HEAD.pack(1, int(nulls), kind, count, 1)]
+    parts = [_HEAD.pack(1, 1, kind, count, 1)]
     append = parts.append
     for element in elements:
         if element is None:

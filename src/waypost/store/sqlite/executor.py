@@ -37,7 +37,7 @@ FORK_WAIT_SECONDS = 5.0
 _RESERVE_GIVE = "DELETE FROM {reserve}"
 
 
-class ClientContext:
+class ConnectionHolder:
     """One connection, opened when needed, and the lock that keeps threads apart."""
 
     def __init__(self, opener: Callable[[float], sqlite3.Connection]) -> None:
@@ -45,7 +45,7 @@ class ClientContext:
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
         self._pid = os.getpid()
-        _contexts.add(self)
+        _holders.add(self)
 
     @contextmanager
     def use(self, budget_seconds: float = BUSY_BUDGET_SECONDS) -> Iterator[sqlite3.Connection]:
@@ -87,18 +87,18 @@ class ClientContext:
         self._lock.release()
 
 
-_contexts: weakref.WeakSet[ClientContext] = weakref.WeakSet()
+_holders: weakref.WeakSet[ConnectionHolder] = weakref.WeakSet()
 _inherited: list[sqlite3.Connection | None] = []
-_closed_for_fork: list[ClientContext] = []
+_closed_for_fork: list[ConnectionHolder] = []
 
 
 def _before_fork() -> None:
-    _closed_for_fork[:] = [context for context in list(_contexts) if context.before_fork()]
+    _closed_for_fork[:] = [holder for holder in list(_holders) if holder.before_fork()]
 
 
 def _after_fork(in_child: bool) -> None:
-    for context in _closed_for_fork:
-        context.after_fork(in_child=in_child)
+    for holder in _closed_for_fork:
+        holder.after_fork(in_child=in_child)
     _closed_for_fork.clear()
 
 
@@ -127,8 +127,8 @@ class SqliteExecutor:
         self._clock = clock
         self._replay_ttl_ms = replay_ttl_ms
         self._budget = busy_budget_seconds
-        self._writer = ClientContext(lambda budget: open_file(path, spelling, budget))
-        self._reader = ClientContext(lambda budget: open_file(path, spelling, budget, reads_only=True))
+        self._writer = ConnectionHolder(lambda budget: open_file(path, spelling, budget))
+        self._reader = ConnectionHolder(lambda budget: open_file(path, spelling, budget, reads_only=True))
         self._closed = False
 
     def start(self, timeout_seconds: float) -> None:
@@ -170,10 +170,10 @@ class SqliteExecutor:
         self._reader.close()
 
     @contextmanager
-    def _using(self, context: ClientContext) -> Iterator[sqlite3.Connection]:
+    def _using(self, holder: ConnectionHolder) -> Iterator[sqlite3.Connection]:
         if self._closed:
             raise StoreUnavailable(f"the connection to {self._path} was closed; connect again")
-        with context.use() as connection:
+        with holder.use() as connection:
             yield connection
 
     def _alone(self, call: SqliteCall[T]) -> T | Exception:

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from waypost.errors import InvalidInput
+from waypost.store.port import read_cursor
 from waypost.store.sqlite.queue_records import QueueRecords
 from waypost.store.sqlite.schema import STATE_NUMBERS
 from waypost.values import MessageState, Page, Stored
@@ -35,7 +35,7 @@ def peek(
     records: QueueRecords, state: MessageState, limit: int, cursor: str | None, filters: dict[str, str | None]
 ) -> Page:
     """A page of one state, in the order of its listing. The cursor is the place of the last message listed."""
-    rows = _listed(records, state, limit, _read_cursor(cursor, state), filters)
+    rows = _listed(records, state, limit, read_cursor(cursor, len(PLACES[state])), filters)
     messages = [_stored(state, row) for row in rows]
     if len(rows) < limit or not rows:
         return Page(messages, None)
@@ -96,15 +96,3 @@ def _stored(state: MessageState, row: tuple[Any, ...]) -> Stored:
     values = list(row[: len(row) - len(PLACES[state])])
     values[14] = bool(values[14])
     return Stored(*values)
-
-
-def _read_cursor(cursor: str | None, state: MessageState) -> list[Any] | None:
-    if cursor is None:
-        return None
-    try:
-        place = msgspec.json.decode(cursor, type=list[int | str])
-    except msgspec.DecodeError:
-        place = []
-    if len(place) != len(PLACES[state]):
-        raise InvalidInput("this cursor is not one that a listing of this state gave; start again without it")
-    return place

@@ -94,8 +94,6 @@ _QUEUES = """
     WHERE m.name IS NULL OR NOT json_extract(m.value, '$.gone') ORDER BY q.name"""
 _RESULT = "SELECT data FROM {result} WHERE queue = ? AND id = ? AND until_ms > ?"
 
-#: Longer than any client repeats a call whose reply was lost.
-
 
 def wall_clock_ms() -> int:
     """The machine's clock: every process that can open the file has the same one."""
