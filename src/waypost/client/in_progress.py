@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Self
 
 from waypost.errors import QueueDrained
 from waypost.message import Message
@@ -42,18 +41,19 @@ class Gate:
         with self._lock:
             self._context.drain()
 
-    @contextmanager
-    def publish(self) -> Iterator[None]:
-        """The length of one publish."""
+    def publish(self) -> Self:
+        """The length of one publish, for a `with` statement."""
+        return self
+
+    def __enter__(self) -> None:
         with self._lock:
             if self._context.draining and not self._in_handler():
                 raise QueueDrained("this client was drained and publishes no more; use another one, or make a new one")
             self.publishing += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self.publishing -= 1
+
+    def __exit__(self, *ended: object) -> None:
+        with self._lock:
+            self.publishing -= 1
 
     def received(self, change: int) -> None:
         """A block of `receive` got a message, or ended."""

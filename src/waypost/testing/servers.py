@@ -281,6 +281,7 @@ def _uninterrupted(work: Callable[[], None]) -> None:
 
 
 def program_of(wheel: str, pattern: str) -> Path:
+    """The path of a server's program in a wheel."""
     # The package is only located, not imported: importing it would load a client and start-up code of its own.
     spec = importlib.util.find_spec(wheel)
     places = [] if spec is None else list(spec.submodule_search_locations or [])
