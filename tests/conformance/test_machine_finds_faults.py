@@ -110,8 +110,8 @@ class OverwritesKnownIds(QueueModel):
 
 
 class PromotesEarly(QueueModel):
-    def _promote(self, now: int, operation: Operation | None) -> None:
-        super()._promote(now + 400, operation)
+    def promote(self, now: int, operation: Operation | None) -> None:
+        super().promote(now + 400, operation)
 
 
 class WakesNoSleeper(QueueModel):
