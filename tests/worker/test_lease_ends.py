@@ -269,12 +269,14 @@ def test_the_holder_of_a_lost_lease_is_woken_by_the_client_that_claims_the_messa
         "namespace": namespace, "clock": lambda: time.time_ns() // 1_000_000 + forward[0],
     }  # fmt: skip
     told: list[bool] = []
+    begun = threading.Event()
     with Harness("sync", url, **options) as harness, Waypost(url, **options) as other:
         # Renewals come every two hundred seconds: too late for this test.
         harness.configure("orders", lease=600)
 
         @harness.handler("orders")
         async def handle(message: Message[int]) -> None:
+            begun.set()
             try:
                 await asyncio.Event().wait()
             finally:
@@ -282,7 +284,7 @@ def test_the_holder_of_a_lost_lease_is_woken_by_the_client_that_claims_the_messa
 
         published = harness.publish("orders", 1)
         with harness.working() as worker:
-            until(lambda: harness.ledger("orders").leased)
+            assert begun.wait(20)
             # It has room for more, and sleeps by name only once its channel works.
             until(lambda: other.stats("orders").sleepers, "a worker that can be woken")
             worker.quiet()
