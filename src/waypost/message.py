@@ -505,6 +505,7 @@ class Message(_Readable[T]):
 
         Both happen in the atomic step of the settle: nothing is published if this delivery fails or is lost. If
         another message was published under the key meanwhile, that one is kept and this one is not published again.
+        A chain goes on with the new message.
         """
         self._check_kept("reschedule")
         delay_ms = check_delay("delay", delay)
@@ -520,7 +521,7 @@ class Message(_Readable[T]):
         encoded = codec.Encoded(codec.CONTENT_TYPES.index(envelope.content_type), envelope.data, envelope.type_name)
         again = Continuation(
             next_id, self.queue, codec.make_envelope(next_id, encoded, head), self.key, delay_ms,
-            self.priority, self.group, again=True,
+            self.priority, self.group, self.lease.chain, again=True,
         )  # fmt: skip
         self._decide("done")
         self._then = (*self._then, again)

@@ -294,3 +294,30 @@ def test_what_a_settle_sends_on_passes_the_cap_and_nothing_else_does(harness: Ha
     assert harness.ledger("next").over_cap == 2
     with pytest.raises(QueueFull):
         harness.publish("next", "refused")
+
+
+@pytest.mark.promise("CHAIN-2", "PUB-6")
+@pytest.mark.parametrize("key", [None, "k"])
+def test_a_chain_goes_on_with_a_message_that_reschedules_itself(harness: Harness, key: str | None) -> None:
+    runs: list[str] = []
+    waited: list[str] = []
+
+    @harness.handler("polls")
+    def poll(body: Any, message: Message[Any]) -> None:
+        runs.append(message.id)
+        if len(runs) < 3:
+            message.reschedule(0)
+        else:
+            message.keep_result("ready")
+
+    @harness.handler("later")
+    def later(body: Any, message: Message[Any]) -> None:
+        waited.append(message.id)
+
+    with harness.working():
+        first = harness.publish("polls", {}, chain=True, key=key)
+        last = harness.publish("later", {}, after=first)
+        assert harness.wait_chain(first, timeout=20) == "ready"
+        assert harness.wait_result(last, timeout=20) is None
+    assert len(set(runs)) == 3
+    assert waited == [last.id]
