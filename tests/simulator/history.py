@@ -52,7 +52,7 @@ class HandlerStarted(Happening):
     token: int
     nonce: bytes
     label: str
-    #: Which run of this message it is, over all processes, from 1.
+    #: Which run of this label it is, over all processes, from 1: a message that is published again goes on counting.
     run: int
     kind: Literal["async", "thread", "block"]
     #: How many deliveries and attempts the claim said.
@@ -219,7 +219,7 @@ class Recorder:
         self._clock = clock
         self._observe = observe
         self._calls = 0
-        self._runs: dict[str, int] = {}
+        self._runs: dict[tuple[str, str], int] = {}
 
     @property
     def now(self) -> float:
@@ -239,7 +239,7 @@ class Recorder:
         self.add(Called, who, self._calls, action, arguments)
         return self._calls
 
-    def next_run(self, message_id: str) -> int:
-        """The number of a run of a message that begins now."""
-        self._runs[message_id] = self._runs.get(message_id, 0) + 1
-        return self._runs[message_id]
+    def next_run(self, queue: str, label: str) -> int:
+        """The number of a run that begins now: of a message, or of one that was published again as itself."""
+        self._runs[queue, label] = self._runs.get((queue, label), 0) + 1
+        return self._runs[queue, label]

@@ -27,7 +27,7 @@ from waypost.values import Published
 from waypost.worker.worker import Worker
 
 #: A handler that hangs does so until it is stopped, or its time is up.
-HANG_SECONDS = 3000.0
+HANG_SECONDS = 150.0
 PUBLISH_OPTIONS = ("key", "window", "on_conflict", "delay", "priority", "group", "chain", "timeout")
 
 
@@ -75,16 +75,21 @@ class Player:
 
     async def start(self) -> None:
         """Start the worker, if the process has one; a store that is away is tried again."""
-        if not self.has_worker or self.plan is None:
+        if not self.has_worker or self.plan is None or self.worker is not None:
             return
         while True:
-            self.worker = self.post.worker(scheduler=self.plan.scheduler, promoter=self.plan.promoter)
+            self.worker = worker = self.post.worker(scheduler=self.plan.scheduler, promoter=self.plan.promoter)
             try:
-                await self.worker.start()
+                await worker.start()
             except (WaypostError, OSError):
                 await asyncio.sleep(1.0)
-                continue
-            self.recorder.add(WorkerStarted, self.name, self.worker.name)
+                if self.worker is worker:
+                    continue
+                return
+            if self.worker is worker:
+                self.recorder.add(WorkerStarted, self.name, worker.name)
+            else:
+                await worker.stop()  # asked for while it was being started
             return
 
     async def stop(self, timeout: float) -> None:
@@ -219,11 +224,12 @@ class Player:
         )(handle if plan.kind == "async" else handle_in_thread)
 
     def _started(self, message: Message[Any], kind: Any) -> int:
-        run = self.recorder.next_run(message.id)
+        label = message.body["label"]
+        run = self.recorder.next_run(message.queue, label)
         self._running[message.id, message.token] = run
         self.recorder.add(
             HandlerStarted, self.name, message.queue, message.id, message.token, message.lease.nonce,
-            message.body["label"], run, kind, message.deliveries, message.attempts,
+            label, run, kind, message.deliveries, message.attempts,
         )  # fmt: skip
         return run
 
