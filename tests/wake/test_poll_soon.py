@@ -76,3 +76,14 @@ def test_where_notifications_can_come_before_the_commit_all_work_is_followed_by_
 def test_a_worker_that_cannot_be_woken_does_not_poll_soon() -> None:
     scenario = Scenario()
     assert not any(scenario.claim(5, after=0.001, may_sleep=False) for _ in range(100))
+
+
+def test_a_late_answer_is_no_slow_store_and_a_slow_store_is_learned() -> None:
+    scenario = Scenario()
+    for _ in range(20):
+        scenario.claim(1, took=0.002, after=0.1)
+    scenario.claim(1, took=36.0)
+    assert scenario.poll_soon.claim_seconds < 0.004
+    for _ in range(60):
+        scenario.claim(1, took=0.3, after=0.1)
+    assert scenario.poll_soon.claim_seconds == pytest.approx(0.3, rel=0.05)

@@ -41,6 +41,9 @@ POLL_SOON_SECONDS_MIN, POLL_SOON_SECONDS_MAX = 0.002, 0.01
 #: After that it sleeps, but polls again after so long, twice: a publish that woke no worker because one was to poll
 #: soon may have been committed only after that poll. Longer commits are left to the safety poll.
 LATE_COMMIT_POLL_SECONDS = (0.03, 0.2)
+#: A claim counts as at most so many times the usual one: a worker claims ahead by how long claims take, and a single
+#: late answer would make it hold more than it can start for a long time.
+LATE_CLAIMS = 4
 #: The store counts whole milliseconds, and a claim may be slower than the last ones were.
 SPARE_MS = 2
 
@@ -102,7 +105,8 @@ class PollSoon:
         """A claim has ended, and brought so many messages. `waited`: it began in the store later than here."""
         now = self._now()
         if not waited:
-            self._claim_seconds += (now - self._began - self._claim_seconds) / 8
+            took = min(now - self._began, LATE_CLAIMS * self._claim_seconds)
+            self._claim_seconds += (took - self._claim_seconds) / 8
         self._fade(now)
         self._messages += found
         self._found = found
