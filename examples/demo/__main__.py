@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from examples.demo.processes import ROOT, Environment, Setup, SparkProcess
-from examples.demo.shop import ATTEMPTS, MAIL_SECONDS, MAILS, ORDERS, ROLLUP
-from examples.demo.storefront import FIRST_NUMBER, MALFORMED, TABLES, Storefront
+from examples.demo.storefront import FIRST_NUMBER, MALFORMED, TABLE, Storefront
 from waypost import Waypost
-from waypost.cli.demo.runner import DemoOutput, DemoTimeout, format_ledger, wait_until
+from waypost.cli.demo.runner import DemoOutput, DemoTimeout, ShopDemo, wait_until
+from waypost.cli.demo.shop import ATTEMPTS, MAIL_SECONDS, MAILS, ORDERS, ROLLUP
 from waypost.errors import WaypostError
 from waypost.spark.lake.report import REPORT_NAME
 from waypost.values import Ledger
@@ -38,14 +38,15 @@ STEP_SECONDS_MAX, SETUP_SECONDS_MAX = 300.0, 1800.0
 INTERRUPTED, DEFECT = 130, 3
 
 
-class Demo:
+class Demo(ShopDemo):
     """The steps of the demo."""
 
     def __init__(self, environment: Environment, output: DemoOutput, setup: Setup, imported: int) -> None:
+        super().__init__(
+            Waypost(environment.valkey), environment.processes, output, environment.directory, environment.variables
+        )
         self.environment = environment
-        self.output = output
         self.imported = imported
-        self.post = Waypost(environment.valkey)
         self.outbox = Waypost(environment.postgres)
         self.storefront = Storefront(environment.postgres)
         self.setup = setup
@@ -58,21 +59,17 @@ class Demo:
         self.outbox.close()
 
     def follow(self, condition: Callable[[Ledger], bool], what: str, seconds_max: float = STEP_SECONDS_MAX) -> None:
-        """Show the ledger until it fulfils a condition."""
+        """Show the progress of the orders until a condition is fulfilled; meanwhile start Spark once it is there."""
 
-        def poll() -> bool:
+        def poll(ledger: Ledger) -> bool:
             if self.storefront.error is not None:
                 raise self.storefront.error
             if self.spark is None and not self.setup.is_running:
                 # It needs seconds to start, while the demo goes on.
                 self.spark = SparkProcess(self.environment)
-            ledger = self.post.ledger(ORDERS)
-            shop = f"shop {self.storefront.counts.committed:,}"
-            text = f"{ledger.done:,} of {ledger.published:,} paid, {ledger.ready:,} ready · {shop} · {what}"
-            self.output.progress(ledger.done, max(ledger.published, self.imported), text)
             return condition(ledger)
 
-        wait_until(poll, what, seconds_max)
+        super().follow(poll, what, seconds_max)
 
     # ---- the shop ----------------------------------------------------------------------------------------------
 
@@ -85,13 +82,13 @@ class Demo:
         output, environment = self.output, self.environment
         migrate(environment.postgres)
         with psycopg.connect(environment.postgres) as connection:
-            connection.execute(TABLES)
+            connection.execute(TABLE)
         # With bodies in the journal the whole history can be read again, by Spark, without consuming anything.
         self.post.configure(ORDERS, lease=LEASE_SECONDS, journal="full")
         for queue in (MAILS, ROLLUP):
             self.post.configure(queue, lease=LEASE_SECONDS)
-        self.relay = environment.start_worker("relay", "examples.demo.shop:outbox")
-        self.workers = [environment.start_worker("worker-1"), environment.start_worker("worker-2")]
+        self.relay = self.start_worker("relay", "examples.demo.storefront:outbox")
+        self.workers = [self.start_worker("worker-1"), self.start_worker("worker-2")]
         self.storefront.start()
         output.line("the shop is open: each order is a row and a message, in one transaction of PostgreSQL")
         self.follow(lambda ledger: ledger.done > 0, "the first payment")
@@ -105,22 +102,23 @@ class Demo:
         counts = self.storefront.counts
         output.line(f"{counts.rolled_back} customers cancelled before the commit: no row, no message")
         output.line(f"{counts.duplicates} clicked twice: the second message of each is a duplicate, and is not stored")
-        for letter in self.post.dead_letters(ORDERS):
-            why = letter.error.splitlines()[0].partition(" - at")[0] if letter.error else ""
-            times = "1 delivery" if letter.deliveries == 1 else f"{letter.deliveries} deliveries"
-            output.bad(f"a dead letter after {times}: {letter.reason}, {why}")
+        self.show_dead_letters()
         self.follow(lambda _: self.post.ledger(MAILS).done > 0, "the first mail")
         output.line(f"mails go out {MAIL_SECONDS} s after each payment: {self.post.ledger(MAILS).done:,} so far")
 
     # ---- Spark -------------------------------------------------------------------------------------------------
 
-    def wait_for(self, did: str, what: str, **request: Any) -> dict[str, Any]:
-        """Send Spark a request, if there is one, wait until it is done, and return the reply."""
+    def request(self, do: str, what: str, **arguments: Any) -> dict[str, Any]:
+        """Send Spark a request, wait until it is done, and return the reply."""
+        assert self.spark is not None
+        self.spark.send(do, **arguments)
+        return self.wait_for_reply(do, what)
+
+    def wait_for_reply(self, did: str, what: str) -> dict[str, Any]:
+        """Wait until Spark has done something, and return its reply."""
         result: dict[str, Any] = {}
         spark = self.spark
         assert spark is not None
-        if request:
-            spark.send(did, **request)
 
         def has_reply(_: Ledger) -> bool:
             while reply := spark.reply():
@@ -141,21 +139,21 @@ class Demo:
             output.line("Spark and the other heavy packages are still being installed in the background")
             self.follow(lambda _: self.spark is not None, "the packages", SETUP_SECONDS_MAX)
             output.line("the packages are installed")
-        output.line(f"Spark {self.wait_for('session', 'the start of Spark')['version']} is up, on this machine")
+        output.line(f"Spark {self.wait_for_reply('session', 'the start of Spark')['version']} is up, on this machine")
 
     def import_orders(self) -> None:
         """Import 200,000 orders from a file, and kill a worker meanwhile."""
         output, spark = self.output, self.spark
         assert spark is not None
         before = self.post.ledger(ORDERS).done
-        spark.send("import", url=self.environment.valkey, count=self.imported)
+        spark.send("import", count=self.imported)
         self.follow(lambda ledger: ledger.done > before + self.imported // 3 and ledger.leased > 0, "Spark's import")
         victim = self.workers.pop(0)
-        self.environment.processes.kill(victim)
+        self.processes.kill(victim)
         ledger = self.post.ledger(ORDERS)
         output.bad(f"kill -9 of worker 1 in the middle: {ledger.done:,} are paid, {ledger.leased:,} are running")
-        self.workers.append(self.environment.start_worker("worker-3"))
-        result = self.wait_for("import", "Spark's import")
+        self.workers.append(self.start_worker("worker-3"))
+        result = self.wait_for_reply("import", "Spark's import")
         output.good(
             f"Spark imported {self.imported:,} orders of {result['rows']:,} rows "
             f"({result['megabytes']} MB of Parquet): {result['rows'] - self.imported:,} were in it twice"
@@ -183,12 +181,12 @@ class Demo:
         for worker in (*self.workers, self.relay):
             worker.terminate()
         for worker in (*self.workers, self.relay):
-            self.environment.processes.stop(worker)
+            self.processes.stop(worker)
 
     def build_lake(self) -> bool:
         """Build tables of the whole history, which consumes nothing; return whether the audit is clean."""
-        output, url = self.output, self.environment.valkey
-        result = self.wait_for("ingest", "pipeline ingest", url=url)
+        output = self.output
+        result = self.request("ingest", "pipeline ingest")
         minutes = result["minutes"]
         cents = sum(sums[1] for sums in minutes.values())
         output.good(f"pipeline ingest: revenue of {len(minutes)} minutes, {cents / 100:,.2f} in all; the last of them:")
@@ -199,13 +197,13 @@ class Demo:
         equal = result["shop_cents"] == self.shop_cents()
         write = output.good if equal else output.bad
         write(f"the shop's share of it is {'equal' if equal else 'not equal'} to the sum of its table in PostgreSQL")
-        result = self.wait_for("audit", "pipeline run and audit", url=url)
+        result = self.request("audit", "pipeline run and audit")
         write = output.good if result["clean"] else output.bad
         write(
             f"pipeline audit: {result['events']:,} events, "
             f"{result['unaccounted']:,} unaccounted of {result['published']:,}"
         )
-        page = self.wait_for("report", "pipeline report", name=REPORT_NAME)["path"]
+        page = self.request("report", "pipeline report", name=REPORT_NAME)["path"]
         output.good(f"pipeline report: file://{page}")
         return equal and bool(result["clean"])
 
@@ -218,13 +216,12 @@ class Demo:
             row = connection.execute(query, (FIRST_NUMBER + MALFORMED,)).fetchone()
         return int(row[0]) if row else 0
 
-    def account(self) -> bool:
-        """Print the ledgers of both stores; return whether they balance."""
+    def is_balanced(self) -> bool:
+        """Print the ledgers of both stores; return whether every message is accounted for."""
         ledgers = {f"PostgreSQL {ORDERS}": self.outbox.ledger(ORDERS)}
         ledgers |= {f"Valkey {queue}": self.post.ledger(queue) for queue in (ORDERS, MAILS, ROLLUP)}
-        for name, ledger in ledgers.items():
-            self.output.line(format_ledger(f"{name:18}", ledger))
-        return all(ledger.balance == ledger.unexplained == 0 for ledger in ledgers.values())
+        result = self.account(ledgers)
+        return result["unaccounted"] == result["unexplained"] == 0
 
 
 def _is_settled(ledger: Ledger) -> bool:
@@ -237,7 +234,7 @@ def run_demo(directory: Path, output: DemoOutput, options: argparse.Namespace) -
         setup = Setup(environment)
         output.heading("A shop on real servers")
         environment.start_servers()
-        output.line("a Valkey and a PostgreSQL are up, from wheels, on sockets that only you can open")
+        output.line("a Valkey and a PostgreSQL are up, from wheels, with a random password that is printed nowhere")
         demo = Demo(environment, output, setup, options.orders)
         try:
             demo.open_shop()
@@ -247,13 +244,13 @@ def run_demo(directory: Path, output: DemoOutput, options: argparse.Namespace) -
             demo.import_orders()
             demo.finish()
             output.heading("Where every message went")
-            balanced = demo.account()
+            balanced = demo.is_balanced()
             clean = demo.build_lake()
             environment.kill_all()
-            remove_leftovers(directory)
             output.line(f"this took {output.seconds:.0f} s")
             if options.keep:
                 keep_servers(environment, output)
+            remove_leftovers(directory)
         finally:
             demo.close()
     return 0 if balanced and clean else DEFECT
@@ -267,10 +264,13 @@ def remove_leftovers(directory: Path) -> None:
 
 
 def keep_servers(environment: Environment, output: DemoOutput) -> None:
-    """Keep the servers up until Ctrl-C."""
+    """Keep the servers up until Ctrl-C. Their URLs are in files, because they have a password."""
+    from waypost.testing.servers import write_private
+
     output.heading("The servers stay up; Ctrl-C ends them")
-    output.line(f"waypost workers {environment.valkey}")
-    output.line(f"waypost workers {environment.postgres}")
+    for name, url in (("valkey", environment.valkey), ("postgres", environment.postgres)):
+        path = write_private(environment.directory / f"{name}.url", url)
+        output.line(f'WAYPOST_URL="$(cat {path})" waypost stats {ORDERS}')
     try:
         signal.pause()
     except KeyboardInterrupt:

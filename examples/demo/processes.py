@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import secrets
 import signal
 import subprocess
 import sys
@@ -13,10 +14,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from examples.demo.shop import POSTGRES_VARIABLE, VALKEY_VARIABLE, WORKER_VARIABLE
+from examples.demo.storefront import OUTBOX_VARIABLE
 from waypost.cli.demo.runner import DemoProcesses, DemoTimeout, signal_group
+from waypost.cli.demo.shop import CONCURRENCY_VARIABLE, STORE_VARIABLE
 
 ROOT = Path(__file__).parents[2]
+#: The password of both servers; random if it is not set.
+PASSWORD_VARIABLE = "WAYPOST_DEMO_PASSWORD"
+CONCURRENCY = 100
 #: Modules are found without pip's help: the set-up installs waypost anew while the demo runs.
 PATHS = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
 
@@ -44,20 +49,26 @@ class Environment:
         from waypost.testing.postgres import PostgresServer
         from waypost.testing.servers import ValkeyServer
 
-        # On sockets: any user of the machine can reach a port, and Spark accepts no URL with a password.
-        valkey = ValkeyServer(appendonly=True, appendfsync="everysec", tcp=False)
+        # Any user of the machine can reach a port, so both servers have a password, which no output may contain.
+        password = os.environ.get(PASSWORD_VARIABLE) or secrets.token_urlsafe(18)
+        valkey = ValkeyServer(appendonly=True, appendfsync="everysec", tcp=False, requirepass=password)
+        postgres = PostgresServer(durable=True)
+        postgres.password = password
         self.valkey = self._stack.enter_context(valkey).url
-        self.postgres = self._stack.enter_context(PostgresServer(durable=True)).socket_url
+        self.postgres = self._stack.enter_context(postgres).url
 
-    def start(
-        self, *command: str, log: str, output: int | None = None, worker: bool = False
-    ) -> subprocess.Popen[bytes]:
-        """Start a Python process."""
-        environment = {"PYTHONPATH": PATHS, "PYTHONUNBUFFERED": "1"} | ({WORKER_VARIABLE: "1"} if worker else {})
+    @property
+    def variables(self) -> dict[str, str]:
+        """Environment variables of all processes. URLs with a password are passed nowhere else."""
+        variables = {"PYTHONPATH": PATHS, "PYTHONUNBUFFERED": "1", CONCURRENCY_VARIABLE: str(CONCURRENCY)}
         if self.valkey:
-            environment |= {VALKEY_VARIABLE: self.valkey, POSTGRES_VARIABLE: self.postgres}
+            variables |= {STORE_VARIABLE: self.valkey, OUTBOX_VARIABLE: self.postgres}
+        return variables
+
+    def start(self, *command: str, log: str, output: int | None = None) -> subprocess.Popen[bytes]:
+        """Start a Python process."""
         return self.processes.start(
-            [sys.executable, *command], environment, self.directory / f"{log}.log", output=output
+            [sys.executable, *command], self.variables, self.directory / f"{log}.log", output=output
         )
 
     def kill_all(self) -> None:
@@ -66,11 +77,6 @@ class Environment:
             signal_group(process, signal.SIGKILL)
         for process in list(self.processes.processes):
             self.processes.stop(process)
-
-    def start_worker(self, name: str, target: str = "examples.demo.shop:post") -> subprocess.Popen[bytes]:
-        """Start a process that runs the handlers."""
-        command = ("-m", "waypost.cli.main", "worker", target, "--timeout", "10")
-        return self.start(*command, log=name, worker=True)
 
 
 class Setup:

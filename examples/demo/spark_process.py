@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from examples.demo.shop import ORDERS, SHOP
+from waypost.cli.demo.shop import ORDERS, SHOP, STORE_VARIABLE
 
 #: How many rows are in the file twice, with the same key.
 REPEATED = 1_000
@@ -75,25 +75,30 @@ class Spark:
             progress=False,
         )
 
-    def publish(self, *, url: str, count: int) -> dict[str, Any]:
-        """Import the file into the queue: one message for each key, however often a task is tried."""
+    def publish(self, *, count: int) -> dict[str, Any]:
+        """Import the file into the queue: one message for each key, however often a task is tried.
+
+        Spark shows options in plans and logs, so the URL with its password is named by its environment variable.
+        """
         from pyspark.sql import functions as f
 
         path = self.directory / "orders.parquet"
         make_parquet(path, count)
         rows = self.session.read.parquet(str(path)).withColumn("source", f.lit("import"))
         messages = rows.select(f.struct("*").alias("body"), f.concat(f.lit("order:"), "id").alias("key"))
-        messages.write.format("waypost").options(url=url, queue=ORDERS).mode("append").save()
+        messages.write.format("waypost").options(urlEnv=STORE_VARIABLE, queue=ORDERS).mode("append").save()
         return {"rows": rows.count(), "megabytes": round(path.stat().st_size / 1e6, 1)}
 
-    def ingest(self, *, url: str) -> dict[str, Any]:
+    def ingest(self) -> dict[str, Any]:
         """Load the messages into a table, and the revenue of each minute. This consumes nothing."""
         from pyspark.sql import functions as f
 
         from waypost.spark.lake.ingest import Ingest, read_schema
 
         schema = read_schema(SCHEMA)
-        ingest = Ingest(self.session, str(self.lake), ORDERS, store=url, schema=schema, batch_rows=BATCH_ROWS)
+        ingest = Ingest(
+            self.session, str(self.lake), ORDERS, store_env=STORE_VARIABLE, schema=schema, batch_rows=BATCH_ROWS
+        )
         ingest.run()
         value = ingest.rows().select("value.*")
         minute = f.date_trunc("minute", f.timestamp_millis("at")).alias("minute")
@@ -111,12 +116,14 @@ class Spark:
             "aside": ingest.corrupt().count(),
         }
 
-    def audit(self, *, url: str) -> dict[str, Any]:
+    def audit(self) -> dict[str, Any]:
         """Load every event into the lake, and check that all messages are accounted for."""
         from waypost.spark.lake.audit import audit
         from waypost.spark.lake.pipeline import Pipeline
 
-        pipeline = Pipeline(self.session, str(self.lake), store=url, progress=lambda text: write_reply(progress=text))
+        pipeline = Pipeline(
+            self.session, str(self.lake), store_env=STORE_VARIABLE, progress=lambda text: write_reply(progress=text)
+        )
         found = audit(pipeline)
         return {
             "clean": found.is_clean and found.not_seen == 0,

@@ -1,21 +1,22 @@
-"""A small shop that takes orders: each is a row of its own table and a message, in one transaction of PostgreSQL."""
+"""The part of the shop that takes orders: each is a row of a table and a message, in one transaction of PostgreSQL.
+
+`waypost worker examples.demo.storefront:outbox` forwards the messages to the shop's store.
+"""
 
 from __future__ import annotations
 
-import random
+import os
 import threading
-import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 
 import psycopg
 
-from examples.demo.shop import ORDERS, SHOP, Order
 from waypost import Waypost
+from waypost.cli.demo.shop import ORDERS, STORE_VARIABLE, Order, make_order
 
-TABLES = """
-CREATE TABLE orders (id bigint PRIMARY KEY, customer text NOT NULL, amount bigint NOT NULL, at bigint NOT NULL);
-CREATE TABLE revenue (at timestamptz DEFAULT now(), orders bigint NOT NULL, amount bigint NOT NULL)
-"""
+#: The environment variable with the URL of PostgreSQL.
+OUTBOX_VARIABLE = "WAYPOST_DEMO_OUTBOX"
+TABLE = "CREATE TABLE orders (id bigint PRIMARY KEY, customer text, amount bigint, at bigint)"
 #: The numbers of the shop's orders start after those of imported orders.
 FIRST_NUMBER = 10_000_001
 #: Every tenth customer cancels before the commit, every twenty-fifth clicks twice.
@@ -24,6 +25,10 @@ ROLLED_BACK_EVERY, TWICE_EVERY = 10, 25
 UNREADABLE, MALFORMED = 13, 17
 KEY_SECONDS = 3600
 PAUSE_SECONDS = 0.03
+
+outbox = Waypost(os.environ.get(OUTBOX_VARIABLE, "memory://outbox"))
+# The relay forwards what committed transactions published, each message once.
+outbox.relay(ORDERS, to=os.environ.get(STORE_VARIABLE, "memory://shop"))
 
 
 @dataclass(slots=True)
@@ -45,7 +50,6 @@ class Storefront(threading.Thread):
         self.counts = OrderCounts()
         self.error: Exception | None = None
         self._closed = threading.Event()
-        self._random = random.Random(7)
 
     def run(self) -> None:
         """Take orders until it is closed."""
@@ -73,12 +77,7 @@ class Storefront(threading.Thread):
 
     def take_order(self, number: int, post: Waypost, connection: psycopg.Connection) -> None:
         """Take one order. The message exists if and only if the transaction commits."""
-        order = Order(
-            id=FIRST_NUMBER + number, customer=f"customer-{number % 97}", amount=self._random.randint(500, 9_000),
-            at=time.time_ns() // 1_000_000, source=SHOP,
-        )  # fmt: skip
-        if number == UNREADABLE:
-            order = replace(order, card="unreadable")
+        order = make_order(FIRST_NUMBER + number, card="unreadable" if number == UNREADABLE else "good")
         with connection.transaction(force_rollback=number % ROLLED_BACK_EVERY == 0):
             self.write(order, post, connection, malformed=number == MALFORMED)
         if number % ROLLED_BACK_EVERY == 0:

@@ -1,4 +1,4 @@
-"""`make demo`, with fewer orders: it accounts for every message, two demos do not clash, nothing is left behind."""
+"""`make demo`, with fewer orders: it accounts for every message, shows no password, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow.parquet as parquet
 import pytest
 
-from examples.demo import __main__ as demo_program
-from examples.demo.processes import Environment
+from examples.demo.processes import PASSWORD_VARIABLE
 from tests.show.marked import carriers, left_behind, new_mark
 from waypost import Waypost
-from waypost.cli.demo.runner import DemoOutput, wait_until
-from waypost.errors import StoreUnavailable
+from waypost.cli.demo.runner import wait_until
+from waypost.errors import StoreUnavailable, WaypostError
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "examples.demo", "--orders", "2000"]
 SECONDS_MAX = 600
+#: The password of every URL that the demo uses.
+CANARY = "Canary7Secret"
 
 pytestmark = [pytest.mark.promise("FACE-5"), pytest.mark.xdist_group("demo")]
 
@@ -61,9 +63,29 @@ class Demo:
         return "".join(self.output)
 
 
-@pytest.mark.promise("SPARK-7")
-def test_a_demo_accounts_for_every_message_while_another_is_interrupted_beside_it(tmp_path: Path) -> None:
-    whole, interrupted = Demo(tmp_path / "whole"), Demo(tmp_path / "interrupted")
+def contents(directory: Path) -> Iterator[tuple[str, str]]:
+    """Every file below a directory with its text. The columns of a Parquet file are compressed, so they are read."""
+    for path in sorted(directory.rglob("*")):
+        if path.is_file():
+            yield str(path), path.read_bytes().decode(errors="replace")
+        if path.suffix == ".parquet":
+            yield f"{path} (rows)", str(parquet.ParquetFile(path).read().to_pylist())
+
+
+def journals(url: str) -> Iterator[tuple[str, str]]:
+    """Every queue of a store with its whole journal, which has bodies and headers at level `full`."""
+    with Waypost(url) as post:
+        for queue in post.queues():
+            after = 0
+            while (page := post.journal(queue, after)).events:
+                yield f"journal of {queue} after {after}", repr(page.events)
+                after = page.last
+
+
+@pytest.mark.promise("SPARK-7", "SEE-6")
+def test_a_demo_accounts_for_every_message_and_shows_no_password_while_another_is_interrupted(tmp_path: Path) -> None:
+    whole = Demo(tmp_path / "whole", KEEP="1", **{PASSWORD_VARIABLE: CANARY})
+    interrupted = Demo(tmp_path / "interrupted")
     interrupted.read_until("is up, on this machine")
     assert any("java" in command for command in carriers(interrupted.environment).values())
     interrupted.process.send_signal(signal.SIGINT)
@@ -72,8 +94,25 @@ def test_a_demo_accounts_for_every_message_while_another_is_interrupted_beside_i
     assert left_behind(interrupted.environment) == {}
     assert list((tmp_path / "interrupted").iterdir()) == []
 
+    whole.read_until("The servers stay up")
+    whole.read_until("postgres.url")
+    (directory,) = (tmp_path / "whole").glob("run-*")
+    urls = {name: (directory / f"{name}.url").read_text() for name in ("valkey", "postgres")}
+    places = {name: text for name, text in contents(directory) if not name.endswith(".url")}
+    for name, url in urls.items():
+        # The password is a real one: it is in the URL, and without it the server admits no client.
+        assert CANARY in url
+        with pytest.raises(WaypostError):
+            Waypost(url.replace(CANARY, "wrong"), start_timeout=5, retry_budget=0).open()
+        places |= {f"{name}: {page}": text for page, text in journals(url)}
+    assert sum("journal of" in name for name in places) >= 4
+    assert sum(name.endswith(".log") for name in places) >= 6
+    assert any(name.endswith("(rows)") and "order:" in text for name, text in places.items())
+
+    whole.process.send_signal(signal.SIGINT)
     assert whole.end() == 0, whole
-    text = str(whole)
+    places["output"] = text = str(whole)
+    assert [name for name, content in places.items() if CANARY in content] == []
     for part in (
         "cancelled before the commit",
         "clicked twice",
@@ -83,20 +122,25 @@ def test_a_demo_accounts_for_every_message_while_another_is_interrupted_beside_i
         "Spark imported 2,000 orders of 3,000 rows",
         "leases of the killed worker ended",
         "the rollup was fired",
+        "0 redeliveries without a cause",
         "pipeline ingest: revenue",
         "put aside",
         "is equal to the sum of its table in PostgreSQL",
         "pipeline report: file://",
     ):
         assert part in text, f"{part!r} is missing in:\n{text}"
-    audited = re.search(r"0 unaccounted of ([\d,]+)", text)
+    audited = re.search(r"pipeline audit: .* 0 unaccounted of ([\d,]+)", text)
     assert audited, text
     assert int(audited[1].replace(",", "")) > 2_000
-    (lake,) = (tmp_path / "whole").glob("run-*/lake")
+    lake = directory / "lake"
     assert f"file://{lake / 'report.html'}" in text
     assert f"0 unaccounted of {audited[1]}" in (lake / "report.html").read_text()
-    assert [path.name for path in lake.parent.iterdir()] == ["lake"]
+    # The servers have ended, and only the lake is left.
+    assert [path.name for path in directory.iterdir()] == ["lake"]
     assert left_behind(whole.environment) == {}
+    for url in urls.values():
+        with pytest.raises(StoreUnavailable):
+            Waypost(url, start_timeout=0.5, retry_budget=0).open()
 
 
 @pytest.mark.parametrize("ended_by", [signal.SIGTERM, signal.SIGKILL])
@@ -117,26 +161,3 @@ def test_a_demo_that_is_interrupted_at_once_leaves_nothing(tmp_path: Path) -> No
     demo.process.send_signal(signal.SIGINT)
     assert demo.end() == 130, demo
     assert left_behind(demo.environment) == {}
-
-
-def test_kept_servers_stay_until_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The end of a demo with KEEP=1; the test uses the servers in place of the pause."""
-    answered: list[list[str]] = []
-    with Environment(tmp_path) as environment:
-        environment.start_servers()
-
-        def list_queues() -> None:
-            with Waypost(environment.valkey) as post:
-                answered.append(post.queues())
-            raise KeyboardInterrupt
-
-        monkeypatch.setattr(signal, "pause", list_queues)
-        with (tmp_path / "output").open("w+") as stream:
-            demo_program.keep_servers(environment, DemoOutput(stream))
-            stream.seek(0)
-            text = stream.read()
-    assert answered == [[]]
-    assert f"waypost workers {environment.valkey}" in text
-    assert text.rstrip().endswith("ended")
-    with pytest.raises(StoreUnavailable):
-        Waypost(environment.valkey, start_timeout=0.5, retry_budget=0).open()

@@ -14,9 +14,9 @@ import pytest
 
 from tests.show.marked import carriers, left_behind, new_mark
 from waypost import Waypost
-from waypost.cli.commands.demo import ORDER_COUNT
 from waypost.cli.demo import shop
-from waypost.cli.demo.runner import DemoOutput, DemoTimeout, wait_until
+from waypost.cli.demo.runner import WORKER_VARIABLE, DemoOutput, DemoTimeout, wait_until
+from waypost.cli.demo.sqlite_demo import ORDER_COUNT
 
 COMMAND = [sys.executable, "-W", "error", "-m", "waypost.cli.main", "demo"]
 SECONDS_MAX = 240
@@ -135,7 +135,7 @@ def test_the_progress_line_and_colors_are_for_terminals_only(monkeypatch: pytest
 
 
 def test_the_shop_of_the_demo_ends_when_the_demo_is_gone(tmp_path: Path) -> None:
-    environment = new_mark() | {shop.URL_VARIABLE: f"sqlite:///{tmp_path / 'demo.db'}"}
+    environment = new_mark() | {shop.STORE_VARIABLE: f"sqlite:///{tmp_path / 'demo.db'}", WORKER_VARIABLE: "1"}
     worker = subprocess.Popen(
         [sys.executable, "-m", "waypost.cli.main", "worker", "waypost.cli.demo.shop:post"],
         env=environment, stdin=subprocess.PIPE, stderr=subprocess.PIPE,

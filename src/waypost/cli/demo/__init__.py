@@ -1,1 +1,1 @@
-"""What `waypost demo` and `make demo` share: output with times, and processes that end with the demo."""
+"""The demos' one shop and the steps that they share. `waypost demo` runs on SQLite, `make demo` on real servers."""

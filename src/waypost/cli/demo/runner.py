@@ -1,4 +1,5 @@
-"""What the demos share: output with times and a progress line, and processes that end with the demo."""
+"""What `waypost demo` and `make demo` share: output with times and a progress line, processes that end with the demo,
+and the steps that both of them have."""
 
 from __future__ import annotations
 
@@ -10,11 +11,18 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TextIO
 
 if TYPE_CHECKING:
+    from waypost.client import Waypost
     from waypost.values import Ledger
+
+#: The handlers that workers run, unless a demo names others.
+SHOP_TARGET = "waypost.cli.demo.shop:post"
+#: Tells the shop that it runs in a worker.
+WORKER_VARIABLE = "WAYPOST_DEMO_WORKER"
 
 #: How often a condition is checked and the progress line is updated.
 POLL_SECONDS = 0.1
@@ -168,6 +176,56 @@ class DemoProcesses:
             for process in list(self.processes):
                 signal_group(process, signal.SIGKILL)
                 self._reap(process)
+
+
+class ShopDemo:
+    """The steps that the demos share: workers, progress, dead letters, and the account at the end."""
+
+    def __init__(
+        self, post: Waypost, processes: DemoProcesses, output: DemoOutput, directory: Path, variables: Mapping[str, str]
+    ) -> None:
+        self.post = post
+        self.processes = processes
+        self.output = output
+        self.directory = directory
+        #: Environment variables of the workers.
+        self.variables = variables
+
+    def start_worker(self, name: str, target: str = SHOP_TARGET, **more: str) -> subprocess.Popen[bytes]:
+        """Start a process that runs handlers, as `waypost worker shop:post` does."""
+        command = [sys.executable, "-m", "waypost.cli.main", "worker", target, "--timeout", "10"]
+        variables = {**self.variables, WORKER_VARIABLE: "1", **more}
+        return self.processes.start(command, variables, self.directory / f"{name}.log")
+
+    def follow(self, condition: Callable[[Ledger], bool], what: str, seconds_max: float) -> None:
+        """Show the progress of the orders until their ledger fulfils a condition."""
+
+        def poll() -> bool:
+            ledger = self.post.ledger("orders")
+            counts = f"{ledger.done:,} of {ledger.published:,} done, {ledger.leased:,} running, {ledger.ready:,} ready"
+            self.output.progress(ledger.done, ledger.published, f"{counts} · {what}")
+            return condition(ledger)
+
+        wait_until(poll, what, seconds_max)
+
+    def show_dead_letters(self) -> None:
+        """Print each dead letter with its reason."""
+        for letter in self.post.dead_letters("orders"):
+            deliveries = "1 delivery" if letter.deliveries == 1 else f"{letter.deliveries} deliveries"
+            error = letter.error.splitlines()[0].partition(" - at")[0] if letter.error else ""
+            self.output.bad(f"a dead letter after {deliveries}: {letter.reason}, {error}")
+
+    def account(self, ledgers: Mapping[str, Ledger]) -> dict[str, int]:
+        """Print where every message went, and return how many were published, unaccounted and unexplained."""
+        width = max(len(name) for name in ledgers)
+        for name, ledger in ledgers.items():
+            self.output.line(format_ledger(f"{name:{width}}", ledger))
+        published = sum(ledger.published for ledger in ledgers.values())
+        unaccounted = sum(abs(ledger.balance) for ledger in ledgers.values())
+        unexplained = sum(abs(ledger.unexplained) for ledger in ledgers.values())
+        write = self.output.bad if unaccounted or unexplained else self.output.good
+        write(f"{unaccounted} unaccounted of {published:,}; {unexplained} redeliveries without a cause")
+        return {"published": published, "unaccounted": unaccounted, "unexplained": unexplained}
 
 
 def signal_group(process: subprocess.Popen[bytes], number: int) -> bool:
