@@ -1,8 +1,9 @@
 """The listeners of one process on one channel, and the one thread and connection that they share.
 
 A `Hub` keeps the listeners by topic and calls them. `ThreadHub` adds a thread, which is started with the first
-listener and ends with the last. It keeps a `Transport`, the connection itself, alive: it looks whether the other side
-still answers, and makes a new one when it does not. Listeners are told to look whenever words may have been missed.
+listener and ends with the last. It keeps a `Transport`, the connection itself, alive: it checks whether the other side
+still answers, and opens a new one when it does not. Listeners are told to poll whenever notifications may have been
+missed.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ from waypost.wake.transport import ChannelUnusable, Transport
 
 log = logging.getLogger("waypost")
 
-#: A connection on which nothing came for so long is asked whether it still stands. Longer than the time between two
-#: polls of a worker, which come back over it and prove it without a request.
+#: A connection without traffic for this long is probed. Longer than the time between two polls of a worker, which are
+#: sent back over it and prove that it works without a request.
 PROBE_SECONDS = 20.0
-#: After a failure it is tried again soon, then ever more rarely.
+#: After a failure it is retried, first soon, then with growing delays.
 RETRY_FIRST_SECONDS = 0.05
 RETRY_MAX_SECONDS = 5.0
-#: A channel that works but carries nothing (a pooler stands between) is looked at again after so long.
+#: A connection that carries no notifications (because of a pooler) is tried again after this time.
 UNUSABLE_RETRY_SECONDS = 60.0
-#: A client that only sends keeps the connection for so long after its last notification.
+#: A client that only sends keeps the connection for this long after its last notification.
 SENDER_SECONDS = 10.0
-#: More notifications than this are not kept for a channel that is away: they would come too late to be of use.
+#: While a channel is down, no more notifications than this are kept: they would come too late to be of use.
 OUTGOING_MAX = 1_000
 
 
@@ -83,7 +84,7 @@ class Hub:
         return listener
 
     def remove(self, listener: Listener) -> None:
-        """The end of a listener. Safe to call twice."""
+        """Remove a listener. Safe to call twice."""
         with self._lock:
             names = self._listeners.get(listener.topic, {})
             listeners = names.get(listener.name, [])
@@ -100,7 +101,7 @@ class Hub:
         return True
 
     def stop(self) -> None:
-        """End all listening at once. A later `listen` starts it again."""
+        """Remove all listeners. A later `listen` starts the channel again."""
         with self._lock:
             self._listeners.clear()
             self._changed()
@@ -128,7 +129,7 @@ class Hub:
                 log.exception("a listener failed", extra={"event": "wake_failed", "queue": topic.queue})
 
     def request_poll(self, topics: Iterable[Topic] | None = None) -> None:
-        """Ask all listeners, or those of some topics, to poll: notifications may have been missed."""
+        """Tell all listeners, or those of some topics, to poll: notifications may have been missed."""
         with self._lock:
             chosen = list(self._listeners if topics is None else topics)
         for topic in chosen:
@@ -140,7 +141,7 @@ class ThreadHub(Hub):
 
     def __init__(self, kind: str, make: Callable[[], Transport], description: str = "", *, url: object = None) -> None:
         super().__init__()
-        #: Its secrets are taken out of what the driver says.
+        #: Its secrets are removed from error texts of the driver.
         self._url = url
         self.kind = kind
         self._make = make
@@ -228,7 +229,7 @@ class ThreadHub(Hub):
             log.debug("closing a wake-up channel failed", exc_info=True)
 
     def _pause(self, seconds: float) -> None:
-        """A pause between two tries, which the last listener's leave ends."""
+        """Pause between two attempts, until the last listener is removed."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             if self._wake_event.wait(left):
@@ -238,7 +239,7 @@ class ThreadHub(Hub):
                         return
 
     def _end_if_unused(self) -> bool:
-        """Return whether the thread is not needed any more; then another one may be started at once."""
+        """Return whether the thread is no longer needed; another one may then be started at once."""
         with self._lock:
             if self._listeners or self._outgoing or time.monotonic() < self._sent_at + SENDER_SECONDS:
                 return False
@@ -247,7 +248,7 @@ class ThreadHub(Hub):
             return True
 
     def _serve(self, transport: Transport) -> None:
-        """Keep one connection at work. Returns when it is not needed any more, raises when it fails."""
+        """Serve one connection. Returns when it is no longer needed, raises when it fails."""
         known: set[Topic] = set()
         first = True
         while True:
@@ -276,12 +277,12 @@ class ThreadHub(Hub):
             self._receive(transport)
 
     def _receive(self, transport: Transport) -> None:
-        """Pass on what comes until there is something new to do, or a sender's connection may be given up.
+        """Pass on notifications until there is something else to do, or an unused sender's connection can be closed.
 
         The code between a notification and the next wait is kept short: the woken worker waits for this thread.
         """
         received_at = time.monotonic()
-        # A connection that only sends is looked at in time to be given up.
+        # A connection that only sends is checked in time to be closed when it is unused.
         seconds = PROBE_SECONDS if self._listeners else min(PROBE_SECONDS, SENDER_SECONDS / 2)
         while not self._is_new:
             received = transport.wait(seconds)
@@ -321,7 +322,7 @@ class ThreadHub(Hub):
         if not self._failure_logged:
             self._failure_logged = True
             log.warning(
-                "wake-ups over %s do not work (%s): who waits polls until they do",
+                "wake-ups over %s do not work (%s): workers poll until they do",
                 self._description,
                 redact_text(str(error), self._url),
                 extra={"event": "wake_broken", "channel": self.kind},

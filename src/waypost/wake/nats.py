@@ -1,7 +1,7 @@
-"""Wake-ups over core NATS: one subject for each topic, every process receives it and knows whether it was named.
+"""Wake-ups over core NATS: one subject for each topic; every process receives them and checks whether it is named.
 
-The driver is asyncio's; it lives on an event loop of its own in the thread of the hub. It does not reconnect by itself:
-that is the hub's work, the same for all channels.
+The driver is an asyncio driver; it runs on its own event loop in the thread of the hub. It does not reconnect: the hub
+does, as for all channels.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PING_SECONDS = 5
 
 
 def subject_of(topic: Topic) -> str:
-    """The subject of a topic. Names of queues have nothing that a subject has not, but dots at odd places."""
+    """The subject of a topic. All characters of a queue name are allowed in a subject, but not dots at any place."""
     queue = re.sub(r"\.(?=\.|$)", "._", topic.queue)
     return f"waypost.{topic.namespace}.{topic.kind}.{queue}"
 
@@ -69,7 +69,7 @@ class NatsTransport:
             ),
             self._timeout + 1,
         )  # fmt: skip
-        # An attempt that failed before another server of the list answered is no failure of this connection.
+        # A failed attempt before another server of the list answered does not count as a failure of this connection.
         self._failure = None
 
     def listen(self, topics: Sequence[Topic]) -> None:

@@ -1,4 +1,4 @@
-"""From a store and the option `wake` to a client's part in a channel. Drivers are imported where they are asked for."""
+"""Opens the wake-up channel of a client, from its store and the option `wake`. Drivers are imported when needed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WAKE_FORMS = (
 
 
 def open_wakeups(store: Store, wake: str | Channel | None, timeout: float) -> Wakeups:
-    """The wake-ups of a client. Nothing is connected yet."""
+    """Return the wake-ups of a client. Nothing is connected yet."""
     if wake is None:
         return _store_channel(store, timeout)
     if not isinstance(wake, str):
@@ -35,7 +35,7 @@ def open_wakeups(store: Store, wake: str | Channel | None, timeout: float) -> Wa
         return _other_channel(_local(store), store)
     hub = _from_url(wake, timeout)
     natural = _store_channel(store, timeout)
-    # A URL that leads to the store's own server: the store notifies its sleepers there by itself.
+    # A URL of the store's own server: the store notifies its sleepers there itself.
     return natural if natural.channel is hub else _other_channel(hub, store)
 
 
@@ -64,13 +64,13 @@ def _local(store: Store) -> Hub:
         place = os.path.realpath(own.address)
         return shared_hub("files", place, lambda: FileHub(place))
     if own.transport == "process":
-        # With the store itself, so that it lives as long.
+        # Kept with the store, so that it exists as long.
         return shared_hub("memory", id(own.address), lambda: _MemoryHub(own.address))
     return shared_hub("local", "", Hub)
 
 
 class _MemoryHub(Hub):
-    """Keeps its store, so that no other one can be known by the same id."""
+    """Keeps its store alive, so that no other one can have the same id."""
 
     def __init__(self, store: object) -> None:
         super().__init__()

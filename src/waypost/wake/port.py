@@ -1,7 +1,7 @@
 """The contract of a wake-up channel: topics, notifications and listeners.
 
-A notification is a short text: the name of a sleeper, `*` for everybody, or what the topic is about. A channel of your
-own needs the four members of `Channel`; the others of this package are `waypost.wake.hub.Hub` and its kinds.
+A notification is a short text: the name of a sleeper, `*` for all, or a value that depends on the topic. Your own
+channel needs the four members of `Channel`; those of this package are `waypost.wake.hub.Hub` and its subclasses.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
-#: `ready`: there is work for the sleepers that are named, or the end that a client waits for has come. `held`: the
-#: worker that holds a message is asked to stop. `echo`: a poll of a worker, sent back to it.
+#: `ready`: there is work for the named sleepers, or a message or chain that a client waits for has ended. `held`: a
+#: running message is to be cancelled. `echo`: a poll of a worker, sent back to it.
 Kind: TypeAlias = Literal["ready", "held", "echo"]
-#: `idle`: there is no listener. `broken`: it was or will be tried again; until then listeners must poll.
+#: `idle`: there is no listener. `broken`: it will be retried; until then listeners must poll.
 State: TypeAlias = Literal["idle", "starting", "working", "broken"]
 
 EVERYBODY = "*"
-#: What listeners get when the channel begins or ceases to work: poll once, something may have been missed.
+#: What listeners get when the channel starts or stops working: poll once, notifications may have been missed.
 POLL_NOW = ""
 
 #: Called with each notification, from any thread: it must be quick and must not block.
@@ -32,11 +32,11 @@ class Topic(NamedTuple):
 
 
 class Listening(Protocol):
-    """One listener's hold on a topic."""
+    """The subscription of one listener to a topic."""
 
     @property
     def working(self) -> bool:
-        """Whether a notification that is sent now will arrive."""
+        """Whether a notification that is sent now arrives."""
         ...
 
     def close(self) -> None: ...
@@ -45,7 +45,7 @@ class Listening(Protocol):
 class Channel(Protocol):
     """Carries notifications between processes, at most once each. No method waits for a server or raises for one."""
 
-    #: How it is called in logs and reports.
+    #: Its name in logs and reports.
     kind: str
 
     @property

@@ -1,8 +1,8 @@
 """Wake-ups over LISTEN and NOTIFY of PostgreSQL.
 
-The functions of a PostgreSQL store tell sleepers by themselves, in the publishing transaction, so that the word travels
-with its commit; this is how they are heard, and how words are sent for any other store. A pooler that hands a session
-from client to client breaks LISTEN without an error: so it is tried once before anybody relies on it.
+The functions of a PostgreSQL store notify sleepers in the publishing transaction, so a notification is sent with its
+commit. This module receives them, and sends notifications for any other store. A pooler that gives a session to several
+clients breaks LISTEN without an error, so it is tested once before it is used.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from waypost.store.postgres.sources import Source
 from waypost.wake.port import Topic
 from waypost.wake.transport import ChannelUnusable, InterruptibleTransport, join_notifications, split_notifications
 
-#: It refuses longer payloads.
+#: PostgreSQL refuses longer payloads.
 PAYLOAD_BYTES_MAX = 7_900
 
 
 def channel_of(topic: Topic) -> str:
-    """As the function `channel` of the store spells it."""
+    """The name of the channel, the same as in the SQL function `channel` of the store."""
     name = f"{topic.namespace}_{topic.kind}:{topic.queue}"
     if len(name.encode()) <= CHANNEL_BYTES_MAX:
         return name
@@ -51,7 +51,7 @@ class PostgresTransport(InterruptibleTransport):
         self._connection.add_notify_handler(lambda notice: self._received.append((notice.channel, notice.payload)))
         probe = "waypost:probe:" + secrets.token_hex(8)
         self._run(f'LISTEN "{probe}"')
-        # From another session, while ours is at rest: a pooler would hand this one's over and ours would hear nothing.
+        # From another session, while ours is idle: with a pooler ours would then receive nothing.
         other = self._source.dedicated(self._timeout)
         try:
             other.execute("SELECT pg_notify(%s, '')", (probe,))
@@ -62,7 +62,7 @@ class PostgresTransport(InterruptibleTransport):
             left = until - time.monotonic()
             if left <= 0:
                 raise ChannelUnusable(
-                    "LISTEN hears nothing here: a pooler in transaction mode stands between; connect to the server "
+                    "LISTEN receives nothing through a pooler in transaction mode; connect to the server "
                     "itself for wake-ups with wake=postgresql://..."
                 )
             if self.wait_readable(self._pgconn.socket, left):
@@ -82,7 +82,7 @@ class PostgresTransport(InterruptibleTransport):
             raise psycopg.OperationalError(result.error_message.decode(errors="replace"))
 
     def _steps(self, statement: str, parameters: Sequence[str]) -> Generator[Any, Any, Any]:
-        """One statement and its reply, given up when that takes too long."""
+        """Run one statement and return its reply, with a timeout."""
         pgconn = self._pgconn
         pgconn.send_query_params(statement.encode(), [value.encode() for value in parameters])
         yield from internals.send(pgconn)
@@ -137,7 +137,7 @@ class PostgresTransport(InterruptibleTransport):
         return received
 
     def probe(self) -> None:
-        """A bare Sync of the protocol: the server answers it without a transaction."""
+        """Send a Sync message of the protocol: the server answers it without a transaction."""
         if not psycopg.Pipeline.is_supported():
             self._run("SELECT 1")
             return

@@ -1,13 +1,13 @@
 """Wake-ups beside a SQLite file: Unix datagram sockets in a directory next to it, one for each process that listens.
 
-Where sockets cannot be made there (the path is too long, the file system has none), the file itself is watched: every
-20 ms SQLite is asked, without a lock, whether anybody has written; if so, a look at the memory of sleepers shows who
-was taken out of it.
+Where sockets cannot be created (the path is too long, the file system does not support them), the file itself is
+watched: every 20 ms SQLite is queried, without a lock, whether another process has written; if so, the registered
+sleepers are read, and those that are no longer registered have been woken.
 
-The directory is used only if no other user could have planted something in it: a real directory, not a link, of this
-user, of root or of the owner of the file, and writable by no one who may not write the file. A socket's name is random,
-so that processes in containers that share a volume, which may have the same pid, never take each other's. Only sockets
-of this user that carry such a name and that no process holds any more are removed.
+The directory is used only if no other user could have placed a file in it: a real directory, not a link, that belongs
+to this user, root or the owner of the file, and is writable only by users who may write the file. The names of sockets
+are random, because processes in containers that share a volume may have the same pid. Only sockets of this user with
+such a name that no process uses any more are removed.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ from waypost.wake.transport import ChannelUnusable, InterruptibleTransport, Tran
 
 log = logging.getLogger("waypost")
 
-#: A path longer than this is none for a socket.
+#: The longest path of a socket.
 SOCKET_PATH_BYTES_MAX = 100
 DATAGRAM_BYTES_MAX = 60_000
 WATCH_SECONDS = 0.02
-#: How often a socket is tried: its directory may be removed by the last process that leaves while another arrives.
+#: Attempts to create a socket: the last process that ends may remove the directory at the same time.
 BIND_TRIES_MAX = 5
 
-#: A random name; or a pid and a number, which the release before gave.
+#: A random name; or a pid and a number, as the release before used.
 _NAME = re.compile(r"[0-9a-f]{16}|[0-9]+\.[0-9]+")
 _decode = msgspec.json.Decoder(tuple[str, str, str, list[str]]).decode
 
 
 def directory_of(path: str) -> str:
-    """Where the sockets of a file lie."""
+    """Return the directory of the sockets of a file."""
     return f"{path}-wake"
 
 
 def _mode_of(path: str) -> tuple[int, int | None]:
-    """The permissions of a file and its owner; of one that is not there yet: its user's alone."""
+    """Return the permissions of a file and its owner; for a file that does not exist: only this user's."""
     try:
         found = os.stat(path)
     except OSError:
@@ -60,7 +60,7 @@ def _mode_of(path: str) -> tuple[int, int | None]:
 
 
 def make_directory(path: str) -> None:
-    """Make the directory beside a file, open to the group only if the group may write the file."""
+    """Create the directory beside a file, open to the group only if the group may write the file."""
     mode, _ = _mode_of(path)
     with contextlib.suppress(FileExistsError):
         os.mkdir(directory_of(path), 0o770 if mode & stat.S_IWGRP else 0o700)
@@ -68,7 +68,7 @@ def make_directory(path: str) -> None:
 
 @contextlib.contextmanager
 def open_directory(path: str) -> Iterator[int]:
-    """The directory beside a file, open: `OSError` if it is not there or another user could have planted it."""
+    """Open the directory beside a file; `OSError` if it does not exist or another user could have created it."""
     directory = directory_of(path)
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -84,7 +84,7 @@ def open_directory(path: str) -> Iterator[int]:
 
 
 def _is_socket(name: str, directory: int, *, ours: bool = False) -> bool:
-    """Whether a name in a directory is a socket and no link to one; `ours`: one that this user may remove."""
+    """Return whether a name in a directory is a socket and not a link; `ours`: one that this user may remove."""
     try:
         found = os.lstat(name, dir_fd=directory)
     except OSError:
@@ -131,9 +131,9 @@ class FileHub(ThreadHub):
             if self._sender is None:
                 self._sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
                 self._sender.setblocking(False)
-                # Before anything of a hub that is not needed any more is deleted, the socket among it.
+                # Before a hub that is no longer needed is deleted with its socket.
                 weakref.finalize(self, self._sender.close)
-        # Without a directory that can be trusted no process listens there: each watches the file.
+        # If the directory cannot be trusted, no process listens there: each watches the file.
         with contextlib.suppress(OSError), open_directory(self._path) as directory:
             for name in os.listdir(directory):
                 if _is_socket(name, directory):
@@ -146,7 +146,7 @@ def _send_datagram(sender: socket.socket, path: str, name: str, data: bytes, dir
     except ConnectionRefusedError:
         _remove(name, directory)  # its process was killed
     except OSError:
-        return  # gone just now, or so far behind that it will poll anyway
+        return  # it has just ended, or its buffer is full and it will poll anyway
 
 
 class SocketTransport(InterruptibleTransport):
@@ -181,10 +181,10 @@ class SocketTransport(InterruptibleTransport):
                     raise
 
     def open(self) -> None:
-        """It listens since it was made."""
+        """Nothing to do: it listens since its creation."""
 
     def listen(self, topics: Sequence[Topic]) -> None:
-        """Everything comes; the hub knows who wants it."""
+        """Nothing to do: all notifications arrive, and the hub filters them."""
 
     def unlisten(self, topics: Sequence[Topic]) -> None:
         """The same."""
@@ -219,7 +219,7 @@ class SocketTransport(InterruptibleTransport):
 
 
 class WatchingTransport(InterruptibleTransport):
-    """Watches the file itself: who listens and is not registered as a sleeper was woken, or has yet to look."""
+    """Watches the file itself: a listener that is not registered as a sleeper was woken, or has yet to poll."""
 
     def __init__(self, path: str, names: Callable[[Topic], set[str]]) -> None:
         super().__init__()
@@ -232,7 +232,7 @@ class WatchingTransport(InterruptibleTransport):
 
     def open(self) -> None:
         if not os.path.exists(self._file):
-            raise ChannelUnusable("the file is not there yet")
+            raise ChannelUnusable("the file does not exist yet")
         self._connection = sqlite3.connect(self._file, isolation_level=None, check_same_thread=False)
 
     def listen(self, topics: Sequence[Topic]) -> None:
@@ -259,12 +259,12 @@ class WatchingTransport(InterruptibleTransport):
                 return []
 
     def interrupted(self, seconds: float) -> bool:
-        """A pause; whether it was ended."""
+        """Pause; return whether the pause was interrupted."""
         return self.wait_readable(self._inner.fileno(), seconds)
 
     def _woken(self, topic: Topic) -> list[str]:
         if topic.kind != "ready":
-            # A renewal is a write itself: a worker that renewed for every write would never cease to.
+            # A renewal is a write itself: a worker that renewed at every write would never stop.
             return []
         assert self._connection is not None
         try:
@@ -285,7 +285,7 @@ class WatchingTransport(InterruptibleTransport):
         return known
 
     def probe(self) -> None:
-        """A file answers or raises."""
+        """Nothing to do: an access to the file succeeds or raises."""
 
     def close(self) -> None:
         if self._connection is not None:

@@ -12,11 +12,11 @@ from waypost.wake.port import Topic
 
 
 class ChannelUnusable(Exception):
-    """Raised by a transport that connects but carries no notifications; it is tried again after a while."""
+    """Raised by a transport that connects but carries no notifications; it is retried later."""
 
 
 class Transport(Protocol):
-    """A connection, used by the thread of its hub alone but for `interrupt`. Every failure is raised."""
+    """A connection. All methods but `interrupt` are called by the thread of its hub only. Every failure is raised."""
 
     def open(self) -> None: ...
     def listen(self, topics: Sequence[Topic]) -> None:
@@ -26,7 +26,7 @@ class Transport(Protocol):
     def unlisten(self, topics: Sequence[Topic]) -> None: ...
     def send(self, topic: Topic, notifications: Sequence[str]) -> None: ...
     def wait(self, seconds: float) -> list[tuple[Topic, list[str]]]:
-        """What came, as soon as something came; nothing when the time is up or it was interrupted."""
+        """Return notifications as soon as there are any; nothing at the timeout or after an interrupt."""
         ...
 
     def probe(self) -> None:
@@ -41,7 +41,7 @@ class Transport(Protocol):
 
 
 class InterruptibleTransport:
-    """A wait for a socket that another thread can end."""
+    """Waits for a socket; another thread can end the wait."""
 
     def __init__(self) -> None:
         self._inner, self._outer = socket.socketpair()
@@ -52,13 +52,13 @@ class InterruptibleTransport:
         self._watched: int | None = None
 
     def interrupt(self) -> None:
-        """End the wait under way, or the next one. From any thread."""
-        # Full means that it is interrupted already, closed that no thread waits any more.
+        """End the current wait, or the next one. From any thread."""
+        # Full: it is already interrupted. Closed: no thread waits any more.
         with contextlib.suppress(OSError):
             self._outer.send(b"\0")
 
     def wait_readable(self, descriptor: int, seconds: float) -> bool:
-        """Wait until there is something to read; whether there is."""
+        """Wait until there is something to read; return whether there is."""
         if descriptor != self._watched:
             if self._watched is not None:
                 self._poll.unregister(self._watched)
@@ -71,7 +71,7 @@ class InterruptibleTransport:
         return descriptor in found
 
     def close_pipe(self) -> None:
-        """The end."""
+        """Close it."""
         self._inner.close()
         self._outer.close()
 

@@ -1,7 +1,7 @@
 """Wake-ups over the pub/sub of a Valkey server, one channel for each topic of a queue.
 
-The scripts of a Valkey store tell sleepers by themselves; this is how they are heard, and how words are sent for any
-other store. In a Cluster classic channels reach every node, so any node will do; behind Sentinels it is the primary.
+The scripts of a Valkey store notify sleepers themselves. This module receives the notifications, and sends them for any
+other store. In a Cluster classic channels reach every node, so any node can be used; with Sentinel it is the primary.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from waypost.wake.port import Topic
 from waypost.wake.transport import InterruptibleTransport, join_notifications, split_notifications
 
 READ_BYTES = 65_536
-#: What of an asyncio client's settings a connection in a thread can be made with.
+#: The settings of an asyncio client that a blocking connection in a thread can use too.
 SHARED_OPTIONS = frozenset(
     ("host", "port", "db", "username", "password", "path", "credential_provider", "socket_keepalive", "ssl_keyfile",
      "ssl_certfile", "ssl_cert_reqs", "ssl_ca_certs", "ssl_ca_data", "ssl_ca_path", "ssl_check_hostname",
@@ -34,7 +34,7 @@ SHARED_OPTIONS = frozenset(
 
 
 def channel_of(topic: Topic) -> bytes:
-    """As the scripts spell it: beside the keys of the queue."""
+    """The name of the channel, the same as in the scripts: it has the hash tag of the queue."""
     return f"{{{topic.namespace}:{topic.queue}}}:{topic.kind}".encode()
 
 
@@ -62,7 +62,7 @@ class ValkeyTransport(InterruptibleTransport):
         self._listener = self._connect()
 
     def _connect(self) -> Any:
-        """A connection of our own, made as those of the pool are."""
+        """Return a new connection with the settings of the pool."""
         kind, options = _connection_options(self._pool)
         ours = {
             "protocol": 2, "retry": Retry(NoBackoff(), 0), "socket_timeout": self._timeout,
@@ -118,13 +118,13 @@ class ValkeyTransport(InterruptibleTransport):
             if not data:
                 raise redis.ConnectionError("the server closed the connection")
             self._replies.feed(data)
-            # TLS may hold more that no poll would tell of.
+            # TLS may have buffered data that a poll of the socket does not show.
             if not (hasattr(socket, "pending") and socket.pending()):
                 break
         while (reply := self._replies.gets()) is not False:
             if isinstance(reply, hiredis.ReplyError):
                 raise redis.ResponseError(str(reply))
-            kind = reply[0] if isinstance(reply, list) else b"pong"  # with no subscription it has another form
+            kind = reply[0] if isinstance(reply, list) else b"pong"  # without a subscription the reply has another form
             if kind == b"message":
                 # A notification that arrives after the last listener has left has no topic.
                 if (topic := self._topics.get(reply[1])) is not None:
@@ -167,7 +167,7 @@ def _connection_options(pool: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def _sync_connection_options(kind: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """A blocking connection to where an asyncio one leads."""
+    """Return a blocking connection to the server of an asyncio one."""
     kept = {name: value for name, value in options.items() if name in SHARED_OPTIONS}
     if "path" in kept:
         return redis.UnixDomainSocketConnection, kept

@@ -1,4 +1,4 @@
-"""One client's part in a channel: its namespace, its sleepers, and its notifications."""
+"""The use of a channel by one client: its namespace, its sleepers, and its notifications."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class WakeEvent:
-    """What is set stays until `clear`, so that a wait that is about to begin does not miss one."""
+    """An event that stays set until `clear`, so that a wait that is about to begin misses no notification."""
 
     def __init__(self, name: str) -> None:
         #: The name of the sleeper whose notifications set it.
@@ -44,7 +44,7 @@ class WakeEvent:
                 return  # the loop is closed, and with it the call that waited
 
     def clear(self) -> None:
-        """Begin anew: only notifications from here on count."""
+        """Reset: only later notifications count."""
         with self._changed:
             self._is_set = False
 
@@ -85,11 +85,11 @@ def _end(future: asyncio.Future[None]) -> None:
 
 #: The mark of sleepers that listen to the store's channel: the store notifies them in the step that makes work ready.
 BY_STORE = "@"
-#: A client that is closed waits so long for its last notifications to be sent.
+#: How long the close of a client waits until its last notifications are sent.
 FLUSH_SECONDS = 0.5
-#: So many events are kept for later calls on a queue.
+#: The number of events kept for later calls on a queue.
 WAKE_EVENTS_KEPT = 16
-#: So many worker loops of a client are in a blocking wait at once, each on a connection of its own. The others receive
+#: How many worker loops of a client may be in a blocking wait, each on its own connection. The others receive
 #: notifications over the connection that the whole process shares.
 BLOCKING_WAITS_MAX = 8
 
@@ -116,7 +116,7 @@ class Wakeups:
         late_commits: bool = False,
         repeats_polls: bool = False,
     ) -> None:
-        #: None: there is none, and everybody polls.
+        #: None: there is no channel, and all workers poll.
         self.channel = channel
         self.namespace = namespace
         self.late_commits = late_commits
@@ -134,7 +134,7 @@ class Wakeups:
 
     @property
     def state(self) -> State:
-        """How the channel stands, `idle` if there is none."""
+        """The state of the channel, `idle` if there is none."""
         return "idle" if self.channel is None else self.channel.state
 
     @property
@@ -165,7 +165,7 @@ class Wakeups:
     # ---- listening -----------------------------------------------------------------------------------------
 
     def sleeper(self, worker: str) -> str:
-        """The name by which a worker's loop sleeps."""
+        """Return the name under which a worker's loop sleeps."""
         return BY_STORE + worker if self._by_store else worker
 
     def listen(self, kind: Kind, queue: str, name: str | None, on_notification: OnNotification) -> Listening | None:
@@ -175,7 +175,7 @@ class Wakeups:
         return self.channel.listen(Topic(self.namespace, kind, queue), name, on_notification)
 
     def listen_to_own_polls(self, name: str) -> Listening | None:
-        """Hear what the store says to this name with every poll: proof that wake-ups arrive. None where it does not."""
+        """Listen to polls that the store sends back to this name: proof that notifications arrive. None without them."""
         if self.channel is None or not self._repeats_polls:
             return None
         return self.channel.listen(Topic(self.namespace, "echo", name), None, lambda notification: None)
@@ -207,7 +207,7 @@ class Wakeups:
         return wake_event
 
     def release_wake_event(self, queue: str, wake_event: WakeEvent, *, for_an_end: bool = False) -> None:
-        """The call is over; the next one need not subscribe anew."""
+        """Keep the event of a call that has ended: the next call need not subscribe again."""
         with self._lock:
             kept = self._wake_events.setdefault((queue, for_an_end), [])
             if len(kept) < WAKE_EVENTS_KEPT:
@@ -216,7 +216,7 @@ class Wakeups:
         wake_event.close()
 
     def close(self) -> None:
-        """Cease to listen. It may be used again."""
+        """Stop listening. It may be used again."""
         with self._lock:
             wake_events = [wake_event for kept in self._wake_events.values() for wake_event in kept]
             self._wake_events.clear()
