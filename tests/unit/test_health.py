@@ -68,7 +68,7 @@ def test_a_loop_that_claimed_within_the_window_is_green() -> None:
 def test_a_loop_that_owes_a_claim_for_longer_than_the_window_is_red_and_named() -> None:
     health = judged(owing(0, "mails"), owing(WINDOW + 5))
     assert health.status == "red"
-    assert health.reasons == ["queue orders: there was room, but no claim succeeded for 20 s"]
+    assert health.reasons == ["queue orders: there was free capacity, but no claim succeeded for 20 s"]
 
 
 def test_an_answered_claim_makes_it_green_again() -> None:

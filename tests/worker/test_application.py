@@ -100,7 +100,7 @@ def test_a_parameter_that_nobody_can_fill_is_named_when_the_handler_is_registere
     without = Waypost("memory://")
     cases: list[tuple[Any, str]] = [(wants_app, "app"), (wants_two, "other"), (keyword, "message")]
     for function, name in cases:
-        with pytest.raises(ConfigurationError, match=f"nothing is known to give to the parameter '{name}'"):
+        with pytest.raises(ConfigurationError, match=f"there is no value for the parameter '{name}'"):
             without.handler("orders")(function)
     with pytest.raises(ConfigurationError, match="give it one with state="):
         without.handler("orders")(wants_app)

@@ -158,7 +158,7 @@ def test_handlers_that_make_no_sense_are_refused_when_they_are_registered() -> N
     def many(bodies: Order) -> None: ...
 
     cases: list[tuple[Any, Any]] = [
-        (refused("nothing is known to give to the parameter 'other'"), wrong_parameter),
+        (refused("there is no value for the parameter 'other'"), wrong_parameter),
         (refused("nothing can stop a thread", timeout=5), plain),
         (refused("concurrency must be a whole number", concurrency=0), plain),
         (refused("batch must be a whole number", batch=1000), plain),

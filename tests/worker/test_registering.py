@@ -119,7 +119,7 @@ def test_a_blocked_event_loop_does_not_keep_the_worker_from_telling_that_it_is_s
         other.publish("orders", 1)
         until(lambda: worker.health().status == "red")
         (reason,) = until(lambda: told("red"))
-        assert reason.startswith("queue orders: there was room, but no claim succeeded for")
+        assert reason.startswith("queue orders: there was free capacity, but no claim succeeded for")
         go_on.set()
         until(lambda: worker.health().status == "green")
         until(lambda: told("green") == [])

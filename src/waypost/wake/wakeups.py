@@ -175,7 +175,7 @@ class Wakeups:
         return self.channel.listen(Topic(self.namespace, kind, queue), name, on_notification)
 
     def listen_to_own_polls(self, name: str) -> Listening | None:
-        """Listen to polls that the store sends back to this name: proof that notifications arrive. None without them."""
+        """Listen to polls that the store sends back to this name: proof that notifications arrive. Or return None."""
         if self.channel is None or not self._repeats_polls:
             return None
         return self.channel.listen(Topic(self.namespace, "echo", name), None, lambda notification: None)

@@ -1,8 +1,8 @@
 """One handler at work: a loop that claims, and as many runners as handlers may run at once.
 
-A runner is a task that takes one message after the other, so a message costs no task, and one whose handler never
-waits costs no turn of the event loop. The claim loop keeps a little more at hand than can run now: as much as will
-start while its next call is under way, by the rate at which messages ended lately.
+A runner is a task that handles one message after the other, so a message needs no task of its own, and a handler that
+never waits needs no iteration of the event loop. The claim loop claims a little more than can run now: as many messages
+as will start while its next call is in progress, by the recent rate of finished messages.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("waypost")
 
-#: What will start within so long is claimed ahead: longer than a round trip, too short for others to miss it.
+#: Messages that will start within this time are claimed ahead: longer than a round trip, too short to matter to others.
 SOON_SECONDS = 0.02
-#: On a store whose claims take longer than that, what starts while so many of them are under way.
+#: On a store whose claims take longer than that: messages that start during this many claims are claimed ahead.
 CLAIMS_AHEAD = 3
-#: A claim costs the store much the same whatever it brings: one for fewer waits as long as there is enough at hand.
+#: A claim costs the store about the same for one or many messages: a smaller claim waits while enough are at hand.
 WORTH_A_CLAIM = CHUNK_MESSAGES_MAX // 2
-#: A runner whose handlers never wait lets others run after so long.
+#: A runner whose handlers never wait yields to others after this time.
 TURN_SECONDS = 0.02
-#: With so many outcomes waiting for the store, no more is claimed.
+#: With this many outcomes waiting for the store, no more messages are claimed.
 UNSETTLED_MAX = 4 * CHUNK_MESSAGES_MAX
-#: After a claim that failed for good, so long passes before the next.
+#: The pause after a claim that failed permanently.
 FAILED_CLAIM_SECONDS = 1.0
-#: A handler that was cancelled has so long to end before it counts as one that goes on.
+#: How long a cancelled handler may take to end before it counts as still running.
 CANCEL_GRACE_SECONDS = 1.0
-#: So often a busy worker asks whether its queue has limits that others want to share.
+#: How often a busy worker checks whether its queue has limits that it shares with others.
 LIMITS_SECONDS = 5.0
 
 
@@ -79,7 +79,7 @@ class Consumer:
         self.lease_seconds: float | None = None
         self.handled = 0
         self.cancelled = 0
-        #: How far the worker's count of work had come when this queue was last found empty.
+        #: The worker's count of work when this queue was last found empty.
         self.empty_at = -1
         self.quiet = False
         self.liveness = Liveness()
@@ -100,7 +100,7 @@ class Consumer:
         self._busy = 0
         self._stopping = False
         self._at_most_once = False
-        #: Whether the queue has `max_running` or a rate, and when to ask again.
+        #: Whether the queue has `max_running` or a rate, and when to check again.
         self._limited = False
         self._limits_due = 0.0
         self._claiming: asyncio.Task[None] | None = None
@@ -115,7 +115,7 @@ class Consumer:
     # ---- start, stop -------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin to claim."""
+        """Start claiming."""
         self.settler.start()
         self._listener.open()
         self._waiter.open()
@@ -123,7 +123,7 @@ class Consumer:
         self._claiming.add_done_callback(self._claim_loop_ended)
 
     def stop_claiming(self) -> None:
-        """Claim no more; go on with what is claimed."""
+        """Stop claiming; continue with claimed messages."""
         self.quiet = True
         self.notify()
 
@@ -132,7 +132,7 @@ class Consumer:
         self._waiter.notify()
 
     async def stop(self, deadline: float) -> None:
-        """Give back what has not started; let handlers end until the deadline, then cancel those that can be."""
+        """Release messages that have not started; wait for handlers until the deadline, then cancel what can be."""
         self.stop_claiming()
         self._stopping = True
         self._give_back_ready()
@@ -166,36 +166,36 @@ class Consumer:
 
     @property
     def running(self) -> int:
-        """Handler calls under way."""
+        """The number of running handler calls."""
         return self._busy
 
     @property
     def in_flight(self) -> int:
-        """All that was claimed here and is not settled yet."""
+        """The number of messages that were claimed here and are not settled yet."""
         return len(self._ready) + self._busy + len(self.settler)
 
     def report(self) -> Drained:
-        """Where it stands."""
+        """The current state."""
         return Drained(
             handled=self.handled, released=self.settler.released, cancelled=self.cancelled, running=self._busy,
             unsettled=self.settler.unsettled, past_lease=self._past_lease(),
         )  # fmt: skip
 
     def _past_lease(self) -> int:
-        """Handler calls under way that nothing can stop, and whose leases have ended."""
+        """The number of running handler calls that cannot be stopped and whose leases have ended."""
         if self.handler.can_be_stopped:
             return 0
         running = [slot.messages for slot in list(self._slots)]
         return sum(bool(messages) and all(one.lease_lost for one in messages) for messages in running)
 
     def runners(self) -> list[asyncio.Task[None]]:
-        """Those that have not ended: after a stop, the ones whose handlers go on."""
+        """The calls that have not ended: after a stop, those whose handlers still run."""
         return [slot.task for slot in self._slots if slot.task is not None and not slot.task.done()]
 
     def _give_back_ready(self) -> None:
         kept = [message for message in self._ready if message.at_most_once]
         for message in self._ready:
-            # What has left the store cannot be given back: it is handled while there is time.
+            # Messages of a queue with lease=None cannot be released: they are handled while there is time.
             if not message.at_most_once:
                 self._give_back(message)
         self._ready.clear()
@@ -210,13 +210,13 @@ class Consumer:
             self.settler.add(message, settlement)
 
     async def _give_back_lost_claims(self) -> None:
-        """Claims whose replies were lost may hold messages: ask once, and give them back."""
+        """Repeat claims whose replies were lost, once, and release the messages that they hold."""
         while (operation := self._context.take_lost_claim(self.queue)) is not None:
             flow = receive.claim_lost(self._context, self.queue, operation, budget=receive.RELEASE_BUDGET_SECONDS)
             try:
                 claimed = await drive_async(self._executor, flow)
             except WaypostError:
-                return  # their leases end by themselves
+                return  # their leases will end
             for lease in claimed.leases if claimed is not None else ():
                 self._give_back(Message(self.queue, lease))
 
@@ -248,7 +248,7 @@ class Consumer:
             await self._learn_limits()
             limit = self._room()
             if limit <= 0:
-                # Places that are taken are a reason not to claim; outcomes that the store does not take are none.
+                # No free capacity is a reason not to claim; outcomes that the store does not accept are not.
                 await waiter.sleep_for_room(owes_none=len(self.settler) < UNSETTLED_MAX)
                 wait = None
                 continue
@@ -274,7 +274,7 @@ class Consumer:
                 nap = receive.Nap()
                 self._accept(claimed)
                 if self._stopping:
-                    self._give_back_ready()  # before a runner takes it up
+                    self._give_back_ready()  # before a runner starts it
             if claimed.outgoing:
                 await drive_async(self._executor, deliver_outgoing(self._context, self.queue))
             if self.quiet:
@@ -284,12 +284,12 @@ class Consumer:
                 self._on_work(None)
             if polls_soon and has_room:
                 if claimed.leases:
-                    # A timer that is due sooner is not left to the next poll.
+                    # Do not leave a timer that is due sooner to the next poll.
                     due = self._poll_soon.seconds if claimed.next_due_ms is None else claimed.next_due_ms / 1000
                     await waiter.sleep(min(self._poll_soon.seconds, max(due, receive.MOMENT_MIN_SECONDS)))
                 # Found nothing: the next claim registers it as a sleeper.
                 continue
-            # With room left it sleeps if it will be woken; otherwise it goes on until it finds nothing.
+            # With free capacity it sleeps if it will be woken; otherwise it claims until it finds nothing.
             if asleep or not claimed.leases:
                 wait = await self._sleep_after(claimed, nap, sleeper if asleep else None)
 
@@ -317,7 +317,7 @@ class Consumer:
         return wait
 
     async def _claim(self, limit: int, sleeper: str | None, wait: WaitPlan | None) -> Claimed | None:
-        """One claim, behind a blocking wait or not. None if the store does not answer."""
+        """Make one claim, with or without a blocking wait. None if the store does not answer."""
         waiter, poll_soon_ms = self._waiter, self._poll_soon.poll_soon_ms
         if wait is None or sleeper is None:
             flow = receive.claim(self._context, self.queue, limit, sleeper=sleeper, poll_soon_ms=poll_soon_ms)
@@ -334,7 +334,7 @@ class Consumer:
         return claimed
 
     async def _claim_lost(self) -> Claimed | None:
-        """What a claim whose reply was lost still holds, None if there is no such thing."""
+        """Return what a claim whose reply was lost still holds, or None if there is no such claim."""
         operation = self._context.take_lost_claim(self.queue)
         if operation is None:
             return None
@@ -356,7 +356,7 @@ class Consumer:
             return None
 
     async def _learn_limits(self) -> None:
-        """Before claiming ahead: what is held here counts against `max_running` and the rate of everybody."""
+        """Learn the limits before claiming ahead: messages held here count against a shared `max_running` or rate."""
         now = time.monotonic()
         if self._rate * SOON_SECONDS < 1 or now < self._limits_due:
             return
@@ -364,14 +364,14 @@ class Consumer:
         try:
             policy = await drive_async(self._executor, self._context.policy(self.queue))
         except WaypostError:
-            return  # the claim that follows says so
+            return  # the next claim will raise it
         self._limited = policy.max_running is not None or policy.rate_count is not None
 
     def _is_idle(self) -> bool:
         return not self._ready and not self._busy
 
     def _room(self) -> int:
-        """How many more messages can start now or soon."""
+        """Return how many more messages can start now or soon."""
         then, handled_then = self._mark
         ended, now = self.handled - handled_then, time.monotonic()
         if ended > 0 and now > then:
@@ -383,13 +383,13 @@ class Consumer:
             return 0
         per_call = self.handler.batch or 1
         ahead = not self._at_most_once and not self._limited
-        # As much as will start while the next claims are under way: where those take long, more of it.
+        # As many as will start during the next claims: more where claims take long.
         seconds = max(SOON_SECONDS, CLAIMS_AHEAD * self._poll_soon.claim_seconds)
         soon = int(self._rate * seconds) * per_call if ahead else 0
         self._low = soon // 2
         free = (self.handler.concurrency - self._busy) * per_call
         room = min(free + soon - len(self._ready), CHUNK_MESSAGES_MAX)
-        # With enough at hand a small claim can wait until it is a large one.
+        # With enough at hand, wait until the claim is larger.
         return 0 if 0 < self._low < len(self._ready) and room < WORTH_A_CLAIM else room
 
     def _accept(self, claimed: Claimed) -> None:
@@ -449,7 +449,7 @@ class Consumer:
                 except asyncio.CancelledError:
                     if self._is_given_up(slot):
                         raise
-                    # A handler that has ended had set an alarm to cancel its task, which is this one.
+                    # A handler that has ended had set a timer that cancels its task, which is this one.
                     self._idle = [idle for idle in self._idle if idle is not slot]
                     await self._clear_cancellation(slot)
                 turn = clock()
@@ -467,7 +467,7 @@ class Consumer:
                 self._busy -= 1
                 slot.messages = ()
                 if isinstance(error, asyncio.CancelledError) and slot.ending is None and self._is_given_up(slot):
-                    # The event loop is being closed. A thread may still be at work: never give back what may run.
+                    # The event loop is being closed. A thread may still run the handler, so do not release the message.
                     if self.handler.can_be_stopped:
                         self._end(slot, messages, None, error, given_up=True)
                     raise error
@@ -499,7 +499,7 @@ class Consumer:
                     raise
 
     def _take(self, now: float) -> list[Message[Any]]:
-        """The messages of the next call, without those that need no handler any more, or whose lease has ended."""
+        """Return the messages of the next call, without those that need no handler or have lost their lease."""
         ready, batch = self._ready, self.handler.batch
         if batch is None:
             message = ready.popleft()
@@ -514,7 +514,7 @@ class Consumer:
                 self._give_back(message)
                 continue
             try:
-                # A process reads its messages itself.
+                # A handler process decodes its messages itself.
                 if not self.handler.process and (
                     "body" in self.handler.parameter_kinds or self.handler.as_type is not None
                 ):
@@ -546,7 +546,7 @@ class Consumer:
         if slot.ending is not None:
             ending, error = slot.take_ending(error)
         if error is None and not isinstance(result, Outcome):
-            # In a transaction or a process of the handler's it was kept there.
+            # In the handler's transaction or process the result is already kept.
             refusal = self.handler.keep_result(messages[0], result) or codec.refusal_of(messages[0]._result)
             if refusal is not None:
                 self._report_refused_result(messages[0], refusal)
@@ -596,7 +596,7 @@ class Consumer:
             self.settler.add(message, settlement)
 
     def _close_lost(self, message: Message[Any], settlement: Settlement) -> None:
-        """Its lease is lost or ends in a moment, and there is no outcome that the store could still take."""
+        """Give up a message: its lease is lost or about to end, and there is no outcome that the store could accept."""
         self._held.discard(message)
         message.settled = "lost"
         if self._context.on_event is not None:
@@ -611,7 +611,7 @@ class Consumer:
     # ---- calls of the renewing thread ---------------------------------------------------------
 
     def to_renew(self) -> list[Message[Any]]:
-        """All leases held here, but for those whose handlers have run for too long."""
+        """Return all leases held here, except those whose handlers have run for too long."""
         now, limit = lease_clock.now(), self.handler.max_run
         held = list(self._held)
         if held:
@@ -634,7 +634,7 @@ class Consumer:
         return message in self._held and message not in self.settler.sending
 
     def on_lost(self, message: Message[Any]) -> None:
-        # First, so that the call is known to be cancelled before it is known that its process is gone.
+        # First, so that the call is marked as cancelled before the end of its process is noticed.
         self._from_thread(self._stop_handler, message, "lost")
         self._caller.kill_lost()
 
@@ -653,7 +653,7 @@ class Consumer:
             if message not in slot.messages:
                 continue
             found = True
-            # While others of a batch are still ours the handler goes on, and can check each message.
+            # While other leases of a batch are valid the handler continues, and can check each message.
             if self.handler.can_be_stopped and all(_is_over(one, ending) for one in slot.messages):
                 slot.cancel(ending)
         if ending == "lost" and self.handler.on_lease_lost is not None and (found or message in self._ready):

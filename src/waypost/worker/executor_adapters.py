@@ -13,12 +13,12 @@ from typing import TypeVar
 from waypost.store.port import AsyncExecutor, Call, Executor
 
 T = TypeVar("T")
-#: Claims and settles of several queues may be under way at once.
+#: Claims and settles of several queues may run at the same time.
 THREADS = 4
 
 
 class ThreadedExecutor:
-    """A blocking executor for an event loop: threads do the waiting."""
+    """Makes a blocking executor usable on an event loop: threads do the waiting."""
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
@@ -40,7 +40,7 @@ class ThreadedExecutor:
 
 
 class LoopExecutor:
-    """An awaited executor for a thread: the event loop does the work, so a loop that is blocked delays it."""
+    """Makes an async executor usable in a thread: the event loop does the work, so a blocked loop delays it."""
 
     def __init__(self, executor: AsyncExecutor, loop: asyncio.AbstractEventLoop) -> None:
         self._executor = executor
@@ -53,4 +53,4 @@ class LoopExecutor:
         return asyncio.run_coroutine_threadsafe(self._executor.run_many(calls), self._loop).result()
 
     def close(self) -> None:
-        """The executor is the event loop's own."""
+        """Nothing to do: the executor belongs to the event loop."""

@@ -1,12 +1,12 @@
 """A registered handler: its options, its parameters, and the arguments of a call.
 
-What a parameter is given is decided once, when the handler is registered, by its annotation, or by its name where it
-has none:
+The value of a parameter is decided once, when the handler is registered, by its annotation, or by its name if it has
+none:
 
-    body       the first parameter that is nothing else
+    body       the first other parameter
     message    annotated as `Message`, or named `message`
-    headers    named `headers`, unless it is annotated as something that is no mapping
-    state      annotated with the class of the client's state (or a class above it), or named `state`
+    headers    named `headers`, unless it is annotated as something else than a mapping
+    state      annotated with the class of the client's state (or a base class), or named `state`
     session    annotated as a session or connection of SQLAlchemy, psycopg or sqlite3 (see outbox.handler_sessions)
 """
 
@@ -37,7 +37,7 @@ ParameterKind = Literal["body", "message", "headers", "state", "session"]
 
 
 class Signature:
-    """The parameters of one handler: what each is given, and what the body must be."""
+    """The parameters of one handler: the value of each, and the type of the body."""
 
     __slots__ = ("_batch", "_function", "_name", "_state", "as_type", "parameter_kinds", "session")
 
@@ -50,7 +50,7 @@ class Signature:
         self._state = state
         #: What the body must be; None for what it was published as.
         self.as_type: Any = as_type
-        #: The class of the session that is wanted, None if none is.
+        #: The class of the session parameter, or None.
         self.session: type | None = None
         #: In the order of the parameters.
         self.parameter_kinds: tuple[ParameterKind, ...] = ()
@@ -60,7 +60,7 @@ class Signature:
         try:
             parameters = inspect.signature(self._function).parameters.values()
         except (TypeError, ValueError):
-            raise ConfigurationError(f"handler {self._name} has no signature that can be read; wrap it") from None
+            raise ConfigurationError(f"handler {self._name} has no readable signature; wrap it in a function") from None
         parameter_kinds: list[ParameterKind] = []
         for parameter in parameters:
             if parameter.kind is inspect.Parameter.VAR_POSITIONAL or parameter.kind is inspect.Parameter.VAR_KEYWORD:
@@ -94,7 +94,7 @@ class Signature:
     def _cannot_fill(self, parameter: str) -> ConfigurationError:
         state = "" if self._state is not None else "; this client has no state: give it one with state="
         return ConfigurationError(
-            f"handler {self._name}: nothing is known to give to the parameter {parameter!r}; a handler takes the body "
+            f"handler {self._name}: there is no value for the parameter {parameter!r}; a handler takes the body "
             "and, by the annotation or the name, the message, the headers, the client's state and a session, as "
             f"positional parameters{state}"
         )
@@ -144,7 +144,7 @@ class Signature:
         if annotation in (None, Any):
             return name == "state"
         origin = typing.get_origin(annotation) or annotation
-        # A built-in class says too little: a state that is a dict must not take the place of a body that is one.
+        # A built-in class is ambiguous: a state that is a dict must not replace a body that is one.
         return (
             isinstance(origin, type)
             and isinstance(self._state, origin)
@@ -152,7 +152,7 @@ class Signature:
         )
 
     def _set_body_type(self, kind: ParameterKind, annotation: Any) -> None:
-        """The annotated type of the body, or of `Message[T]`, says what the body must be."""
+        """Return the type of the body: the annotation of the body, or `T` of `Message[T]`."""
         if self._batch and annotation is not None:
             if typing.get_origin(annotation) not in (list, typing.get_origin(typing.Sequence[int])):
                 if annotation in (Any, list):
@@ -168,10 +168,10 @@ class Signature:
             self.as_type = annotation
 
 
-#: Handlers of one worker that run at once, by default.
+#: How many calls of a handler run at the same time in one worker, by default.
 CONCURRENCY = 10
 CONCURRENCY_MAX = 10_000
-#: A handler that hangs would hold its message for ever; after so long its lease is not renewed any more.
+#: After this time a lease is no longer renewed, because a handler that hangs would hold its message forever.
 MAX_RUN_SECONDS = 3600.0
 
 #: The slot in which the current handler call runs.
@@ -214,7 +214,7 @@ class Handler:
         self.function = function
         self.name: str = getattr(function, "__qualname__", None) or type(function).__qualname__
         self.is_async = _is_async(function)
-        #: Whether it runs in a process of its own rather than in a thread.
+        #: Whether it runs in a process rather than in a thread.
         self.process = check_flag("process", process, ConfigurationError)
         self.concurrency = _check_count("concurrency", concurrency, CONCURRENCY_MAX)
         self.batch = None if batch is None else _check_count("batch", batch, CHUNK_MESSAGES_MAX)
@@ -223,23 +223,23 @@ class Handler:
         if timeout is not None and not self.can_be_stopped:
             raise ConfigurationError(
                 f"handler {self.name}: nothing can stop a thread, so timeout= is for async handlers and for "
-                "process=True; max_run= says when the lease of a handler that blocks is not renewed any more"
+                "process=True; for a blocking handler, max_run= limits how long its lease is renewed"
             )
         self.max_run = _check_seconds("max_run", max_run)
         self.manual = check_flag("manual", manual, ConfigurationError)
         self.on_lease_lost = check_function("on_lease_lost", on_lease_lost, ConfigurationError)
-        #: How long what the function returns is kept as the result of its message; None: it is not.
+        #: How long the return value is kept as the result of its message; None: it is not kept.
         self.result_ttl = None if result_ttl is None else _check_result_ttl(self.name, result_ttl, self.batch)
-        #: The client's state, for parameters that ask for it.
+        #: The client's state, for parameters that take it.
         self.state = state
         signature = Signature(self.name, function, is_batch=batch is not None, state=state, as_type=queue_type(queue))
         self.parameter_kinds: tuple[ParameterKind, ...] = signature.parameter_kinds
         #: What the body must be; None for what it was published as.
         self.as_type: Any = codec.check_type(f"the body of handler {self.name}", signature.as_type, ConfigurationError)
-        #: The class of the session that the function asks for; then it is called in a transaction that settles.
+        #: The class of the session parameter; with it the function is called in a transaction that settles.
         self.session = signature.session
         self._open_sessions(store, engine)
-        #: What is called around the function, outermost first.
+        #: The middleware around the function, outermost first.
         self.middleware = check_handling(middleware, self.name, awaited=self.can_be_stopped)
         if process:
             self._check_process()
@@ -249,16 +249,16 @@ class Handler:
 
     @property
     def can_be_stopped(self) -> bool:
-        """Whether a call can be ended from outside: a coroutine is cancelled, a process is killed, a thread runs on."""
+        """Whether a call can be stopped: a coroutine is cancelled, a process is killed, a thread cannot be stopped."""
         return self.is_async or self.process
 
     @property
     def time_limit(self) -> float:
-        """After how many seconds a handler that can be stopped is."""
+        """The number of seconds after which a handler is stopped, if it can be."""
         return self.max_run if self.timeout is None else min(self.timeout, self.max_run)
 
     def arguments(self, messages: Sequence[Message[Any]]) -> tuple[Any, ...]:
-        """The arguments of a call. Raises `Undecodable` if a body is not what the handler expects."""
+        """Return the arguments of a call. Raises `Undecodable` if a body does not have the handler's type."""
         if self.parameter_kinds == BODY_ONLY and self.batch is None:
             return (messages[0].body,)
         return self._arguments(messages, None) if self.session is None else (messages,)
@@ -298,9 +298,9 @@ class Handler:
         return arguments
 
     def keep_result(self, message: Message[Any], returned: object) -> str | None:
-        """Keep what the function returned, if that is wanted and it decided on nothing else; why it cannot be kept.
+        """Keep the return value as the result if that is configured; return why it cannot be kept, or None.
 
-        The work is done whatever becomes of the result, so a result that cannot be kept is no failure.
+        The work is done, so a result that cannot be kept is not a failure.
         """
         if self.result_ttl is None or returned is None or message.outcome is not None:
             return None
@@ -334,13 +334,13 @@ class Handler:
         self.keep_result(messages[0], returned)
 
     def through_middleware(self, call: Callable[[Sequence[Message[Any]]], Any]) -> Callable[..., Any]:
-        """A call of the handler with the middleware around it."""
+        """Return a call of the handler with the middleware around it."""
         return handled_through(self.middleware, call, awaited=self.can_be_stopped)
 
     # ---- processes ---------------------------------------------------------------------------------------
 
     def _check_process(self) -> None:
-        """What can be known of a handler for processes when it is registered: its name is not bound yet."""
+        """Check a process handler when it is registered, before its name is bound in its module."""
         if os.name != "posix":
             raise ConfigurationError(f"handler {self.name}: process=True needs a POSIX system")
         if self.is_async:
@@ -354,19 +354,19 @@ class Handler:
             )
         if "state" in self.parameter_kinds:
             raise ConfigurationError(
-                f"handler {self.name}: the client's state stays in the worker's own process; with process=True make "
+                f"handler {self.name}: the client's state stays in the worker's own process; with process=True create "
                 "what the handler needs at the top of its module"
             )
 
     def check_can_start(self) -> None:
-        """Raise `ConfigurationError` if its type is not complete, or a process of its own could not find it."""
+        """Raise `ConfigurationError` if its type is not complete, or a handler process could not find it."""
         codec.check_type_is_complete(f"the body of handler {self.name}", self.as_type)
         if not self.process:
             return
         module = self.function.__module__
         if module == "__main__":
             raise ConfigurationError(
-                f"handler {self.name} is in the program that was started (__main__), where no other process can find "
+                f"handler {self.name} is in the main program (__main__), where no other process can find "
                 "it; put it into a module and import that, or start it with: waypost worker module:post"
             )
         if find_object(module, self.name) is not self.function:
@@ -382,7 +382,7 @@ class Handler:
 
     @property
     def body_type_name(self) -> str | None:
-        """Where the type of the bodies is found, if the function's own annotations do not say."""
+        """Where the type of the bodies is defined, if the function has no annotation for it."""
         own = Signature(self.name, self.function, is_batch=self.batch is not None, state=self.state).as_type
         if self.as_type is None or own == self.as_type:
             return None
@@ -390,7 +390,7 @@ class Handler:
 
 
 def find_object(module: str, qualname: str) -> Any:
-    """What a module calls by this name; None if there is no such thing."""
+    """Return the object with this name in a module, or None."""
     try:
         found: Any = importlib.import_module(module)
     except (ImportError, ValueError):
@@ -414,6 +414,8 @@ def _check_seconds(name: str, seconds: float) -> float:
 
 def _check_result_ttl(name: str, ttl: Duration, batch: int | None) -> Duration:
     if batch is not None:
-        raise ConfigurationError(f"handler {name}: a batch has no one result; use message.keep_result for each")
+        raise ConfigurationError(
+            f"handler {name}: a batch has no single result; use message.keep_result for each message"
+        )
     after_ms(ttl)
     return ttl

@@ -1,9 +1,9 @@
 """Handler calls: on the event loop, in threads or in processes, with the client's middleware around them.
 
-A `Slot` is one of the places in which a consumer's handlers run; it knows what runs there and can cancel it.
+A `Slot` is a unit of a consumer's concurrency: it has the handler call that runs in it, and can cancel that.
 
-Threads are daemons, unlike those of `concurrent.futures`: a worker whose time to stop is up must be able to end its
-process while a handler hangs. The message of such a handler keeps its lease, which then ends by itself.
+Threads are daemons, unlike those of `concurrent.futures`: a worker that has reached its stop timeout must be able to
+end its process while a handler hangs. The message of such a handler keeps its lease until that ends.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("waypost")
 
-#: Why a handler was cancelled: its lease is lost, a cancel was requested, its time is up, or the worker stops.
+#: Why a handler was cancelled: its lease is lost, a cancel was requested, it timed out, or the worker stops.
 Ending = Literal["lost", "cancel", "timeout", "stopped"]
 
 
 class Slot:
-    """A runner's place: what it is handling now, since when, and why it was cancelled if it was."""
+    """The current call of a runner: its messages, since when it runs, and why it was cancelled, if it was."""
 
     __slots__ = ("_overdue", "consumer", "ending", "messages", "started", "task", "waiting")
 
@@ -50,13 +50,13 @@ class Slot:
         self._overdue: Sequence[Message[Any]] = ()
 
     def cancel(self, ending: Ending) -> None:
-        """Cancel the handler that waits in here; called on the event loop, so that it does wait."""
+        """Cancel the handler. Called on the event loop, so the handler is waiting."""
         if self.messages and self.ending is None and self.task is not None:
             self.ending = ending
             self.task.cancel()
 
     def take_ending(self, error: BaseException | None) -> tuple[Ending | None, BaseException | None]:
-        """After a handler that was cancelled: why, and what that makes of its error."""
+        """Return the error of a cancelled handler, by the reason for which it was cancelled."""
         ending, self.ending = self.ending, None
         if self.task is not None:
             self.task.uncancel()
@@ -73,7 +73,7 @@ class Slot:
         *,
         stopped: bool,
     ) -> None:
-        """One event for the handler call of each message."""
+        """Report one event for each message of a handler call."""
         outcome: Literal["success", "failure", "skipped"] = "success"
         fields: dict[str, Any] = {}
         if error is not None:
@@ -92,7 +92,7 @@ class Slot:
         if messages and self._overdue is not messages:
             self._overdue = messages
             log.warning(
-                "handler %s has run for more than %g s on message %s of queue %s: its lease is not renewed any more",
+                "handler %s has run for more than %g s on message %s of queue %s: its lease is no longer renewed",
                 handler.name,
                 handler.max_run,
                 messages[0].id,
@@ -102,7 +102,7 @@ class Slot:
 
 
 class SuspendedCoroutine:
-    """The rest of a coroutine that was begun in a context of its own, to be awaited."""
+    """Makes the rest of a coroutine that was started in its own context awaitable."""
 
     __slots__ = ("_context", "_coroutine", "_waits_for")
 
@@ -176,7 +176,7 @@ class Threads:
         return future
 
     def stop(self) -> None:
-        """Let the threads end when they have nothing left to do. It does not wait for them."""
+        """Let idle threads end. It does not wait for them."""
         for _ in range(self._started):
             self._work.put(None)
 
@@ -191,7 +191,7 @@ class Threads:
             try:
                 future.get_loop().call_soon_threadsafe(self._end, future, result, error)
             except RuntimeError:
-                return  # the loop is gone: the worker was given up
+                return  # the loop is closed: the worker was abandoned
             del item, work, future, result, error
 
     def _end(self, future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
@@ -219,9 +219,9 @@ class Caller:
         self._handler = handler
         self._context = context
         self._executor = executor
-        #: Call the handler for some messages. Where no middleware stands around publishes there is nothing to pay for.
+        #: Call the handler for some messages; without publish middleware there is no overhead.
         self.call = self._call if context.publish_middleware is None else self._call_and_pass
-        #: Called for each message of a batch that its process could not read; it is not a part of the call any more.
+        #: Called for each message of a batch that its process could not decode; it is no longer part of the call.
         self._on_unreadable = on_unreadable
         self._loop = asyncio.get_running_loop()
         self._threads: Threads | None = None
@@ -230,11 +230,11 @@ class Caller:
             self.processes = Processes(handler)
         elif not handler.is_async:
             self._threads = Threads(f"waypost-{handler.queue}", handler.concurrency)
-        #: The handler with its middleware around it, None if it has none: then there is nothing to pay for.
+        #: The handler with its middleware around it; None without middleware, to avoid the overhead.
         self._around = handler.through_middleware(self._call_function) if handler.middleware else None
 
     async def _call_and_pass(self, slot: Slot, messages: list[Message[Any]]) -> Any:
-        """The same, and the publish middleware for what is sent on."""
+        """The same, with the publish middleware for continuations."""
         returned = await self._call(slot, messages)
         if any(message._then for message in messages) and not isinstance(returned, Outcome):
             for message in messages:
@@ -243,14 +243,14 @@ class Caller:
         return returned
 
     async def _call(self, slot: Slot, messages: list[Message[Any]]) -> Any:
-        """Call the handler for these messages; what it returns."""
+        """Call the handler for these messages and return its result."""
         handler = self._handler
         if self.processes is not None:
             return await self._in_process(slot, messages)
         function, arguments = handler.function, (messages,) if self._around is not None else handler.arguments(messages)
         if self._around is not None:
             function = self._around
-        # A context of its own for each call: what a handler sets in it must not reach the next one.
+        # Each call has its own context: values that a handler sets must not reach the next one.
         context = copy_context()
         if self._threads is not None:
             return await self._threads.run(partial(context.run, function, *arguments))
@@ -288,12 +288,12 @@ class Caller:
         return await (handler.through_middleware(call) if handler.middleware else call)(messages)
 
     def kill_lost(self) -> None:
-        """End processes whose messages are all lost, whatever the event loop is doing. Called from a thread."""
+        """Kill processes whose leases are all lost, even while the event loop is blocked. Called from a thread."""
         if self.processes is not None:
             self.processes.kill_lost()
 
     async def stop(self) -> None:
-        """Let threads and processes end that have nothing left to do."""
+        """Let idle threads and processes end."""
         if self._threads is not None:
             self._threads.stop()
         if self.processes is not None:

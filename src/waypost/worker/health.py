@@ -1,9 +1,9 @@
 """Health and heartbeats: whether a worker consumes, judged by what its claim loops did and not by whether it is alive.
 
-A loop owes a claim whenever there is room for one. It owes none while all its places are taken, and none while it
-sleeps after a claim or a poll that was answered. A worker whose loop owed a claim for longer than the window, or that
-whose store has not answered for so long, is red; it turns green by the next answer. Everything here is read from
-other threads than the one that writes it, without a lock: single numbers that are replaced whole.
+A claim loop owes a claim whenever it has free capacity. It owes none without free capacity, and none while it
+sleeps after an answered claim or poll. A worker is red if its loop has owed a claim for longer than the window, or if
+its store has not answered for that long; the next answer turns it green. All values here are read by
+other threads than the one that writes them, without a lock: single numbers that are replaced as a whole.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from waypost.worker.poller import Liveness
 
 
 class Served(Protocol):
-    """A consumer, as far as its health goes."""
+    """What the health check needs of a consumer."""
 
     handler: Handler
     queue: str
@@ -46,9 +46,9 @@ def check_window(seconds: float) -> float:
 def judge(
     consumers: Sequence[Served], state: WorkerState, *, window: float, answered: float, notes: Iterable[str] = ()
 ) -> Health:
-    """The health of a worker that runs. `answered` is when the store last answered anything but a claim.
+    """Return the health of a running worker. `answered` is when the store last answered anything but a claim.
 
-    `notes` say what does not keep it from consuming, but should be known.
+    `notes` are problems that do not prevent it from consuming.
     """
     now = time.monotonic()
     claims = [consumer.liveness.last_claim for consumer in consumers]
@@ -60,7 +60,9 @@ def judge(
         for consumer in consumers:
             late = consumer.liveness.late_seconds(now)
             if late > window:
-                reasons.append(f"queue {consumer.queue}: there was room, but no claim succeeded for {late:.0f} s")
+                reasons.append(
+                    f"queue {consumer.queue}: there was free capacity, but no claim succeeded for {late:.0f} s"
+                )
     status: HealthStatus = "red" if reasons else "green"
     noted = list(notes)
     if noted and not reasons:
@@ -79,7 +81,7 @@ def judge(
 NOT_RUNNING = Health("red", ["the worker is not running"], [])
 
 
-#: So much of why a worker is not well travels with its record.
+#: The maximum length of the reasons in a worker's report.
 REASONS_MAX = 3
 REASON_CHARACTERS_MAX = 200
 

@@ -1,9 +1,9 @@
-"""Polling: one thread asks the store about all idle queues of a worker at once, whatever the event loop is doing.
+"""Polling: one thread polls all idle queues of a worker in one call, even while the event loop is blocked.
 
-The same call tells the store of the worker (a heartbeat), renews the registrations of its sleepers, and asks whether
-the worker is to lead the schedulers: an idle worker sends nothing else. A consumer rests here from when it found
-nothing; the answer wakes it if a claim may bring something. A poll that fails harms nothing: another follows. That
-polls are answered is also the proof that the store is there while a busy worker has nothing to ask it for.
+The same call sends the worker's heartbeat, renews the registrations of its sleepers, and checks whether
+the worker is to lead the schedulers: an idle worker sends nothing else. A consumer is polled for from the time at which
+it found no message; the answer wakes it if a claim may return something. A failed poll is harmless: another follows.
+Answered polls also prove that the store is up while a busy worker makes no other calls.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from waypost.wake.port import Listening
 
 log = logging.getLogger("waypost")
 
-#: After a failed poll the next one comes so much sooner: who looks after a fault should not have to wait.
+#: After a failed poll the next one comes sooner by this factor, so that the end of a fault is noticed soon.
 SOONER = 5
-#: What would be polled within this part of its interval is polled with the others: one call for all.
+#: Queues that are due within this part of their interval are polled together with those that are due now.
 TOGETHER = 0.5
-#: The first poll of a worker comes by chance within this last part of its interval: workers that are started together
-#: poll at different times from then on.
+#: The first poll comes at a random time within this last part of the interval, so that workers that are started
+#: together poll at different times.
 FIRST_JITTER = 0.5
-#: Later ones come a little sooner than they must, by chance, so that polls that fall together part. More costs the
-#: store more polls.
+#: Later polls come a little earlier, at random, so that polls of several workers do not coincide. More jitter costs
+#: more polls.
 JITTER = 0.02
 
 
-#: A heartbeat may be late by half of its interval before a store that is there is taken for one that is not.
+#: Heartbeats per health window: one may be late by half its interval before the worker is considered red.
 HEARTBEATS_PER_WINDOW = 1.5
 INTERVAL_SECONDS_MIN = 0.05
 
 
 class Liveness:
-    """When the store last answered a claim of a loop, and since when the loop owes the next."""
+    """When the store last answered a claim of a loop, and since when the loop owes the next one."""
 
     __slots__ = ("last_claim", "owes_from")
 
@@ -57,12 +57,12 @@ class Liveness:
         self.last_claim = self.owes_from = time.monotonic()
 
     def polled(self, seconds: float) -> None:
-        """The store said that a claim would bring nothing: that counts as one, and none is owed for so long."""
+        """A poll found no message: it counts as a claim, and none is owed for this time."""
         self.last_claim = time.monotonic()
         self.owes_none_for(seconds)
 
     def owes_none_for(self, seconds: float) -> None:
-        """No claim is owed for so long."""
+        """No claim is owed for this time."""
         self.owes_from = time.monotonic() + seconds
 
     def owes_now(self) -> None:
@@ -70,7 +70,7 @@ class Liveness:
         self.owes_from = min(self.owes_from, time.monotonic())
 
     def late_seconds(self, now: float) -> float:
-        """For how long a claim has been owed."""
+        """Return for how long a claim has been owed."""
         return max(0.0, now - self.owes_from)
 
 
@@ -78,12 +78,12 @@ class PollTarget(Protocol):
     """A consumer that waits for work of its queue. Called on its event loop."""
 
     def polled(self, answer: PolledQueue, sent_at: float, answered_at: float) -> None:
-        """What the store says of its queue: sent when by `lease_clock`, answered when by the monotonic clock."""
+        """Handle the store's answer for its queue: sent at a `lease_clock` time, answered at a monotonic time."""
         ...
 
 
 class Candidate(Protocol):
-    """A candidate for leader, which takes part with the polls of a worker while another one leads."""
+    """A candidate for leader, which takes part in the election with the worker's polls while another leads."""
 
     role: str
     ttl_ms: int
@@ -97,12 +97,12 @@ class Electable(Protocol):
     @property
     def candidate(self) -> Candidate: ...
     def update_election(self, elected: Elected) -> None:
-        """Who leads. On its event loop."""
+        """Handle the result of an election. Called on its event loop."""
         ...
 
 
 class PollEntry:
-    """One rest of a consumer: polled every so many seconds until it ends."""
+    """A waiting consumer, which is polled for at an interval until it is removed."""
 
     __slots__ = ("due", "idle", "seconds", "target")
 
@@ -114,7 +114,7 @@ class PollEntry:
 
 
 class Poller:
-    """The thread. `make_heartbeat` is given when the worker started by the store's clock, None at first."""
+    """The polling thread. `make_heartbeat` gets the worker's start by the store's clock, None at first."""
 
     def __init__(
         self,
@@ -129,11 +129,11 @@ class Poller:
         self._make_heartbeat = make_heartbeat
         self._interval = heartbeat_interval(window)
         self._ttl_ms = round(self._interval * HEARTBEATS_PER_TTL * 1000)
-        #: When the store last answered; a start counts, since it needs one.
+        #: When the store last answered; the start counts, because it needs an answer.
         self.answered = time.monotonic()
-        #: What the last poll failed with.
+        #: The error of the last poll, or None.
         self.error: Exception | None = None
-        #: The part that asks with the polls whether it is to lead.
+        #: The part that takes part in the election with the polls.
         self.electable: Electable | None = None
         self._loop = asyncio.get_running_loop()
         self._name = ""
@@ -145,12 +145,12 @@ class Poller:
         #: When the thread polls next.
         self._sleeps_until = 0.0
         self._stopping = False
-        #: The worker has ended without waiting, and the connection may be closed.
+        #: The worker has ended without waiting for this thread, and the connection may be closed.
         self._abandoned = False
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin with a heartbeat, at once."""
+        """Start with a heartbeat."""
         self._own_polls = self._context.wakeups.listen_to_own_polls(self._context.worker)
         self._thread = threading.Thread(target=self._run, name="waypost-polls", daemon=True)
         self._thread.start()
@@ -162,21 +162,21 @@ class Poller:
             self._changed.notify()
 
     def add(self, target: PollTarget, idle: Idle, seconds: float) -> None:
-        """Poll a queue every so many seconds, from that long from now on, until it wakes."""
+        """Poll a queue at this interval, first one interval from now, until it is removed."""
         entry = PollEntry(target, idle, seconds)
         with self._changed:
             self._entries[target] = entry
-            # A consumer rests after each message: the thread is not disturbed for what comes after its next poll.
+            # Consumers are added after each message: do not wake the thread for a poll that is due after its next one.
             if entry.due < self._sleeps_until:
                 self._changed.notify()
 
     def remove(self, target: PollTarget) -> None:
-        """Poll its queue no more."""
+        """Stop polling its queue."""
         with self._changed:
             self._entries.pop(target, None)
 
     def stop(self, timeout: float) -> None:
-        """Unregister the worker and end. A call that hangs is left behind; the store forgets the worker by itself."""
+        """Unregister the worker and end. A call that hangs is abandoned; the worker's record then expires."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
@@ -198,7 +198,7 @@ class Poller:
                 log.debug("worker %s could not be unregistered: %s", self._name, error, extra={"event": "leave_failed"})
 
     def _wait(self) -> tuple[list[PollEntry], bool] | None:
-        """Wait for the next poll: which queues, and whether with a heartbeat; None at the end."""
+        """Wait for the next poll; return its queues and whether it has a heartbeat, or None at the end."""
         with self._changed:
             while not self._stopping:
                 now = time.monotonic()
@@ -209,13 +209,13 @@ class Poller:
             return None
 
     def next_due(self) -> float:
-        """When the next poll is due."""
+        """Return when the next poll is due."""
         return min([self._heartbeat_due, *(entry.due for entry in self._entries.values())])
 
     def take_due(self, now: float) -> tuple[list[PollEntry], bool]:
-        """The queues of this poll and whether it carries a heartbeat: what is due, and what soon would be."""
+        """Return the queues of this poll, due now or soon, and whether it has a heartbeat."""
         heartbeats = self._heartbeat_due - now <= self._interval * TOGETHER
-        # A heartbeat takes all queues along: one that began to rest lately would be a call of its own soon after.
+        # A heartbeat polls all queues: otherwise one that was added lately would need its own call soon after.
         due = [one for one in self._entries.values() if heartbeats or one.due - now <= one.seconds * TOGETHER]
         for one in due:
             one.due = now + one.seconds * random.uniform(1 - JITTER, 1)
@@ -245,10 +245,10 @@ class Poller:
                 answers += answer.queues
                 elected, at_ms = elected or answer.elected, max(at_ms, answer.at_ms)
         except Exception as error:
-            # Whatever it is: a worker works whether or not anybody can see it, and finds work when it is woken.
+            # Any error: a worker continues without heartbeats, and finds work when it is woken.
             self._failed(error, due, heartbeats)
             if heartbeats and due and not isinstance(error, StoreUnavailable | OutcomeUnknown):
-                self._poll(due, heartbeats=False)  # what is wrong with the heartbeat must not hide work
+                self._poll(due, heartbeats=False)  # a failed heartbeat must not prevent polls
             return
         self.answered = time.monotonic()
         self._context.session.time.learn(at_ms)
@@ -297,7 +297,7 @@ class Poller:
         elected: Elected | None,
     ) -> None:
         for entry, answer in zip(due, answers, strict=True):
-            # One that has woken meanwhile knows better.
+            # A consumer that has woken meanwhile has newer information.
             if self._entries.get(entry.target) is entry:
                 entry.target.polled(answer, sent_at, answered_at)
         if electable is not None and elected is not None and not electable.candidate.leading:
@@ -305,5 +305,5 @@ class Poller:
 
 
 def heartbeat_interval(window: float) -> float:
-    """The time between two heartbeats: often enough to prove within the health window that the store answers."""
+    """Return the interval of heartbeats: short enough to prove within the health window that the store answers."""
     return max(INTERVAL_SECONDS_MIN, min(HEARTBEAT_SECONDS, window / HEARTBEATS_PER_WINDOW))

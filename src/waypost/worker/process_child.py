@@ -1,8 +1,8 @@
-"""The program of a handler's process: it reads calls from its worker, runs the handler, and answers.
+"""The program of a handler process: it reads calls from its worker, runs the handler, and sends the results.
 
 It ends when its worker does, however that ends: the pipe between them closes, which a thread notices while a handler
-runs; and where the system can (Linux), the kernel ends it even if a handler holds the interpreter's lock in C.
-Signals that ask a worker to stop are the worker's affair, also where a terminal or a supervisor sends them to all.
+runs; and on Linux the kernel ends it even if a handler holds the GIL in C. It ignores stop signals, also if a terminal
+or a supervisor sends them to all processes: the worker decides.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from waypost.worker.process_protocol import (
 )
 from waypost.worker.signals import NAMES
 
-#: An idle process whose worker is gone has so long to end in its own way: what it registered with `atexit`.
+#: How long an idle process whose worker has ended may take for its `atexit` functions.
 EXIT_SECONDS = 2.0
 PR_SET_PDEATHSIG = 1
 
 
 def main(descriptor: int, parent: int) -> None:
-    """Serve calls until the worker hangs up."""
+    """Serve calls until the worker closes the connection."""
     end_with_parent(parent)
     for name in NAMES:
         # Not SIG_IGN: programs that a handler starts would inherit that.
@@ -75,19 +75,19 @@ def main(descriptor: int, parent: int) -> None:
 
 
 def end_with_parent(parent: int) -> None:
-    """Ask the kernel, where it can be asked, to end this process with the one that started it."""
+    """Let the kernel end this process with its parent, where the system supports that."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
-        sys.exit(0)  # it ended before we could ask
+        sys.exit(0)  # the parent ended before that
 
 
 def _listen(connection: socket.socket, frames: queue.SimpleQueue[bytes | None]) -> None:
-    """Pass frames on; when the worker is gone, end this process, in the middle of a handler if there is one."""
+    """Read frames; when the worker has ended, end this process, also while a handler runs."""
     while (data := _read_frame(connection)) is not None:
         frames.put(data)
     frames.put(None)
-    # The parent is gone, so no one can use the result of a handler that still runs. An idle process ends at the None.
+    # The parent has ended, so the result of a running handler is not needed. An idle process ends at the None.
     threading.Event().wait(EXIT_SECONDS)
     os._exit(1)
 
@@ -111,10 +111,10 @@ def _read(connection: socket.socket, count: int) -> bytes | None:
 
 
 def find_handler(hello: Hello) -> Handler:
-    """The handler that a worker speaks of, found by its name."""
+    """Return the handler that the worker names."""
     import importlib
 
-    importlib.import_module(hello.module)  # its own error says more than that nothing was found
+    importlib.import_module(hello.module)  # its own error has more information
     function: Callable[..., Any] | None = find_object(hello.module, hello.name)
     if function is None:
         raise ProcessFailed(f"there is no {hello.module}.{hello.name} in the handler's process")
@@ -150,14 +150,14 @@ def run_call(call: Call, handler: Handler) -> Answer:
             encoded = encode_outcome(outcome)
         except BaseException as error:
             failure = encode_error(error)
-            # A handler that reads its body itself (`message.decode`) and fails at that: another try would too.
+            # A handler that decodes its body itself (`message.decode`) and fails: a retry would fail too.
             ends |= {one.id: End(unreadable=failure) for one in readable if one.undecodable is error}
         else:
             encoded = encode_outcome(result) if isinstance(result, Outcome) else None
         for message in readable:
             ends.setdefault(message.id, read_end(message))
     for stream in (sys.stdout, sys.stderr):
-        # A process is killed without a warning; what its handlers have written by then should be seen.
+        # A process may be killed at any time; the output of its handlers should be visible by then.
         with contextlib.suppress(Exception):
             stream.flush()
     return Answer([ends[message.id] for message in messages], encoded, failure)

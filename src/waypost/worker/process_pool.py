@@ -1,9 +1,8 @@
-"""Processes for handlers that compute: as many as run at once, each a Python of its own that serves one call at a time.
+"""Processes for handlers that compute: one for each concurrent call, each a Python that serves one call at a time.
 
-A process can be ended where a thread cannot: when the lease is lost, a cancel is asked for or the time is up, it is
-killed, and the next call gets another. If it dies by itself, that is the failure of the call it was serving and of
-no other. It is started as a program of its own and told the handler by name, so nothing is forked and nothing is
-unpacked that could be code.
+A process can be stopped where a thread cannot: when the lease is lost, a cancel is requested or the call times out, it
+is killed, and the next call gets another. If it dies, only the call that it was serving fails. It is started as a
+separate program and gets the name of the handler, so nothing is forked and nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -37,21 +36,21 @@ from waypost.worker.process_protocol import (
     frame,
 )
 
-#: Imports may take a while on a cold disk; a process that needs longer will not come up at all.
+#: Imports may be slow on a cold disk; a process that needs longer than this has failed.
 START_SECONDS_MAX = 60.0
-#: Idle processes have so long to end when the worker stops.
+#: How long idle processes may take to end when the worker stops.
 STOP_SECONDS_MAX = 3.0
-#: After the connection broke, the exit code says why; it is there in a moment.
+#: How long to wait for the exit code after the connection broke.
 EXIT_POLL_SECONDS = 0.005
 EXIT_POLLS_MAX = 200
 READ_BYTES = 256 * 1024
-#: So many processes may turn out to be dead when they are called; more is no accident.
+#: How many idle processes in a row may be found dead before it counts as a failure.
 IDLE_DEATHS_MAX = 3
-#: The same modules must be found as here, waypost itself included.
+#: The process must find the same modules as this one, including waypost.
 PROGRAM = "import json, sys; sys.path[:] = json.loads(sys.argv[3]); from waypost.worker.process_child import main; \
 main(int(sys.argv[1]), int(sys.argv[2]))"
 
-#: A forked copy of this process must not hold the connections open after it is gone.
+#: A forked copy of this process must not keep the connections open after it has ended.
 _connections: WeakSet[socket.socket] = WeakSet()
 
 
@@ -88,9 +87,9 @@ class Child:
                 raise ProcessFailed(f"a process for the handler cannot be started: {error}") from None
 
     async def request(self, request: Hello | Call) -> Answer:
-        """One frame there, an empty one back when it begins, then the answer.
+        """Send one frame, wait for the empty frame that confirms the start, and return the reply.
 
-        Raises `ProcessFailed` if the process ends instead of answering, `NotBegun` if it ends before it begins.
+        Raises `ProcessFailed` if the process ends instead of replying, `NotBegun` if it ends before it starts.
         """
         loop = asyncio.get_running_loop()
         kind: type[ProcessFailed] = NotBegun
@@ -131,7 +130,7 @@ class Child:
         return self.process.poll() is None
 
     def hang_up(self) -> None:
-        """Close the connection: it ends by itself when it is idle."""
+        """Close the connection: an idle process then ends."""
         self._connection.close()
 
     def kill(self) -> None:
@@ -144,7 +143,7 @@ class Child:
 
 
 def _unknown_queue(message: Message[Any]) -> UnknownQueue | None:
-    """Why what is sent on may not be, if so; then none of it is. Which queues there are is known here, not there."""
+    """Return why continuations are refused, or None. The declared queues are known here, not in the process."""
     sent_on, message._then = message._then, ()
     try:
         for next_one in sent_on if message.settle_target is not None else ():
@@ -156,7 +155,7 @@ def _unknown_queue(message: Message[Any]) -> UnknownQueue | None:
 
 
 class Processes:
-    """The processes of one handler. Lives on one event loop, in whose thread they are started."""
+    """The processes of one handler. Used on one event loop, in whose thread they are started."""
 
     def __init__(self, handler: Handler) -> None:
         self._handler = handler
@@ -166,7 +165,7 @@ class Processes:
         )  # fmt: skip
         self._idle: list[Child] = []
         self._all: set[Child] = set()
-        #: Calls under way: their messages, and the process that serves them.
+        #: Running calls: their messages, and the process that serves them.
         self._calls: list[tuple[list[Message[Any]], Child]] = []
 
     async def run(
@@ -177,8 +176,8 @@ class Processes:
     ) -> Any:
         """Run the handler for these messages in a process; its outcome, or the error that it ended with.
 
-        `on_begun` is called when the handler starts; it returns the alarm that ends it. `on_unreadable` is called for
-        messages whose bodies the process could not read, and which were no part of the call.
+        `on_begun` is called when the handler starts; it returns its timeout. `on_unreadable` is called for
+        messages whose bodies the process could not decode, and which were not part of the call.
         """
         call = Call([message.lease for message in messages])
         for left in reversed(range(IDLE_DEATHS_MAX + 1)):
@@ -190,7 +189,7 @@ class Processes:
                 answer = await child.request(call)
                 break
             except NotBegun:
-                # That it was dying could not be seen yet; the message has nothing to do with it.
+                # The idle process had died, which was not visible yet; the message is not the cause.
                 self._end(child)
                 if left == 0:
                     raise
@@ -233,13 +232,13 @@ class Processes:
             self._end(child)
             raise
         if answer.failure is not None:
-            # What it could not import now it may import after a repair, so no process stays that could not.
+            # A module may become importable after a repair, so a process that could not import it is not kept.
             self._end(child)
             raise decode_error(answer.failure, find_object)
         return child
 
     def kill_lost(self) -> None:
-        """Kill processes whose messages are all lost. Called from a thread; the event loop does the rest later."""
+        """Kill processes whose leases are all lost. Called from a thread; the event loop does the rest later."""
         for messages, child in list(self._calls):
             if all(message.lease_lost for message in messages):
                 with suppress(ProcessLookupError):

@@ -1,6 +1,6 @@
-"""What a worker and a handler's process say to each other: MessagePack of plain data, each frame after its length.
+"""The protocol between a worker and a handler process: MessagePack of plain data, each frame after its length.
 
-Nothing here can become code in the reader: an outcome is its fields, an error the name of its class and its text.
+No frame can become code in the reader: an outcome is its fields, an error is the name of its class and its text.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from waypost.values import Continuation, Lease
 
 T = TypeVar("T")
 LENGTH_BYTES = 4
-#: What a process says when it begins with what it was asked: an empty frame.
+#: The frame with which a process confirms that it starts a call: empty.
 BEGUN = bytes(LENGTH_BYTES)
-#: The arguments of an error that can travel, so that the class can be given them again.
+#: The types of error arguments that are transferred, so that the error can be created again.
 PLAIN = (str, int, float, bool, type(None))
-#: The last lines of a traceback say most.
+#: Only the end of a traceback is transferred.
 TRACEBACK_CHARACTERS_MAX = 16 * 1024
 
 
@@ -33,7 +33,7 @@ class Hello(Struct, frozen=True):
     name: str
     queue: str
     batch: int | None
-    #: `module:name` of the body's type where the function's annotations do not say it.
+    #: `module:name` of the body's type if the function has no annotation for it.
     body_type: str | None
     result_ttl_ms: int | None = None
 
@@ -54,7 +54,7 @@ class OutcomeFields(Struct, frozen=True):
 
 
 class Failure(Struct, frozen=True):
-    """An error as far as it can travel."""
+    """The parts of an error that are transferred."""
 
     module: str
     name: str
@@ -64,7 +64,7 @@ class Failure(Struct, frozen=True):
 
 
 class End(Struct, frozen=True):
-    """What a handler decided about one message by hand, or why it could not be read."""
+    """The outcome that a handler set on a message, or why the message could not be decoded."""
 
     outcome: OutcomeFields | None = None
     then: tuple[Continuation, ...] = ()
@@ -74,7 +74,7 @@ class End(Struct, frozen=True):
 
 
 class Answer(Struct, frozen=True):
-    """How a call ended. The answer to `Hello` is one without ends, with the failure to import if there was one."""
+    """How a call ended. The reply to `Hello` is one without ends, with the import error if there was one."""
 
     ends: list[End] = []
     outcome: OutcomeFields | None = None
@@ -86,13 +86,13 @@ _decoders: dict[type, msgspec.msgpack.Decoder[Any]] = {}
 
 
 def frame(value: Struct) -> bytes:
-    """A value as it goes over the wire."""
+    """Return the encoded form of a value."""
     data = encode(value)
     return len(data).to_bytes(LENGTH_BYTES, "big") + data
 
 
 def decode(data: bytes, kind: type[T]) -> T:
-    """A value from the wire."""
+    """Return the value of an encoded form."""
     decoder = _decoders.get(kind)
     if decoder is None:
         decoder = _decoders[kind] = msgspec.msgpack.Decoder(kind)
@@ -104,7 +104,7 @@ def decode(data: bytes, kind: type[T]) -> T:
 
 
 def encode_outcome(outcome: Outcome | Literal["done"] | None) -> OutcomeFields | None:
-    """An outcome as its fields."""
+    """Return the fields of an outcome."""
     match outcome:
         case None:
             return None
@@ -135,12 +135,12 @@ def decode_outcome(outcome: OutcomeFields) -> Outcome | Literal["done"]:
 
 
 def read_end(message: Message[Any]) -> End:
-    """What a handler left in a message."""
+    """Return what a handler set on a message."""
     return End(encode_outcome(message.outcome), message._then, message._result, message._result_ttl_ms)
 
 
 def apply_end(message: Message[Any], end: End) -> None:
-    """Put what the handler's own copy of a message says into ours."""
+    """Apply what the handler set on its copy of a message to ours."""
     if end.outcome is not None:
         message.outcome = decode_outcome(end.outcome)
     message._then = end.then
@@ -152,7 +152,7 @@ def apply_end(message: Message[Any], end: End) -> None:
 
 
 def encode_error(error: BaseException) -> Failure:
-    """An error as it can travel: its class by name, its text, its arguments if they are plain."""
+    """Return the parts of an error to transfer: the name of its class, its text, its arguments if they are plain."""
     kind = type(error)
     plain = all(isinstance(one, PLAIN) for one in error.args)
     text = "".join(traceback.format_exception(error))[-TRACEBACK_CHARACTERS_MAX:]
@@ -166,7 +166,7 @@ def encode_error(error: BaseException) -> Failure:
 
 
 def _plain(value: Any) -> Any:
-    """Without what MessagePack cannot carry: huge numbers and lone surrogates."""
+    """Return the value without what MessagePack cannot encode: huge numbers and lone surrogates."""
     if isinstance(value, str):
         return cut_text(value)
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
@@ -175,7 +175,7 @@ def _plain(value: Any) -> Any:
 
 
 def decode_error(failure: Failure, find_object: Callable[[str, str], Any]) -> BaseException:
-    """An error of the same class that says the same, so that a retry policy by class works; else a `ProcessFailed`."""
+    """Return an error of the same class and text, so that a retry policy by class works; else a `ProcessFailed`."""
     error = _same_class(failure, find_object) or ProcessFailed(f"{failure.module}.{failure.name}: {failure.text}")
     error.add_note(f"In the handler's process:\n{failure.traceback}")
     return error
@@ -187,7 +187,7 @@ def _same_class(failure: Failure, find_object: Callable[[str, str], Any]) -> Bas
         return None
     arguments = [failure.text] if failure.arguments is None else failure.arguments
     try:
-        # Not its __init__, which may want anything.
+        # Without __init__, which may require other arguments.
         error = kind.__new__(kind, *arguments)
         if str(error) == failure.text:
             return error
