@@ -207,7 +207,7 @@ def test_a_worker_runs_once_at_a_time_and_may_run_again(harness: Harness) -> Non
     for number in range(2):
         harness.publish("orders", number)
         harness.done(worker.start())
-        with pytest.raises(ConfigurationError, match="running already"):
+        with pytest.raises(ConfigurationError, match="already running"):
             harness.done(worker.start())
         until(lambda: harness.ledger("orders").done > number)  # noqa: B023 - it is asked within this turn
         harness.done(worker.stop())

@@ -1,12 +1,12 @@
-"""Renewal: one thread keeps the leases of all holders, another knows when they end, whatever the event loop is doing.
+"""Lease renewal: one thread renews the leases of all holders, another one watches when they end.
 
-Every third of a lease everything that is held is renewed, all messages of a queue in one call (or as many calls as
-chunks), on a connection of its own. The answers say what was lost and which messages are asked to stop. Only code
-that holds the interpreter's lock for a third of a lease can keep the thread from running.
+Both run while the event loop is blocked. Every third of a lease all held messages are renewed, those of a queue in one
+call (or one per chunk), on a separate connection. The replies contain lost leases and requests to cancel. Only code
+that holds the GIL for a third of a lease can keep the thread from running.
 
-A lease ends here a little before it ends in the store, counted from when the claim or renewal that the store answered
-was sent. The second thread waits for that moment and makes no calls, so a store that does not answer cannot delay it:
-at that moment the handler is told, as when the store says `lost`. It may still finish; then the store decides.
+A lease ends here a little before it ends in the store, counted from the time at which the answered claim or renewal
+was sent. The second thread waits for that time and makes no calls, so a store that does not answer cannot delay it:
+the handler is then notified, as when the store returns `lost`. It may still finish; then the store decides.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from waypost.values import ExtendStatus
 
 log = logging.getLogger("waypost")
 
-#: Renewed so often in the life of a lease, one or two renewals may fail before it is lost.
+#: Renewals per lease: one or two may fail before the lease is lost.
 RENEWALS_PER_LEASE = 3
-#: With leases of a few milliseconds the thread would do nothing else.
+#: The shortest interval, so that leases of a few milliseconds do not keep the thread busy.
 INTERVAL_SECONDS_MIN = 0.01
-#: A wait of a thread does not count the time in which the machine slept, so the clock that does is read so often.
+#: A thread's wait does not count the time in which the machine was suspended, so the lease clock is read this often.
 CLOCK_CHECK_SECONDS = 1.0
-#: A renewal that is not answered for so long is left to its thread, and another thread renews from then on.
+#: After this time an unanswered renewal is left to its thread, and another thread renews from then on.
 STUCK_SECONDS_MIN = 2.0
-#: So many threads may be stuck in calls; each ends when its call does, after half a minute of silence at the latest.
+#: How many threads may be stuck in calls; each ends with its call, after half a minute of silence at the latest.
 STUCK_MAX = 16
 
 Phase = Literal["extend", "deadline"]
@@ -46,13 +46,13 @@ class Holder(Protocol):
     """A part of a client or worker that holds leases of one queue. All of this is called from other threads."""
 
     queue: str
-    #: The shortest lease that it was given lately, in seconds; None while it has none.
+    #: Its shortest recent lease, in seconds; None while it has none.
     lease_seconds: float | None
 
     def to_renew(self) -> list[Message[Any]]: ...
     def held(self) -> list[Message[Any]]: ...
     def runs(self, message: Message[Any]) -> bool:
-        """Whether a handler or a block is at work on it, which must be stopped when its lease ends."""
+        """Whether a handler or a block runs for it, which must be stopped when its lease ends."""
         ...
 
     def still_concerns(self, message: Message[Any]) -> bool: ...
@@ -61,7 +61,7 @@ class Holder(Protocol):
 
 
 class Renewer:
-    """Both threads. With `on_demand` they start with the first lease to be kept, and end when there is none."""
+    """The two threads. With `on_demand` they start with the first lease, and end when there is none."""
 
     def __init__(self, context: ClientContext, connect: Callable[[], Executor], *, on_demand: bool = False) -> None:
         self._context = context
@@ -73,17 +73,17 @@ class Renewer:
         self._changed = threading.Condition()
         self._stopping = False
         self._thread: threading.Thread | None = None
-        #: Since when the renewing thread waits for the store, and for how long at the most; None while it does not.
+        #: Since when the renewing thread waits for the store, and its time limit; None while it does not wait.
         self._calling: tuple[float, float] | None = None
         self._stuck: list[threading.Thread] = []
         self._losing = threading.Lock()
-        #: The moment up to which no lease ends, and the thread that waits for it.
+        #: The time before which no lease ends, and the thread that waits for it.
         self._next_end = float("inf")
         self._ends_changed = threading.Condition()
         self._ends_thread: threading.Thread | None = None
 
     def start(self, holders: list[Holder]) -> None:
-        """Begin to renew. The connection is made here, so that a lease is never the first to find it missing."""
+        """Start renewing. The connection is opened here, so that the first renewal does not have to wait for it."""
         self._holders = holders
         self.executor = self._connect()
         self._start_threads()
@@ -97,7 +97,7 @@ class Renewer:
             self._ends_thread.start()
 
     def stop(self, timeout: float) -> None:
-        """End the threads. If a call hangs, its thread is left behind: it is a daemon."""
+        """End the threads. A thread that hangs in a call is abandoned: it is a daemon."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
@@ -112,7 +112,7 @@ class Renewer:
         self._close()
 
     def _close(self) -> None:
-        """Close the connection once no thread uses it: the last one that hung in a call does, when that ends."""
+        """Close the connection once no thread uses it: the last thread that hung in a call closes it."""
         me = threading.current_thread()
         with self._changed:
             threads = [*self._stuck, *([] if self._thread is None else [self._thread])]
@@ -123,19 +123,19 @@ class Renewer:
             executor.close()
 
     def reschedule(self, holder: Holder) -> None:
-        """A holder was given a shorter lease than it had."""
+        """Wake the thread, because a holder has a shorter lease than before."""
         with self._changed:
             self._due.pop(holder, None)
             self._changed.notify()
 
     def renew_now(self, holder: Holder) -> None:
-        """Renew the leases of a holder at once: its answer says which are lost and which are asked to stop."""
+        """Renew the leases of a holder at once: the reply contains lost leases and requests to cancel."""
         with self._changed:
             self._due[holder] = time.monotonic()
             self._changed.notify()
 
     def expect_end(self, holder: Holder, until: float, lease_seconds: float) -> None:
-        """Leases until this moment are kept from now on; one that ends soon is renewed at once."""
+        """Watch leases that end at this time from now on; one that ends soon is renewed at once."""
         if until < self._next_end:
             with self._ends_changed:
                 if until < self._next_end:
@@ -146,7 +146,7 @@ class Renewer:
             self.renew_now(holder)
 
     def keep(self, holder: Holder, message: Message[Any]) -> None:
-        """Keep the lease of a message that its holder has just been given; starts the threads if there are none."""
+        """Renew the lease of a newly claimed message; starts the threads if necessary."""
         with self._changed:
             if holder not in self._holders:
                 self._holders.append(holder)
@@ -195,11 +195,11 @@ class Renewer:
                 try:
                     self._renew(holder)
                 except Exception:
-                    # Leases that end for want of a renewal are redelivered; a thread that ended would lose them all.
+                    # A failed renewal costs some leases; if the thread ended, all would be lost.
                     log.exception("renewal failed", extra={"event": "renewal_failed", "queue": holder.queue})
 
     def _forget_idle(self, due: list[Holder]) -> list[Holder]:
-        """Holders among these that hold something; the others come back with their next message."""
+        """Return the holders that hold something; the others register again with their next message."""
         idle = [holder for holder in due if not holder.to_renew()]
         for holder in idle:
             self._due.pop(holder, None)
@@ -230,7 +230,7 @@ class Renewer:
             self._context.emit("renewed", holder.queue, count=statuses.count("ok") + statuses.count("cancel"))
             for message, status in zip(chunk, statuses, strict=True):
                 if status != "lost":
-                    # Not the earlier one of a call that was answered after the next.
+                    # Not an earlier end, of a call that was answered after the next one.
                     end = lease_clock.local_end(sent, message.lease_seconds)
                     message.lease_until = max(message.lease_until, end)
                 if status != "ok":
@@ -244,7 +244,7 @@ class Renewer:
             if self.executor is None:
                 self.executor = self._connect()
             holds = [Hold(message.id, message.token, message.lease.nonce) for message in messages]
-            # Later than by the next renewal it is of no use.
+            # After the next renewal it is of no use.
             renewal = context.operate(
                 queue,
                 lambda operation: context.store.extend(queue, holds, operation),
@@ -258,7 +258,7 @@ class Renewer:
 
     def _answer(self, holder: Holder, message: Message[Any], status: ExtendStatus) -> None:
         if not holder.still_concerns(message):
-            return  # settled meanwhile, or about to be: that answer counts
+            return  # settled meanwhile, or being settled: that reply counts
         if status == "cancel":
             if not message.cancel_requested:
                 message.cancel_requested = True
@@ -267,7 +267,7 @@ class Renewer:
             self._lose(holder, message, "extend")
 
     def _lose(self, holder: Holder, message: Message[Any], phase: Phase) -> None:
-        """Report once that a lease is lost. What the store says is final; our own clock may have been too careful."""
+        """Report once that a lease is lost. A reply of the store is final; our own clock may have been too early."""
         with self._losing:
             message.fenced = message.fenced or phase == "extend"
             if message.lease_lost:
@@ -295,7 +295,7 @@ class Renewer:
                         return
                     self._ends_changed.wait(None if end == float("inf") else min(end - now, CLOCK_CHECK_SECONDS))
                 else:
-                    # From here on a lease that is kept anew says so, even if it ends after all that are known.
+                    # From here on a new lease wakes this thread, even if it ends after all known ones.
                     self._next_end = float("inf")
             self._replace_stuck_thread()
             if now < end:
@@ -309,7 +309,7 @@ class Renewer:
                 self._next_end = min(self._next_end, soonest)
 
     def _end_leases(self) -> float:
-        """Report the leases that have ended; return the soonest end of the others."""
+        """Report the leases that have ended; return the earliest end of the others."""
         now, soonest = lease_clock.now(), float("inf")
         for holder in list(self._holders):
             for message in holder.held():
@@ -322,7 +322,7 @@ class Renewer:
         return soonest
 
     def _replace_stuck_thread(self) -> None:
-        """Renew from another thread, and so on another connection, if a call hangs in a silent one."""
+        """Renew from another thread, on another connection, if a call hangs."""
         calling = self._calling
         if calling is None or lease_clock.now() - calling[0] <= calling[1]:
             return

@@ -1,7 +1,7 @@
-"""Settling: the outcomes of many messages in one call, without making a lonely one wait.
+"""Settling: sends the outcomes of many messages in one call, and a single outcome without delay.
 
-While a call is under way the outcomes of what ends meanwhile gather; when it is answered they go together. On an idle
-queue nothing is under way, so an outcome goes out as soon as the event loop has run what was ready to run.
+While a call is in progress, further outcomes are collected, and sent together when it is answered. On an idle
+queue no call is in progress, so an outcome is sent as soon as the event loop has run the tasks that were ready.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ COMES_BACK = frozenset(("retry", "snooze", "release"))
 
 
 class Settler:
-    """Gathers the outcomes of one queue and sends them. Lives on one event loop."""
+    """Collects the outcomes of one queue and sends them. Used on one event loop."""
 
     def __init__(
         self,
@@ -44,13 +44,13 @@ class Settler:
         self._context = context
         self._executor = executor
         self._queue = queue
-        #: Leases that are ours; what is settled leaves it.
+        #: Current leases; a settled one is removed.
         self._held = held
-        #: Called after each call with when the first of its messages comes back, and the queues it sent others to.
+        #: Called after each call with the earliest due time of its messages, and the queues of its continuations.
         self._on_settled = on_settled
         self._messages: list[Message[Any]] = []
         self._settlements: list[Settlement] = []
-        #: What the call under way settles: its own answer says what became of them.
+        #: The settlements of the current call: its reply contains their results.
         self.sending: list[Message[Any]] = []
         self._idle: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
@@ -71,7 +71,7 @@ class Settler:
 
     @property
     def is_given_up(self) -> bool:
-        """Whether its task was cancelled, which only the end of the event loop does."""
+        """Whether its task was cancelled, which only happens at the end of the event loop."""
         return self._task is None or self._task.done() or self._task.cancelling() > 0
 
     def __len__(self) -> int:
@@ -80,7 +80,7 @@ class Settler:
     def add(self, message: Message[Any], settlement: Settlement) -> None:
         """Settle this soon."""
         if message.settled is not None:
-            # Its handler did, in a transaction of its own.
+            # Its handler has settled it in its own transaction.
             self._settled([settlement], [message.settled])
             return
         self._messages.append(message)
@@ -89,16 +89,16 @@ class Settler:
             self._idle.set_result(None)
 
     def start(self) -> None:
-        """Begin to send."""
+        """Start sending."""
         self._task = asyncio.get_running_loop().create_task(self._loop(), name=f"waypost settles {self._queue}")
 
     def start_again(self) -> None:
-        """Go on after a stop, for handlers that could not be stopped."""
+        """Continue after a stop, for handlers that could not be stopped."""
         self._stopping = False
         self.start()
 
     async def stop(self, timeout: float) -> None:
-        """Send what is left, for at most so long. What could not be sent comes back when its lease ends."""
+        """Send what is left, within a time limit. Other messages are delivered again when their leases end."""
         if self._task is None:
             return
         self._stopping = True
@@ -130,7 +130,7 @@ class Settler:
                 self.sending = []
 
     def _chunk(self) -> int:
-        """How many go together: a bounded number, with a bounded number of bytes sent on."""
+        """Return how many are sent together: a bounded number, with a bounded number of bytes of continuations."""
         count, weight = 0, 0
         for settlement in self._settlements[:CHUNK_MESSAGES_MAX]:
             if settlement.then or settlement.result is not None:
@@ -147,11 +147,11 @@ class Settler:
         except (StoreUnavailable, OutcomeUnknown) as error:
             self._give_up(messages, settlements, error)
         except Exception as error:
-            # Also unexpected errors: a settler that ends would hold up all that comes after.
+            # Also unexpected errors: if the settler ended, nothing would be settled any more.
             if len(messages) == 1:
                 self._give_up(messages, settlements, error)
                 return
-            # One of them is refused, and the step with it: alone, each can say which.
+            # One settlement is refused, and the step with it: sent alone, only that one fails.
             for message, settlement in zip(messages, settlements, strict=True):
                 await self._send([message], [settlement])
         else:
@@ -174,7 +174,7 @@ class Settler:
         self._held.discard_all(messages)
         self.unsettled += len(messages)
         log.error(
-            "%d messages of queue %s could not be settled (%s): they come back when their leases end",
+            "%d messages of queue %s could not be settled (%s): they are delivered again when their leases end",
             len(messages),
             self._queue,
             error or "the worker stops and the store does not answer",

@@ -1,7 +1,7 @@
 """SIGINT, SIGTERM and SIGHUP as requests to stop in order.
 
-The first of them asks; after it every one has its old meaning again, so that a second one ends the process. A signal
-for which the program has a handler of its own is left to it.
+The first signal requests a stop; then each has its previous effect again, so that a second one ends the process. A
+signal for which the program has its own handler keeps that handler.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NAMES = ("SIGINT", "SIGTERM", "SIGHUP")
 
 
 def is_stop_request(error: BaseException) -> bool:
-    """Whether an error that ended some code is a request to stop from outside, made by a signal.
+    """Return whether an error is a request to stop from outside, made by a signal.
 
     Python runs signal handlers in the main thread, in the middle of whatever runs there. `KeyboardInterrupt` counts
     unless `StopSignals` has taken SIGINT, which never raises it. An error other than an `Exception` counts if one of

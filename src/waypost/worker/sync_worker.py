@@ -1,4 +1,4 @@
-"""The worker of the sync client: the same worker, on an event loop of its own."""
+"""The worker of the sync client: the same worker, on its own event loop."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ class SyncWorker:
 
     @property
     def handlers(self) -> list[Handler]:
-        """What it runs."""
+        """The handlers that it runs."""
         return self._worker.handlers
 
     @property
     def name(self) -> str:
-        """How the store knows it."""
+        """Its name in the store."""
         return self._worker.name
 
     @property
     def is_running(self) -> bool:
-        """Whether it is at work."""
+        """Whether it is running."""
         return self._worker.is_running
 
     @property
     def is_ready(self) -> bool:
-        """Whether it claims: it is connected, and it was not asked to be quiet or to stop."""
+        """Whether it claims: it is connected, and neither quiet nor stopping."""
         return self._worker.is_ready
 
     @property
@@ -51,25 +51,25 @@ class SyncWorker:
         return self._worker.store
 
     def run(self, *, until_empty: bool = False, signals: bool = True, timeout: float = STOP_SECONDS) -> Drained:
-        """Work until `stop`, a signal, or with `until_empty` until nothing is ready. Returns how it ended.
+        """Run until `stop`, a signal, or with `until_empty` until nothing is ready. Returns a report.
 
-        SIGINT, SIGTERM and SIGHUP stop it, giving handlers `timeout` seconds; a second one has its usual effect. They
-        are only listened to in the main thread, and only where the program has no handler of its own.
+        SIGINT, SIGTERM and SIGHUP stop it, giving handlers `timeout` seconds; a second one has its default effect. They
+        are handled only in the main thread, and only if the program has no handler for them.
         """
         loop = asyncio.new_event_loop()
         self._ended = ended = threading.Event()
         try:
-            # Not asyncio.run: that takes SIGINT for itself.
+            # Not asyncio.run, which handles SIGINT itself.
             return loop.run_until_complete(self._worker.run(until_empty=until_empty, signals=signals, timeout=timeout))
         finally:
             close_loop(loop)
             ended.set()
 
     def start(self) -> Self:
-        """Work in a background thread; returns once it claims, or raises why it cannot."""
+        """Run in a background thread; returns once it claims, or raises the error that prevents it."""
         if self._worker.is_running:
-            raise ConfigurationError("this worker is running already")
-        # Events of its own: the thread of an earlier run may still be waiting for a handler.
+            raise ConfigurationError("this worker is already running")
+        # New events: the thread of an earlier run may still be waiting for a handler.
         known, self._ended = threading.Event(), threading.Event()
         self._error, self._claims = None, False
         self._thread = threading.Thread(
@@ -77,23 +77,23 @@ class SyncWorker:
         )
         self._thread.start()
         known.wait()
-        # What happens after it began to claim is raised by `stop`.
+        # An error after it started to claim is raised by `stop`.
         if self._error is not None and not self._claims:
             raise self._error
         return self
 
     def quiet(self) -> None:
-        """Claim no more, and go on with what is claimed."""
+        """Stop claiming, and continue with claimed messages."""
         self._worker.quiet()
 
     def request_stop(self, timeout: float | None = None) -> None:
-        """Ask for a stop without waiting for it. Safe from any thread and from a signal handler."""
+        """Request a stop without waiting for it. Safe from any thread and from a signal handler."""
         self._worker.request_stop(timeout)
 
     def stop(self, timeout: float = STOP_SECONDS) -> Drained:
-        """Stop in order, wait for it, and say how it went: handlers have so long to end.
+        """Stop, giving handlers this time to end; wait for it and return a report.
 
-        Raises what ended the worker before its time, if something did.
+        Raises the error that ended the worker earlier, if there was one.
         """
         self._worker.request_stop(timeout)
         if self._thread is not threading.current_thread():
@@ -104,7 +104,7 @@ class SyncWorker:
         return self._worker.report()
 
     def report(self) -> Drained:
-        """Where the worker stands now."""
+        """Return the current state of the worker."""
         return self._worker.report()
 
     def health(self) -> Health:
@@ -112,7 +112,7 @@ class SyncWorker:
         return self._worker.health()
 
     def reports(self) -> dict[str, Drained]:
-        """The same for each of its queues."""
+        """Return the current state of each of its queues."""
         return self._worker.reports()
 
     def __enter__(self) -> Self:
@@ -142,7 +142,7 @@ class SyncWorker:
 
 
 def close_loop(loop: asyncio.AbstractEventLoop) -> None:
-    """End what still runs on a loop of our own, as `asyncio.run` does, but without waiting for threads."""
+    """Cancel the remaining tasks of the loop, as `asyncio.run` does, but without waiting for threads."""
     try:
         left: set[asyncio.Task[Any]] = asyncio.all_tasks(loop)
         for task in left:

@@ -1,8 +1,8 @@
 """How a consumer waits between two claims: the state machine. It does no I/O; `waiter.py` drives it.
 
-A consumer sleeps on its event loop, where a notification wakes it. With nothing under way it goes into a blocking wait
-instead, if its store has them: its next claim lies in the server behind a blocking read, and begins as soon as that
-read returns. A publish ends the read, and so does an unblock, which is a value that the consumer pushes itself.
+A consumer sleeps on its event loop, where a notification wakes it. If no handler runs, it uses a blocking wait
+instead, if its store has them: its next claim is queued in the server behind a blocking read, and begins as soon as
+that read returns. A publish ends the read, and so does an unblock, which is a value that the consumer pushes itself.
 
                  sleep                      notify, interrupt, end_sleep
     ACTIVE ----------------> SLEEPING… -------------------------------> ACTIVE
@@ -49,10 +49,10 @@ read returns. A publish ends the read, and so does an unblock, which is a value 
     STARTING, INTERRUPTED, WAITING, UNBLOCKING, CLAIMING
                  end_wait           ACTIVE               a notification that is not answered ends the next sleep at once
 
-A notification says that there may be work. It is answered by a claim that begins after it. A claim behind a blocking
+A notification means that there may be work. It is answered by a claim that begins after it. A claim behind a blocking
 wait may have begun before: only one that our own unblock released is known to have begun after the notifications that
 came before the unblock. Any other notification makes the next claim follow at once (`needs_poll`). An interrupt ends a
-wait or a sleep for another reason, and asks for nothing more.
+wait or a sleep for another reason, and requires no claim.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """How a consumer waits between two claims: on its event loop, or in a blocking wait in its store.
 
 `wait_machine.py` has the states and draws the transitions; here are the timers, the sleep on the loop, the unblock,
-the polls and the notifications. A consumer with messages under way stays on its loop: what is claimed for it behind a
-blocking wait, it must be able to start.
+the polls and the notifications. A consumer with messages in progress stays on its loop, because it must be able to
+start the messages that are claimed behind a blocking wait.
 
 Wherever it waits, the worker's poller polls its queue: for work that no notification announced, and for timers and
 leases that were not known when the wait began.
@@ -32,14 +32,14 @@ from waypost.worker.wait_machine import Action, WaitMachine, WaitState
 
 log = logging.getLogger("waypost")
 
-#: Work of about the last so long decides.
+#: The time constant of the averages.
 MEMORY_SECONDS = 0.1
-#: With so many messages in the time that one claim takes, a wake-up for each would be one too many.
+#: Above this number of messages during one claim, a wake-up for each is not worth its cost.
 BUSY_MESSAGES_PER_CLAIM = 0.25
 #: How soon it polls again. Long enough for several messages to gather, too short for a delay to be noticed.
 POLL_SOON_SECONDS_MIN, POLL_SOON_SECONDS_MAX = 0.002, 0.01
-#: After that it sleeps, but polls again after so long, twice: a publish that woke no worker because one was to poll
-#: soon may have been committed only after that poll. Longer commits are left to the safety poll.
+#: After that it sleeps, but polls again after this time, twice: a publish that woke no worker because one was to poll
+#: soon may have been committed only after that poll. Later commits are left to the safety poll.
 LATE_COMMIT_POLL_SECONDS = (0.03, 0.2)
 #: A claim counts as at most so many times the usual one: a worker claims ahead by how long claims take, and a single
 #: late answer would make it hold more than it can start for a long time.
@@ -52,8 +52,8 @@ class PollSoon:
     """Decides after which claims of a consumer it polls again within milliseconds instead of sleeping.
 
     Work can come so often that a sleep and a wake-up for each message would cost more. A worker that polls again soon
-    is not registered as a sleeper. Its claim says when it polls again, and until then no worker is woken for a few
-    messages: a busy queue sends no wake-ups, and claims take several messages.
+    is not registered as a sleeper. Its claim contains the time of its next poll, and until then no worker is woken for a
+    few messages: a busy queue sends no wake-ups, and claims take several messages.
     """
 
     def __init__(self, now: Callable[[], float] | None = None, *, late_commits: bool = False) -> None:
@@ -66,12 +66,12 @@ class PollSoon:
         self._found = 0
         self._polls_soon = False
         self._late_commit_polls: list[float] = []
-        #: What the next claim says to the store: when it polls again, 0: no longer, None: it never said so.
+        #: The time of the next poll that the next claim sends: 0: none any more, None: none was ever sent.
         self.poll_soon_ms: int | None = None
 
     @property
     def claim_seconds(self) -> float:
-        """How long claims take lately."""
+        """The recent duration of claims."""
         return self._claim_seconds
 
     @property
@@ -92,17 +92,17 @@ class PollSoon:
         return self._polls_soon
 
     def nap(self, seconds: float) -> float:
-        """How long to sleep instead of so long."""
+        """Return the time to sleep, which may be shorter than the given one."""
         return min(seconds, self._late_commit_polls.pop(0)) if self._late_commit_polls else seconds
 
     @property
     def is_busy(self) -> bool:
-        """Whether messages come so often that the next is not worth a wake-up."""
+        """Return whether messages come so often that the next one is not worth a wake-up."""
         self._fade(self._now())
         return self._messages / MEMORY_SECONDS * self._claim_seconds >= BUSY_MESSAGES_PER_CLAIM
 
     def end(self, found: int, *, waited: bool = False) -> None:
-        """A claim has ended, and brought so many messages. `waited`: it began in the store later than here."""
+        """A claim has ended and returned this many messages. `waited`: it began in the store later than here."""
         now = self._now()
         if not waited:
             took = min(now - self._began, LATE_CLAIMS * self._claim_seconds)
@@ -158,19 +158,19 @@ class NotificationListener:
 
 #: A shorter blocking wait is not worth its two commands.
 WAIT_SECONDS_MIN = 0.5
-#: The claim is as old as the wait before it, and must be repeatable for a while after it.
+#: The claim is as old as the wait before it, and must be repeatable for some time after it.
 WAIT_SECONDS_MAX = 180.0
 #: Waits that began together do not all end together.
 WAIT_JITTER = 0.1
-#: In a blocking wait the queue is polled so often in a lease: a poll shows that the claim has not begun, so that an
-#: answer that arrives late can be told from one whose leases are lost.
+#: How often the queue is polled per lease during a blocking wait: a poll shows that the claim has not begun, which
+#: distinguishes a late answer from one whose leases are lost.
 POLLS_PER_LEASE = 3
-#: A shorter wait that brought nothing was useless. After it the consumer sleeps on its loop for a while, ever longer.
+#: A shorter wait that returned nothing was useless. After it the consumer sleeps on its loop, each time longer.
 SHORT_WAIT_SECONDS = 2.5
 BACKOFF_FIRST_SECONDS = 1.0
-#: The server ends a blocking read up to a tenth of a second late: for a timer it is unblocked so long before.
+#: The server ends a blocking read up to a tenth of a second late: for a timer the unblock is sent this much earlier.
 TIMER_SECONDS = 0.25
-#: A wait that does not end within so long after its unblock has lost its connection.
+#: If a wait does not end within this time after its unblock, its connection is lost.
 UNBLOCK_SECONDS = 2.0
 
 NEVER = float("inf")
@@ -201,7 +201,7 @@ class WaitBackoff:
         self._seconds = self._pause_seconds = longer if useless else 0.0
 
     def take(self) -> float:
-        """Return the pause, once: work that comes after it is reason enough for a wait at once."""
+        """Return the pause, once: after new work a wait may begin at once."""
         pause, self._pause_seconds = self._pause_seconds, 0.0
         return pause
 
@@ -231,7 +231,7 @@ class BlockingClaim:
 
 
 class Waiter:
-    """The waits of one consumer. `is_idle` says whether it has nothing under way."""
+    """The waits of one consumer. `is_idle` returns whether it has no messages in progress."""
 
     def __init__(
         self,
@@ -258,7 +258,7 @@ class Waiter:
         self._claim: BlockingClaim | None = None
         #: How often the queue is polled meanwhile, None while it is not.
         self._poll_seconds: float | None = None
-        #: What ends it at the next moment of the store, and when a message that we settled comes due.
+        #: The timer that ends it at the next due time of the store, and when a message that we settled is due.
         self._timer: asyncio.TimerHandle | None = None
         self._own_due = NEVER
         self._unblocks: set[asyncio.Task[None]] = set()
@@ -266,7 +266,7 @@ class Waiter:
     def open(self) -> None:
         """Reserve the right to blocking waits, if the store has them and there is one left."""
         waits = self._context.store.blocking_waits
-        # In a thread a wait would hold one of a few, and could not be given up.
+        # A wait in a thread would occupy one of few threads, and could not be abandoned.
         if isinstance(self._executor, ThreadedExecutor):
             return
         if waits is not None and self._context.wakeups.reserve_blocking_wait():
@@ -283,7 +283,7 @@ class Waiter:
     def notify(self) -> None:
         """There may be work, or a reason to stop: end the sleep or the wait, or do not begin the next one.
 
-        A claim under way may have looked before the work came.
+        A claim in progress may have searched before the work came.
         """
         self._do(self.machine.notify())
 
@@ -292,13 +292,13 @@ class Waiter:
         self._do(self.machine.interrupt())
 
     def wake_at(self, due: float) -> None:
-        """A message that we settled comes due then; the answer to the last claim could not know of it."""
+        """Note the due time of a message that we settled; the reply to the last claim does not include it."""
         if due < self._own_due:
             self._own_due = due
             self.interrupt()
 
     def polled(self, answer: PolledQueue, sent_at: float, answered_at: float) -> None:
-        """What the store says of the queue while the consumer waits."""
+        """Handle the store's answer to a poll of the queue while the consumer waits."""
         if self._poll_seconds is None:
             return
         self._liveness.polled(self._poll_seconds)
@@ -315,7 +315,7 @@ class Waiter:
         if claim is None:
             self._set_timer(min(moment, self._own_due))
         else:
-            # For a moment that the next poll will still be in time for, the wait goes on.
+            # Continue to wait if the next poll will be in time.
             near = moment - time.monotonic() < self._poll_seconds + TIMER_SECONDS
             self._set_timer(moment - TIMER_SECONDS if near else NEVER)
 
@@ -336,7 +336,7 @@ class Waiter:
             self._poller.remove(self)
 
     def _set_timer(self, at: float) -> None:
-        """End the sleep or the wait by a claim at a moment of the monotonic clock, and at no other."""
+        """Set the monotonic time at which a claim ends the sleep or the wait; it replaces the previous one."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None
@@ -346,7 +346,7 @@ class Waiter:
     # ---- the sleep on the loop ---------------------------------------------------------------------------
 
     async def sleep_for_room(self, *, owes_none: bool) -> None:
-        """Sleep until a handler has ended. `owes_none`: no claim is owed so long."""
+        """Sleep until a handler has ended. `owes_none`: no claim is owed meanwhile."""
         await self._sleep_until(WaitState.SLEEPING_FOR_ROOM, self._own_due, owes_none=owes_none)
 
     async def sleep(
@@ -359,7 +359,7 @@ class Waiter:
         poll_seconds: float | None = None,
         sleeper: str | None = None,
     ) -> WaitPlan | None:
-        """Sleep until the time is up, a message of our own comes due, or a notification. `owes_none`: no claim is owed.
+        """Sleep until the timeout, the due time of a message of ours, or a notification. `owes_none`: no claim is owed.
 
         The time is counted from `since`, a moment of the monotonic clock, or from now. With `poll_seconds` the queue
         is polled so often, which may end the sleep. With `then_wait` the sleep lasts only until nothing is under way;
@@ -393,7 +393,7 @@ class Waiter:
         poll_seconds: float | None = None,
         sleeper: str | None = None,
     ) -> bool:
-        """Sleep in this state until a moment of the monotonic clock; return whether a notification ended the sleep."""
+        """Sleep in this state until a monotonic time; return whether a notification ended the sleep."""
         machine = self.machine
         if owes_none:
             left = end - time.monotonic()
@@ -423,12 +423,12 @@ class Waiter:
     # ---- the blocking wait -------------------------------------------------------------------------------
 
     def plan_wait(self, claimed: Claimed, nap: Nap, *, soon: bool = True) -> WaitPlan | None:
-        """The blocking wait after this claim. None if something comes due, whose moment the server would miss.
+        """Return the blocking wait after this claim; None if a message is due soon, for which the server would be late.
 
-        Not `soon`: work comes so often that a wait is not worth its commands before a while without any.
+        Without `soon`, work comes so often that a wait is not worth its commands before a pause.
         """
         pause = max(self._backoff.take(), 0.0 if soon else BACKOFF_FIRST_SECONDS)
-        # What is claimed at most once would be lost with the reply: no blocking wait for that.
+        # At-most-once messages would be lost with the reply, so there is no blocking wait for them.
         lease = (claimed.lease_ms or 0) / 1000
         if self._blocking_waits is None or not nap.only_to_be_safe or self._own_due != NEVER:
             return None
@@ -479,5 +479,5 @@ class Waiter:
 
     def _check_unblocked(self, claim: BlockingClaim | None) -> None:
         if claim is not None and self._claim is claim:
-            log.warning("queue %s: the connection of a blocking wait does not answer and is given up", self._queue)
+            log.warning("queue %s: the connection of a blocking wait does not answer and is closed", self._queue)
             claim.give_up()

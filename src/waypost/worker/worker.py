@@ -1,8 +1,8 @@
 """The worker: starts the consumers and the renewals, waits for a reason to stop, and stops them in order.
 
 run      until it is stopped; `until_empty=True` until there is nothing left to claim
-quiet    claim no more, go on with what is claimed
-stop     quiet; give back what has not started; let handlers end until the deadline; then cancel, and give back
+quiet    stop claiming, continue with claimed messages
+stop     quiet; release messages that have not started; wait for handlers until the deadline; then cancel and release
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from waypost.worker.signals import StopSignals
 
 log = logging.getLogger("waypost")
 
-#: How long handlers may go on after a request to stop: less than the 30 s after which most supervisors kill.
+#: How long handlers may run after a request to stop: less than the 30 s after which most supervisors kill.
 STOP_SECONDS = 25.0
-#: A thread that renews is waited for so long; it may hang in a call to a store that is away.
+#: How long the renewing thread is waited for; it may hang in a call to a store that does not answer.
 RENEWER_STOP_SECONDS = 0.5
 
 
 class Embedded(Protocol):
-    """What runs beside the handlers: started before the first claim, stopped after the last handler."""
+    """A part that runs beside the handlers: started before the first claim, stopped after the last handler."""
 
     def start(self) -> None: ...
     async def stop(self) -> None: ...
@@ -79,12 +79,12 @@ class Worker:
         self.name = name
         self._store = store
         self._owner = owner
-        #: Raises if the client that made this worker must not be used any more: forked, closed or drained.
+        #: Raises if the client of this worker can no longer be used: forked, closed or drained.
         self._check = check
-        #: What to save before the first claim, and what runs beside the handlers: the scheduler, the promoter.
+        #: Schedules to save before the first claim, and parts that run beside the handlers: scheduler, promoter.
         self._prepare = prepare
         self._embed = embed
-        # A session of its own: what a worker's claims hold must not turn up in a `receive` of the same client.
+        # A separate session: a `receive` of the same client must not return messages that a worker's claim holds.
         self._session = session or Session()
         self._options: dict[str, Any] = {
             "session": self._session, "worker": name, "retry_budget": retry_budget, "wakeups": wakeups,
@@ -102,7 +102,7 @@ class Worker:
         self._work = 0
         self._last = Drained()
         self.health_window = check_window(health_window)
-        #: Checks of what does not keep a worker from its work: each returns what is wrong, or None.
+        #: Checks for problems that do not stop a worker: each returns a description, or None.
         self.health_notes: list[Callable[[], str | None]] = []
         #: How many processes run the handlers.
         self.processes = 1
@@ -119,16 +119,16 @@ class Worker:
         timeout: float = STOP_SECONDS,
         on_started: Callable[[], None] = lambda: None,
     ) -> Drained:
-        """Work until `stop`, a signal, or with `until_empty` until nothing is ready. Returns how it ended.
+        """Run until `stop`, a signal, or with `until_empty` until nothing is ready. Returns a report.
 
-        SIGINT, SIGTERM and SIGHUP stop it, giving handlers `timeout` seconds; a second one has its usual effect. They
-        are only listened to in the main thread, and only where the program has no handler of its own.
+        SIGINT, SIGTERM and SIGHUP stop it, giving handlers `timeout` seconds; a second one has its default effect. They
+        are handled only in the main thread, and only if the program has no handler for them.
         """
         if self._session.pid != os.getpid():
-            raise ForkedClient("this worker was made in the parent process; make client and worker in the child")
+            raise ForkedClient("this worker was created in the parent process; create client and worker in the child")
         self._check()
         if self._loop is not None:
-            raise ConfigurationError("this worker is running already")
+            raise ConfigurationError("this worker is already running")
         check_flag("until_empty", until_empty, ConfigurationError)
         check_flag("signals", signals, ConfigurationError)
         timeout = check_seconds("timeout", timeout)
@@ -148,9 +148,9 @@ class Worker:
             self._loop = self._stop_requested = self._poller = None
 
     async def start(self) -> Self:
-        """Work in the background of this event loop; returns once it claims, or raises why it cannot."""
+        """Run as a task of this event loop; returns once it claims, or raises the error that prevents it."""
         if self._loop is not None:
-            raise ConfigurationError("this worker is running already")
+            raise ConfigurationError("this worker is already running")
         started = asyncio.get_running_loop().create_future()
 
         def on_started() -> None:
@@ -170,15 +170,15 @@ class Worker:
         await self.stop()
 
     def quiet(self) -> None:
-        """Claim no more, and go on with what is claimed. Safe from any thread."""
+        """Stop claiming, and continue with claimed messages. Safe from any thread."""
         self._call_soon(self._quiet_all)
 
     def request_stop(self, timeout: float | None = None) -> None:
-        """Ask for a stop without waiting for it. Safe from any thread and from a signal handler."""
+        """Request a stop without waiting for it. Safe from any thread and from a signal handler."""
         self._call_soon(self._request_stop, None if timeout is None else check_seconds("timeout", timeout))
 
     async def stop(self, timeout: float = STOP_SECONDS) -> Drained:
-        """Stop in order and say how it went: handlers have so long to end. On the worker's own event loop."""
+        """Stop, giving handlers this time to end, and return a report. On the worker's own event loop."""
         timeout = check_seconds("timeout", timeout)
         if self._loop is None:
             return self._last
@@ -190,13 +190,13 @@ class Worker:
         return report
 
     def report(self) -> Drained:
-        """Where the worker stands now."""
+        """Return the current state of the worker."""
         if not self._consumers:
             return self._last
         return sum((consumer.report() for consumer in self._consumers), Drained())
 
     def reports(self) -> dict[str, Drained]:
-        """The same for each of its queues."""
+        """Return the current state of each of its queues."""
         return {consumer.queue: consumer.report() for consumer in self._consumers}
 
     def health(self) -> Health:
@@ -209,7 +209,7 @@ class Worker:
 
     def heartbeat(self, started_ms: int | None) -> Heartbeat:
         """Return the heartbeat of this moment. Called from the polling thread."""
-        # A client that reads it in the store knows that the store answers.
+        # Without the store's own state: a client that reads the report knows that the store answers.
         health = self._judge_health(time.monotonic(), [])
         return make_heartbeat(
             self.name, self._consumers, self._state, health, processes=self.processes, started_ms=started_ms
@@ -223,12 +223,12 @@ class Worker:
 
     @property
     def is_running(self) -> bool:
-        """Whether `run` is under way."""
+        """Whether it is running."""
         return self._loop is not None
 
     @property
     def is_ready(self) -> bool:
-        """Whether it claims: it is connected, and it was not asked to be quiet or to stop."""
+        """Whether it claims: it is connected, and neither quiet nor stopping."""
         return self._loop is not None and self._poller is not None and self._state == "running"
 
     @property
@@ -256,7 +256,7 @@ class Worker:
         try:
             await self._stop_requested.wait()
         except asyncio.CancelledError:
-            # The task that runs the worker was cancelled: end soon, and in order as far as that goes.
+            # The task of the worker was cancelled: stop soon, in order as far as possible.
             self._request_stop(0.0)
             await self._begin_stop()
             raise
@@ -276,7 +276,7 @@ class Worker:
         await asyncio.gather(*(consumer.stop(deadline) for consumer in self._consumers))
         self._last = self.report()
         log.info(
-            "worker %s stopped: %d handled, %d given back, %d still running",
+            "worker %s stopped: %d handled, %d released, %d still running",
             self.name,
             self._last.handled,
             self._last.released,
@@ -326,14 +326,14 @@ class Worker:
         self._request_stop(None if isinstance(error, Exception) else 0.0)
 
     def on_work(self, sent_to: set[str] | None) -> None:
-        """Messages were settled, and others sent on to these queues; None: a queue was found empty."""
+        """Messages were settled, with continuations to these queues; None: a queue was found empty."""
         if sent_to is not None:
             self._work += 1
         for other in self._consumers:
-            # A message that was sent on to another of our queues need not wait for that one's next poll.
+            # A continuation to another of our queues need not wait for the next poll of that queue.
             if (sent_to and other.queue in sent_to) or (self._until_empty and other.empty_at < self._work):
                 other.notify()
-        # Empty is what was found empty by a claim that began after the last settle of us all.
+        # All queues are empty if each was found empty by a claim that began after the last settle of any.
         if self._until_empty and all(c.empty_at == self._work and not c.in_flight for c in self._consumers):
             self._request_stop()
 
@@ -366,7 +366,7 @@ class _Parts:
         loop = asyncio.get_running_loop()
 
         def connect() -> Executor:
-            # Renewals and heartbeats share it: both come from threads, and seldom at once.
+            # Renewals and heartbeats share it: both come from threads, rarely at the same time.
             self._sync_executor = _sync_executor(store, timeout, executor, loop)
             return self._sync_executor
 
@@ -397,7 +397,7 @@ class _Parts:
         await asyncio.gather(*(part.stop() for part in self._background))
         left = [runner for consumer in self.consumers for runner in consumer.runners()]
         if left:
-            # Handlers that go on in their threads keep their leases, and are settled if they end before the loop does.
+            # Handlers that still run in threads keep their leases, and are settled if they end before the loop does.
             task = asyncio.get_running_loop().create_task(self._finish_later(left), name="waypost finishes")
             _unfinished.add(task)
             task.add_done_callback(_unfinished.discard)
@@ -430,7 +430,7 @@ _unfinished: set[asyncio.Task[None]] = set()
 
 
 async def await_unfinished() -> None:
-    """Wait for the handlers that went on after a stop on this event loop."""
+    """Wait for the handlers that still run after a stop on this event loop."""
     loop = asyncio.get_running_loop()
     mine = [task for task in _unfinished if task.get_loop() is loop]
     if mine:
