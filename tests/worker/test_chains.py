@@ -244,9 +244,9 @@ def test_a_message_that_began_no_chain_cannot_be_waited_for(harness: Harness) ->
     chain = harness.publish("parts", 2, chain=True)
     unknown = f"parts/{'0' * 24}"
     for wrong in (alone, alone.chain_id, unknown, [chain, alone]):
-        with pytest.raises(InvalidInput, match=r"after: message .* of queue parts began no chain.* chain=True"):
+        with pytest.raises(InvalidInput, match=r"after: message .* of queue parts has no chain.* chain=True"):
             harness.publish("reports", {}, after=wrong)
-        with pytest.raises(InvalidInput, match="began no chain"):
+        with pytest.raises(InvalidInput, match="has no chain"):
             harness.publish_many("reports", [1, 2], after=wrong)
     assert harness.stats("reports").ledger.published == 0
     assert harness.publish("reports", {}, after=[chain] * 3).status == "queued"
@@ -256,14 +256,14 @@ def test_a_message_that_began_no_chain_cannot_be_waited_for(harness: Harness) ->
 @pytest.mark.promise("CHAIN-2")
 def test_a_chain_begun_in_a_transaction_can_be_waited_for_in_it(harness: Harness, url: str) -> None:
     if not url.startswith("sqlite") or harness.mode == "async":
-        with pytest.raises(InvalidInput, match="began no chain"):
+        with pytest.raises(InvalidInput, match="has no chain"):
             harness.publish("reports", {}, after=harness.publish("parts", 1))
         return
     with contextlib.closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as connection:
         connection.execute("BEGIN IMMEDIATE")
         chain = harness.publish("parts", 1, chain=True, transaction=connection)
         alone = harness.publish("parts", 1, transaction=connection)
-        with pytest.raises(InvalidInput, match="began no chain"):
+        with pytest.raises(InvalidInput, match="has no chain"):
             harness.publish("reports", {}, after=alone, transaction=connection)
         harness.publish("reports", {}, after=chain, transaction=connection)
         connection.commit()

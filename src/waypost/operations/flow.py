@@ -1,8 +1,8 @@
 """Flows: operations that do no I/O, and the two small drivers that run them.
 
-A flow is a generator. It yields steps (a store's `Call`, several of them `Together`, or a `Sleep`) and is sent their
-results, or has their errors thrown in. Everything that can go wrong (retries, budgets, lost replies, waiting) is
-written once as flows; `drive` and `drive_async` only touch the executor and the clock.
+A flow is a generator. It yields steps (a store's `Call`, several of them `Together`, or a `Sleep`) and receives their
+results, or their errors as exceptions. All error handling (retries, budgets, lost replies, waiting) is
+written once, as flows; `drive` and `drive_async` only use the executor and the clock.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ log = logging.getLogger("waypost")
 
 
 class Together:
-    """Calls to run as one flush. They are made while they are sent; the answer is a list of results and errors."""
+    """Calls to run as one flush. They are created while they are sent; the result is a list of results and errors."""
 
     __slots__ = ("calls",)
 
@@ -57,7 +57,7 @@ class Together:
 
 
 class Sleep:
-    """A pause; with `ends_early` that is checked now and then, so that a drain need not wait for its end.
+    """A pause. `ends_early` is checked regularly, so that a drain need not wait for the end of the pause.
 
     With a `wake_event` it ends when that is set.
     """
@@ -72,7 +72,7 @@ class Sleep:
         self.wake_event = wake_event
 
     def parts(self) -> Iterator[float]:
-        """The pause cut into as many sleeps as it needs."""
+        """Yield the sleeps that the pause consists of."""
         left = self.seconds
         if self.ends_early is not None:
             while left > DRAIN_CHECK_SECONDS:
@@ -84,7 +84,7 @@ class Sleep:
 
 
 class UserCall:
-    """A call of the application's own code, awaited or not. On an event loop one that blocks runs in a thread."""
+    """A call of the application's own code, awaited or not. On an event loop a blocking call runs in a thread."""
 
     __slots__ = ("awaited", "call")
 
@@ -158,7 +158,7 @@ async def drive_async(executor: AsyncExecutor, flow: Flow[T]) -> T:
 
 
 class _ReplayWindow:
-    """The operations of one session on one queue that are still under way, oldest first."""
+    """The operations of one session on one queue that are in progress, oldest first."""
 
     __slots__ = ("id", "last", "session", "under_way")
 
@@ -170,7 +170,7 @@ class _ReplayWindow:
 
     @property
     def is_open(self) -> bool:
-        # Of a session that was renewed since, none is under way.
+        # Operations of a session that was renewed since do not count.
         renewed = self.session.id != self.id
         return renewed or not self.under_way or self.last + 1 - next(iter(self.under_way)) < REPLAY_MAX
 
@@ -184,7 +184,7 @@ class _ReplayWindow:
 
 
 class ReplayWindows:
-    """Numbers the operations of a client so that none that may be repeated can be too old to be answered.
+    """Numbers the operations of a client so that an operation that may be repeated is never too old to be answered.
 
     A store remembers the last `REPLAY_MAX` operations of a session on a queue. While one operation waits to be
     repeated, hundreds of others may pass it (threads, tasks); those then use another session.
@@ -196,7 +196,7 @@ class ReplayWindows:
         self._lock = threading.Lock()
 
     def begin(self, queue: str) -> Operation:
-        """The next operation on a queue. It counts as under way until `end`."""
+        """Return the next operation on a queue. It counts as in progress until `end`."""
         with self._lock:
             replay_windows = self._windows.get(queue)
             if replay_windows is None:
@@ -212,21 +212,21 @@ class ReplayWindows:
             return window.begin(queue)
 
     def end(self, queue: str, operation: Operation) -> None:
-        """This operation will not be repeated any more."""
+        """End an operation: it will not be repeated."""
         with self._lock:
             for window in self._windows[queue]:
                 if window.id == operation.session:
                     window.under_way.pop(operation.number, None)
 
     def renew(self, operation: Operation) -> None:
-        """Go on with a new session in the place of the one that this operation belongs to."""
+        """Replace the session of this operation by a new one."""
         with self._lock:
             for session in self._sessions:
                 session.renew(operation.session)
 
 
 class ClientContext:
-    """What the flows of one client share: the store, the identity, the budget, and what they remember."""
+    """What the flows of one client share: the store, the identity, the budget, and cached values."""
 
     def __init__(
         self,
@@ -251,7 +251,7 @@ class ClientContext:
         self.wake = wake or wakeups.wake
         self.redact = redact
         self.on_event = on_event
-        #: Validates the name of a queue that messages are sent on to: a strict client knows which there are.
+        #: Validates the queue of a continuation: a strict client allows only declared queues.
         self.name_of = name_of
         self._publish_middleware = publish_middleware
         #: Set by a drain: a call that waits for messages stops waiting.
@@ -264,11 +264,11 @@ class ClientContext:
         self._lock = threading.Lock()
         self._hook_failure_logged = False
         self._policies: dict[str, tuple[Policy, float]] = {}
-        #: How many bytes a claim of a queue may bring, as far as its answers have shown.
+        #: How many bytes a claim of a queue may return, learned from its replies.
         self._claim_bytes: dict[str, int] = {}
 
     def drain(self) -> None:
-        """End the waits for messages, now and from now on."""
+        """End the current and all later waits for messages."""
         self.draining = True
         for wake_event in list(self.waiting):
             wake_event.set()
@@ -281,18 +281,18 @@ class ClientContext:
 
     @property
     def replay_seconds(self) -> float:
-        """How long a store answers repeats: longer than any of ours can come while all is well."""
+        """How long a store must answer repeats: longer than the retry budget."""
         return 2 * self.retry_budget + 60
 
     def attempt(self, call: Call[T], *, budget: float | None = None) -> Flow[T]:
-        """Run a call that carries no operation; when the connection fails, run it again within the budget.
+        """Run a call without an operation number; if the connection fails, repeat it within the budget.
 
-        Not after a freeze or a sleep of the machine: what it sets may have been set otherwise since.
+        It is not repeated after a freeze or suspension: another client may have changed the same setting since.
         """
         return (yield from self.attempt_timed(call, budget=budget))[0]
 
     def attempt_timed(self, call: Call[T], *, budget: float | None = None) -> Flow[tuple[T, float]]:
-        """`attempt`, and when the call that was answered was sent, by `lease_clock`."""
+        """`attempt`, and return also when the answered call was sent, by `lease_clock`."""
         started, slept_from, retries = self.monotonic(), lease_clock.now(), None
         while True:
             sent = lease_clock.now()
@@ -323,13 +323,13 @@ class ClientContext:
         fenced: bool = False,
         identify: Callable[[], None] | None = None,
     ) -> Flow[T]:
-        """Run a call that carries an operation; when the connection fails, send the same operation again."""
+        """Run a call with an operation number; if the connection fails, send the same operation again."""
         if self.session.time.is_stale:
             yield from self.know_time()
         sending: Sending[T] | None = None
         started, operation = self.monotonic(), self.replay_windows.begin(queue)
         try:
-            # The first sending in line: most calls have no other.
+            # The first attempt is inlined: most calls need no other.
             result: T = yield (call := make(operation))
             return result
         except (StoreUnavailable, OutcomeUnknown, *REFUSALS) as error:
@@ -369,7 +369,7 @@ class ClientContext:
                 )  # fmt: skip
 
     def emit(self, event: str, queue: str, outcome: ObservedOutcome = "success", **fields: Any) -> None:
-        """Pass an event to `on_event`. What that raises is logged once and changes nothing else."""
+        """Pass an event to `on_event`. An exception in it is logged once and has no other effect."""
         if self.on_event is None:
             return
         try:
@@ -383,13 +383,13 @@ class ClientContext:
                 )
 
     def add_lost_claim(self, queue: str, operation: Operation) -> None:
-        """Remember a claim whose reply was lost for longer than its call could wait, as long as the store does."""
+        """Remember a claim whose reply did not come within its call, for as long as the store remembers it."""
         with self._lock:
             until = self.monotonic() + self.replay_seconds
             self._lost_claims.setdefault(queue, []).append((operation, until))
 
     def take_lost_claim(self, queue: str) -> Operation | None:
-        """One such claim, for one caller only: two must not get the same message from it."""
+        """Return and remove one such claim, so that two callers never get the same message from it."""
         with self._lock:
             waiting = self._lost_claims.get(queue, [])
             while waiting:
@@ -400,12 +400,12 @@ class ClientContext:
             return None
 
     def queues_with_lost_claims(self) -> list[str]:
-        """The queues with claims whose messages may be leased to this client without its knowledge."""
+        """Return the queues with claims whose messages may be leased to this client without its knowledge."""
         with self._lock:
             return [queue for queue, waiting in self._lost_claims.items() if waiting]
 
     def policy(self, queue: str) -> Flow[Policy]:
-        """A queue's policy, at most a few seconds old."""
+        """Return a queue's policy, at most a few seconds old."""
         cached = self._policies.get(queue)
         if cached is not None and cached[1] > self.monotonic():
             return cached[0]
@@ -414,27 +414,27 @@ class ClientContext:
         return policy
 
     def claim_bytes(self, queue: str) -> int:
-        """How many bytes the next claim of a queue may bring, so that its answer arrives well within the lease."""
+        """Return how many bytes the next claim of a queue may have, so that its reply arrives well within the lease."""
         return self._claim_bytes.get(queue, CLAIM_BYTES_FIRST)
 
     def learn_throughput(self, queue: str, claimed: Claimed, seconds: float) -> None:
-        """Learn from an answer to a claim how many bytes the next one may bring: by its speed and the lease."""
+        """Learn from the reply to a claim how many bytes the next one may return: by its speed and the lease."""
         goal = (60_000 if claimed.lease_ms is None else claimed.lease_ms) / 1000 * CLAIM_LEASE_PART
         if not claimed.leases or not (claimed.more or seconds > goal):
-            return  # a short answer shows little of the link's speed
+            return  # a short reply does not show the link's speed
         size = sum(len(lease.envelope) for lease in claimed.leases)
         fits = size * goal / max(seconds, 1e-6)
         if seconds <= goal:
-            # What came out of buffers came faster than the next will: grow step by step.
+            # Buffered data comes faster than later data: grow step by step.
             fits = max(self.claim_bytes(queue), min(fits, size * 4, CLAIM_BYTES_MAX))
         self._claim_bytes[queue] = int(fits)
 
     def remember_policy(self, queue: str, policy: Policy) -> None:
-        """Keep a policy just read or set for a moment."""
+        """Cache a policy that was just read or set."""
         self._policies[queue] = (policy, self.monotonic() + POLICY_CACHE_SECONDS)
 
     def forget_policy(self, queue: str) -> None:
-        """The queue was removed: a new one of this name has the defaults."""
+        """Forget the policy of a removed queue: a new one with this name has the defaults."""
         self._policies.pop(queue, None)
 
 
@@ -445,19 +445,19 @@ POLICY_CACHE_SECONDS = 2.0
 OnEvent: TypeAlias = Callable[[Observed], object]
 
 
-#: A call is not repeated if so much more than its budget has passed: the process was frozen, or the machine slept.
+#: A call is not repeated if this much more than its budget has passed: the process was frozen or suspended.
 FROZEN_SECONDS = 5.0
-#: A call that was refused before it ran is made anew so often: each time for a reason that is then mended.
+#: How often a call that was refused before it ran is created again: each time the cause is removed first.
 ANEW_MAX = 4
 #: A store refuses an operation with one of these: it did not run now.
 REFUSALS = (OperationTooOld, SessionTaken, MessageIdTaken)
 
 
 class Sending(Generic[T]):
-    """One operation on its way: sent again when the connection fails, and made anew where it certainly did not run.
+    """One operation in progress: repeated when the connection fails, and replaced if it certainly did not run.
 
-    `make` builds the call, for each sending again. `fenced`: a call that runs twice is harmless, since a lease or a
-    comparison guards it. `identify` gives new ids to what is published.
+    `make` builds the call for each attempt. `fenced`: a call that runs twice is harmless, because a lease or a
+    comparison guards it. `identify` gives new ids to the published messages.
     """
 
     __slots__ = (
@@ -494,15 +494,15 @@ class Sending(Generic[T]):
         self.operation, self._started = begun or (context.replay_windows.begin(queue), context.monotonic())
         self._retries: RetryBudget | None = None
         self._anew = 0
-        #: A request was sent of which no answer came.
+        #: Whether a request was sent that got no reply.
         self.may_have_run = False
 
     def call(self) -> Call[T]:
-        """What to send now."""
+        """Return the call to send."""
         return self._make(self.operation)
 
     def run(self) -> Flow[T]:
-        """Send it until there is an answer."""
+        """Send it until there is a reply."""
         while True:
             try:
                 result: T = yield (call := self.call())
@@ -513,7 +513,7 @@ class Sending(Generic[T]):
                     yield pause
 
     def failed(self, verb: str, error: Exception) -> Sleep | None:
-        """The pause before it is sent again, None for none. Raises when it must not be sent again."""
+        """Return the pause before the next attempt, or None. Raises if there must not be another."""
         if isinstance(error, REFUSALS):
             self._begin_anew(error)
             return None
@@ -523,10 +523,11 @@ class Sending(Generic[T]):
         return self._retries.pause(verb, error)
 
     def _begin_anew(self, error: OperationTooOld | SessionTaken | MessageIdTaken) -> None:
-        """Go on with another operation, since this one has not run; raise if it may have.
+        """Replace this operation by another one, because it has not run; raise if it may have run.
 
-        A refusal answers the last sending. If that was the only one, nothing has run. Neither has it if the number or
-        an id is taken by another, for then the store would know it; nor with a stamp that no store lets through.
+        A refusal is the reply to the last attempt. If that was the only one, nothing has run. Neither has it if the
+        number or an id belongs to another operation, because the store would know ours; nor if its time stamp is one
+        that no store accepts.
         """
         self._anew += 1
         replay_windows, too_old = self._context.replay_windows, isinstance(error, OperationTooOld)
@@ -537,7 +538,7 @@ class Sending(Generic[T]):
         else:
             replay_windows.renew(self.operation)
             log.warning(
-                "queue %s: another process has the session of this client (%s), as a cloned machine does: it goes on "
+                "queue %s: another process, as of a cloned machine, has the session of this client (%s): it continues "
                 "with a new one", self._queue, type(error).__name__,
                 extra={"event": "session_renewed", "queue": self._queue},
             )  # fmt: skip
@@ -548,12 +549,12 @@ class Sending(Generic[T]):
         self.operation = replay_windows.begin(self._queue)
 
     def end(self) -> None:
-        """It will not be sent any more."""
+        """End the operation: it will not be sent again."""
         self._context.replay_windows.end(self._queue, self.operation)
 
 
 class RetryBudget:
-    """The failed tries of one call: the pause before the next, and the error when there is none."""
+    """The failed attempts of one call: the pause before the next, and the error when there is none."""
 
     __slots__ = ("_backoff", "_context", "_deadline", "_reached", "budget")
 
@@ -565,23 +566,23 @@ class RetryBudget:
         self._reached = False
 
     def pause(self, verb: str, error: Exception) -> Sleep:
-        """The pause before the next try. Raises when the budget is used up, with whether the call can have run."""
+        """Return the pause before the next attempt. Raises when the budget is used up."""
         self._reached = self._reached or isinstance(error, OutcomeUnknown)
         remaining = self._deadline - self._context.monotonic()
         if remaining <= 0:
             raise self.give_up(verb, error) from error
-        # Full jitter below the step: clients that lost the same server must not come back in step.
+        # Full jitter: clients that lost the same server must not all reconnect at the same time.
         seconds = self._backoff * random.uniform(0.5, 1.0)
         self._backoff = min(self._backoff * 2, BACKOFF_MAX_SECONDS)
         return Sleep(min(seconds, remaining))
 
     def give_up(self, verb: str, error: Exception) -> Exception:
-        """Return the error for a call that is given up: whether it can have run."""
+        """Return the error for a call that is given up; its class depends on whether the call can have run."""
         tried = f"within the retry budget of {self.budget:g} s" if self.budget > 0 else "(retries are off)"
         if self._reached:
             return OutcomeUnknown(
-                f"{verb}: the request was sent, but no reply came {tried}: {error}. It may have been done: look before "
-                "repeating it, publish with a key so that a repeat is harmless, or raise retry_budget"
+                f"{verb}: the request was sent, but no reply came {tried}: {error}. It may have been done: check before you "
+                "repeat it, publish with a key so that a repeat is harmless, or raise retry_budget"
             )
         return StoreUnavailable(
             f"{verb}: the store could not be reached {tried}: {error}. Nothing was done: check that it runs and that "

@@ -34,13 +34,13 @@ from waypost.wake.wakeups import hash_key
 T = TypeVar("T")
 log = logging.getLogger("waypost")
 
-#: So many queues are asked for their policies in one flush.
+#: How many queues are queried for their policies in one flush.
 POLICIES_TOGETHER = 64
-#: So many queues are read in one flush when all of them are: a longer one would hold up the other clients of the store.
+#: How many queues are read in one flush when all of them are: a longer one would block the other clients of the store.
 QUEUES_TOGETHER = 256
 #: The same for histories, of which each may be a megabyte of a journal.
 TRACES_TOGETHER = 16
-#: A redrive at a given rate moves a little every so often, rather than much and then nothing for long.
+#: A redrive at a given rate moves a few letters at short intervals, rather than many at long ones.
 REDRIVE_TICK_MS = 100
 
 
@@ -55,12 +55,12 @@ def page(
     cursor: str | None,
     filters: Mapping[str, str | None],
 ) -> Flow[Page]:
-    """One page of a listing."""
+    """Return one page of a listing."""
     return (yield from context.attempt(context.store.peek(queue, state, limit, cursor=cursor, **filters)))
 
 
 def history(context: ClientContext, queue: str, message_id: str) -> Flow[list[Event]]:
-    """Every event of one message that the journal still has, in order."""
+    """Return every event of one message that the journal still has, in order."""
     events: list[Event] = []
     cursor: str | None = None
     while True:
@@ -117,7 +117,7 @@ def find(context: ClientContext, message_id: str) -> Flow[list[FoundMessage]]:
 def cancel(context: ClientContext, queue: str, *, id: str | None, key: str | None) -> Flow[CancelStatus]:
     """Cancel one message by id or by key."""
     if (id is None) == (key is None):
-        raise InvalidInput("say what to cancel: either id= or key=")
+        raise InvalidInput("cancel needs either id= or key=, one of them")
     target = Target(check_id(id)) if key is None else Target(key=check_text("key", key, KEY_CHARACTERS_MAX))
     woken = yield from context.operate(queue, lambda operation: context.store.cancel(queue, (target,), operation))
     status = woken.result[0]
@@ -128,13 +128,13 @@ def cancel(context: ClientContext, queue: str, *, id: str | None, key: str | Non
     context.emit(event, queue, outcome, message_id=id, key=key, reason=status)
     context.wake_and_report(woken)
     if status == "requested":
-        # Its worker would learn of it at its next renewal; now it renews at once.
+        # Its worker would notice it at its next renewal; with the notification it renews at once.
         context.wakeups.notify("held", queue, [id if id is not None else hash_key(key or "")])
     return status
 
 
 def _is_done(context: ClientContext, queue: str, id: str) -> Flow[bool]:
-    """Whether a message is among the finished ones that are kept: a cancel may search the newest of them only."""
+    """Return whether a message is among the kept completed ones: a cancel searches only the newest of them."""
     cursor: str | None = None
     while True:
         part = yield from page(context, queue, "done", 1, cursor, {"id": id})
@@ -146,12 +146,12 @@ def _is_done(context: ClientContext, queue: str, id: str) -> Flow[bool]:
 def redrive(
     context: ClientContext, queue: str, *, ids: Sequence[str], reason: str | None, limit: int | None, rate: str | None
 ) -> Flow[Redriven]:
-    """Make dead letters ready again, at most as many as there were when it began, chunk by chunk."""
+    """Make dead letters ready again, at most as many as there are at the start, chunk by chunk."""
     size, pause = _pace(rate)
     if ids:
         left = min(len(ids), limit or len(ids))
     else:
-        # Without a bound, letters that die again at once would be redriven for ever.
+        # Without a bound, letters that become dead again at once would be redriven forever.
         dead = (yield from context.attempt(context.store.stats(queue))).ledger.dead_kept
         left = dead if limit is None else min(limit, dead)
     moved: list[str] = []
@@ -169,7 +169,7 @@ def redrive(
         # The store stopped searching before it found as many as it may move, or whether there is one more.
         undecided = cursor is not None and not part.more
         left -= len(part.moved) + len(part.duplicates) if undecided else count
-        # Letters that stay dead can be chosen again and again; when none moves, none will.
+        # Letters that stay dead are found again and again; if none moves, stop.
         if not undecided and (left == 0 or not more or not (part.moved or ids or cursor)):
             break
         if pause and (part.moved or part.duplicates):
@@ -190,7 +190,7 @@ def _redrive_chunk(
 
 
 def _pace(rate: str | None) -> tuple[int, float]:
-    """How many letters to move at a time, and the seconds between."""
+    """Return how many letters to move at a time, and the seconds between."""
     if rate is None:
         return CHUNK_MESSAGES_MAX, 0.0
     count, per_ms = parse_rate(rate)
@@ -221,13 +221,13 @@ def check(
         # Sleeping workers may have work again.
         context.wake({queue: [EVERYBODY]})
     balance: int | None = None
-    with suppress(StoreFailed):  # counters that cannot be read are among the damages
+    with suppress(StoreFailed):  # unreadable counters are one kind of damage
         balance = (yield from context.attempt(context.store.stats(queue))).ledger.balance
     return CheckReport(queue, looked_at, damages, balance)
 
 
 def purge(context: ClientContext, queue: str, state: MessageState) -> Flow[int]:
-    """Remove the messages of one state that are there when it begins."""
+    """Delete the messages of one state that exist at the start."""
     left: int | None = None
     if state != "done":
         ledger = (yield from context.attempt(context.store.stats(queue))).ledger
@@ -246,7 +246,7 @@ def purge(context: ClientContext, queue: str, state: MessageState) -> Flow[int]:
 
 
 def configure(context: ClientContext, queue: str, settings: Mapping[str, Any]) -> Flow[Policy]:
-    """Change a queue's policy for everybody."""
+    """Change a queue's policy, for all clients."""
     changes = policy_changes(settings)
     policy = yield from context.attempt_and_wake(context.store.configure(queue, changes))
     context.remember_policy(queue, policy)
@@ -261,7 +261,7 @@ def warn_of_cut_retries(context: ClientContext, attempts: Mapping[str, int]) -> 
         part = queues[at : at + POLICIES_TOGETHER]
         policies = yield Together([context.store.policy(queue) for queue in part])
         for queue, policy in zip(part, policies, strict=True):
-            # A policy that cannot be read now is no reason not to work: the first claim reports it.
+            # Continue if a policy cannot be read now: the first claim reports the error.
             if isinstance(policy, Exception) or policy.max_deliveries is None:
                 continue
             if attempts[queue] > policy.max_deliveries:
@@ -277,20 +277,20 @@ def warn_of_cut_retries(context: ClientContext, attempts: Mapping[str, int]) -> 
 
 
 def pause(context: ClientContext, queue: str) -> Flow[bool]:
-    """Hand out nothing until a resume."""
+    """Deliver no messages until a resume."""
     changed = yield from context.attempt(context.store.pause(queue))
     context.emit("paused", queue, "success" if changed else "skipped")
     return changed
 
 
 def resume(context: ClientContext, queue: str) -> Flow[bool]:
-    """Hand out messages again."""
+    """Deliver messages again."""
     changed = yield from context.attempt_and_wake(context.store.resume(queue))
     context.emit("resumed", queue, "success" if changed else "skipped")
     return changed
 
 
-#: How each thing that keeps a queue from being removed is named, one and several, and the way to be rid of it.
+#: The name of each kind of content that prevents the removal of a queue, singular and plural, and the way out.
 LEFT: dict[str, tuple[str, str, str]] = {
     "ready": ("ready message", "ready messages", "let workers handle them or purge them"),
     "delayed": ("delayed message", "delayed messages", "wait for them or purge them"),
@@ -307,7 +307,7 @@ LEFT: dict[str, tuple[str, str, str]] = {
 
 
 def remove_queue(context: ClientContext, queue: str) -> Flow[bool]:
-    """Remove a queue that is empty, and all that is kept of it; whether there was one."""
+    """Remove an empty queue with all its records; return whether it existed."""
     while True:
         removal: Removal = yield from context.operate(queue, lambda operation: context.store.remove(queue, operation))
         if not removal.more:
@@ -317,7 +317,7 @@ def remove_queue(context: ClientContext, queue: str) -> Flow[bool]:
         raise not_empty(queue, removal.left)
     for call in () if removal.made_again else context.store.unlist(queue):
         yield from context.attempt(call)
-    # A new queue of this name may have got a schedule before it was taken off the list of those that have some.
+    # A new queue with this name may have got a schedule before the name was removed from the list of queues with one.
     if (yield from context.attempt(context.store.schedules(queue))).schedules:
         yield from context.attempt(context.store.schedules_changed(queue))
     context.forget_policy(queue)
@@ -326,7 +326,7 @@ def remove_queue(context: ClientContext, queue: str) -> Flow[bool]:
 
 
 def not_empty(queue: str, left: Mapping[str, int]) -> QueueNotEmpty:
-    """Name what is left in a queue, and what to do about each."""
+    """Describe what is left in a queue, with the way out for each."""
     parts = []
     for name, (one, several, way_out) in LEFT.items():
         count = left.get(name, 0)

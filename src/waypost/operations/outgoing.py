@@ -1,4 +1,4 @@
-"""Carrying to other queues what a step decided, where a store cannot span queues: continuations, news of chains."""
+"""Delivery to other queues, for stores whose steps cannot span queues: continuations and notices of chains."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from waypost.values import Continuation, Notice
 
 log = logging.getLogger("waypost")
 
-#: One call carries no more than this to other queues; later claims go on with the rest.
+#: One call delivers no more than this to other queues; later claims deliver the rest.
 DELIVERED_MAX = 16 * CHUNK_MESSAGES_MAX
 
 
 def deliver_outgoing(context: ClientContext, queue: str) -> Flow[int]:
-    """Send continuations and news of chains on to their queues where the store cannot do it in the same step.
+    """Deliver continuations and notices of chains to their queues, if the store cannot do it in the same step.
 
-    Each is remembered by its target, so it counts once however often it is sent. Nothing is tried for long here:
-    the step stands, and what does not get through now is sent by a later claim. News may make their target send
-    news in turn, which go on from here too.
+    The target remembers each, so it counts once however often it is sent. There are no long retries here:
+    the step is committed, and a later claim sends what did not arrive. A notice may make its target send other
+    notices, which are delivered from here too.
     """
     delivered = 0
     sources = deque([queue])
@@ -59,7 +59,7 @@ def _deliver_messages(context: ClientContext, source: str, continuations: Sequen
             yield context.store.forwarded(source, [draft.id for draft in drafts])
             delivered += len(drafts)
         except WaypostError as error:
-            # One queue that cannot be reached must not keep the others waiting.
+            # One queue that cannot be reached must not delay the others.
             _log_outgoing_delayed(source, error)
     return delivered
 
@@ -82,7 +82,7 @@ def _deliver_notices(context: ClientContext, source: str, target: str, notices: 
 
 def _log_outgoing_delayed(queue: str, error: WaypostError) -> None:
     log.warning(
-        "messages sent on from queue %s have not all arrived yet (%s): a later claim sends them again",
+        "continuations from queue %s have not all arrived yet (%s): a later claim sends them again",
         queue,
         error,
         extra={"event": "outgoing_delayed", "queue": queue},
@@ -90,7 +90,7 @@ def _log_outgoing_delayed(queue: str, error: WaypostError) -> None:
 
 
 def _by_target(continuations: Sequence[Continuation]) -> list[tuple[str, list[Draft]]]:
-    """Drafts for each target queue, in order, no key twice in one part."""
+    """Return drafts for each target queue, in order, with no key twice in one part."""
     parts: list[tuple[str, list[Draft]]] = []
     current: dict[str, tuple[list[Draft], set[str]]] = {}
     for next_one in continuations:

@@ -1,4 +1,4 @@
-"""Publishing: one message, or a batch cut into chunks that are encoded while earlier ones are under way."""
+"""Publishing: one message, or a batch in chunks that are encoded while earlier ones are being sent."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Content:
         return "CONTENT"
 
 
-#: As a key: the body's own content, so that equal bodies are the same message.
+#: As a key: use the content of the body, so that equal bodies have the same key.
 CONTENT: Final = Content()
 
 KeyFunction = Callable[[Any], str]
@@ -73,12 +73,12 @@ Key = str | KeyFunction | Content | None
 ManyKey = KeyFunction | Content | None
 Group = str | Callable[[Any], str] | None
 
-#: So many chunks go out before replies are read. Their operations all lie within the store's memory of replies
-#: (`REPLAY_MAX`), so that each can be repeated after a lost connection.
+#: How many chunks are sent before replies are read. The store remembers the results of all of them (`REPLAY_MAX`), so
+#: that each can be repeated after a lost connection.
 WAVE_CHUNKS = 64
-#: How many bodies are measured first, so that a chunk of huge ones is not encoded as a whole.
+#: How many bodies are measured first, so that a chunk of very large ones is not encoded as a whole.
 FIRST_PIECE = 16
-#: So many chains are asked for in one flush.
+#: How many chains are queried in one flush.
 CHAINS_TOGETHER = 64
 #: How often a blocked publisher checks for room.
 BLOCK_FIRST_SECONDS, BLOCK_MAX_SECONDS = 0.01, 0.1
@@ -138,7 +138,7 @@ class PublishOptions:
             raise InvalidInput("a message that waits for chains cannot have a key: leave out key= or after=")
 
     def key_of(self, body: object, encoded: codec.Encoded | None = None, as_type: Any = None) -> str | None:
-        """The key of one body."""
+        """Return the key of a body."""
         key = self.key
         if key is None or isinstance(key, str):
             return key
@@ -148,7 +148,7 @@ class PublishOptions:
         return check_text("key", key(body), KEY_CHARACTERS_MAX)
 
     def group_of(self, body: object) -> str | None:
-        """The group of one body."""
+        """Return the group of a body."""
         group = self.group
         return check_text("group", group(body), GROUP_CHARACTERS_MAX) if callable(group) else group
 
@@ -167,7 +167,7 @@ OPTIONS = frozenset((*inspect.signature(PublishOptions).parameters, "transaction
 
 
 def validate_options(keywords: Mapping[str, Any]) -> PublishOptions:
-    """Return the validated keywords of a publish; most have none."""
+    """Return the validated keywords of a publish, cached for a call without any."""
     if not keywords:
         return NO_OPTIONS
     check_options("publish", keywords, OPTIONS)
@@ -175,7 +175,7 @@ def validate_options(keywords: Mapping[str, Any]) -> PublishOptions:
 
 
 def split_transaction(keywords: Mapping[str, Any]) -> tuple[object | None, dict[str, Any]]:
-    """The caller's transaction, None if there is none, and the other keywords of a publish."""
+    """Return the caller's transaction, or None, and the other keywords of a publish."""
     others = dict(keywords)
     return others.pop("transaction", None), others
 
@@ -185,9 +185,9 @@ def _window_ms(window: Duration) -> int:
 
 
 def _check_chains_exist(context: ClientContext, chains: Sequence[str], *, within: bool = False) -> Flow[None]:
-    """Raise `InvalidInput` if one of the chains that a message is to wait for was never begun, or is forgotten.
+    """Raise `InvalidInput` if a chain that a message is to wait for does not exist, or no longer.
 
-    A chain that exists stays known while a publish is under way, so it is enough to ask before.
+    A chain that exists is kept during the publish, so it is enough to check before.
     """
     for at in range(0, len(chains), CHAINS_TOGETHER):
         part = chains[at : at + CHAINS_TOGETHER]
@@ -200,13 +200,13 @@ def _check_chains_exist(context: ClientContext, chains: Sequence[str], *, within
             states = yield Together(calls)
         for chain, call, state in zip(part, calls, states, strict=True):
             if isinstance(state, Exception):
-                # The first try has failed; this one repeats it within the budget, or raises.
+                # The first attempt has failed; this one repeats it within the budget, or raises.
                 state = yield from context.attempt(call)
             if not state.known:
                 queue, message_id = split_chain_id(chain)
                 raise InvalidInput(
-                    f"after: message {message_id} of queue {queue} began no chain: publish it with chain=True first "
-                    "(a chain that has ended is forgotten after an hour: then leave it out)"
+                    f"after: message {message_id} of queue {queue} has no chain: publish it with chain=True first "
+                    "(a chain is deleted an hour after its end: then leave it out)"
                 )
 
 
@@ -269,7 +269,7 @@ def _publish_once(context: ClientContext, queue: str, drafts: Sequence[Draft]) -
     )
 
 
-#: The event for each status: the event, how it went, and more about it.
+#: The event for each status: its name, outcome and cause.
 _EVENTS: dict[str, tuple[str, ObservedOutcome, str | None]] = {
     "queued": ("published", "success", None),
     "delayed": ("published", "success", "delayed"),
@@ -300,7 +300,7 @@ def _emit_failed(context: ClientContext, queue: str, error: Exception, count: in
 def _key_in_use(key: str | None, holder: str) -> KeyTaken:
     return KeyTaken(
         f"key {key!r} belongs to message {holder}; nothing was published. "
-        'Use on_conflict="keep", "replace" or "extend" to live with that',
+        'Use on_conflict="keep", "replace" or "extend" to accept that',
         id=holder,
     )
 
@@ -308,10 +308,10 @@ def _key_in_use(key: str | None, holder: str) -> KeyTaken:
 def _publish_when_there_is_room(
     context: ClientContext, queue: str, drafts: Sequence[Draft], timeout: float, full: QueueFull
 ) -> Flow[tuple[list[Published], QueueFull | None]]:
-    """Publish drafts that were refused, in smaller parts if need be, when the queue's policy is `block`.
+    """Publish drafts that were refused, in smaller parts if necessary, if the queue's policy is `block`.
 
-    Returns what was published, from the first on, and the refusal of the rest. The timeout starts anew with
-    everything that finds room: a batch may well be longer than a queue.
+    Returns the results of the published ones, in order, and the refusal of the rest. The timeout restarts with
+    each part that finds room, because a batch may be larger than the cap of the queue.
     """
     policy = yield from context.policy(queue)
     if policy.overload != "block":
@@ -329,7 +329,7 @@ def _publish_when_there_is_room(
             yield Sleep(min(pause, remaining))
             pause = min(pause * 2, BLOCK_MAX_SECONDS)
         try:
-            # Each try is a new operation: a repeat of the refused one would be answered as the first was.
+            # Each attempt is a new operation: a repeat of the refused one would get the first answer.
             results += yield from _publish_once(context, queue, drafts[len(results) : len(results) + size])
         except QueueFull as error:
             full, refused = error, True
@@ -343,7 +343,7 @@ def _publish_when_there_is_room(
 
 
 class _Chunk:
-    """Drafts that go to the store in one step, and what came of them."""
+    """Drafts that are published in one step, and their results."""
 
     __slots__ = ("conflict", "drafts", "error", "results", "sending")
 
@@ -379,7 +379,7 @@ class Cutter:
         self._bodies = iter(bodies)
         self._largest = 1
         self._piece = FIRST_PIECE
-        #: Each message that waits for chains sends a notice to each: one step must not send too many.
+        #: A message that waits for chains sends a notice to each of them: limit the notices of one step.
         self._most = CHUNK_MESSAGES_MAX // max(1, len(options.after) // 4) or 1
         #: Drafts that did not fit into the chunk before.
         self._left: list[Draft] = []
@@ -418,7 +418,7 @@ class Cutter:
         return self._cut(drafts, size)
 
     def _cut(self, drafts: list[Draft], size: int) -> list[Draft]:
-        """Keep back what would make the chunk too large, or hold a key twice."""
+        """Move drafts to the next chunk that would make this one too large, or have a key twice."""
         if size <= CHUNK_BYTES_MAX and (self._plain or self._options.key is None):
             return drafts
         keys: set[str] = set()
@@ -479,7 +479,7 @@ def publish_many(
         try:
             wave = yield from _send_wave(context, queue, chunks, options)
         except WaypostError as failure:
-            # Nothing of this wave is known, but earlier ones are.
+            # The results of these chunks are unknown; those of earlier ones are known.
             error = failure
             break
         if not wave:
@@ -503,7 +503,7 @@ def publish_many(
 def _batch_result(
     results: list[Published | None], error: Exception | None, cutter: Cutter, bodies: Iterable[object]
 ) -> list[Published]:
-    """What became of a batch, or what is known of it where a part failed."""
+    """Return the results of a batch, or raise `PartialPublish` with the known ones if a part failed."""
     if error is None:
         return results  # type: ignore[return-value]
     if not any(results):
@@ -513,14 +513,14 @@ def _batch_result(
     known = sum(published is not None for published in results)
     raise PartialPublish(
         f"{known} of {total} messages were published, then: {error} "
-        "(`results` names them; publish the others again, with a key if they may have arrived)",
+        "(`results` has them; publish the others again, with a key if they may have arrived)",
         results=results,
         cause=error,
     ) from error
 
 
 def _take_out_conflicts(chunk: _Chunk) -> None:
-    """With `on_conflict="error"` a key in use makes a gap in the results, and the rest of the batch goes on."""
+    """With `on_conflict="error"` a key in use leaves a gap in the results, and the rest is published."""
     for index, published in enumerate(chunk.results):
         if published is not None and published.status == "conflict":
             chunk.results[index] = None
@@ -586,7 +586,7 @@ def _settle_replies(context: ClientContext, wave: list[_Chunk], first: Together)
 
 
 def with_new_ids(context: ClientContext, queue: str, drafts: Sequence[Draft]) -> list[Draft]:
-    """The same messages under new ids: another process may have used theirs."""
+    """Return the same messages with new ids: another process may have used theirs."""
     return [
         structs.replace(
             draft,
@@ -605,9 +605,9 @@ def with_new_ids(context: ClientContext, queue: str, drafts: Sequence[Draft]) ->
 def publish_within(
     context: ClientContext, queue: str, bodies: Iterable[object], options: PublishOptions, as_type: Any = None
 ) -> Flow[list[Published]]:
-    """Publish one message or many as a part of the caller's transaction: each step once, nothing repeated or awaited.
+    """Publish one message or many in the caller's transaction: each step runs once, without retries and waits.
 
-    No event is emitted: a commit that happens elsewhere decides whether the messages exist.
+    No event is reported: the caller's commit decides whether the messages exist.
     """
     cutter = Cutter(context, queue, bodies, options, as_type)
     if options.after:

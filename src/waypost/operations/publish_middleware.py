@@ -1,8 +1,8 @@
 """Publish middleware around messages that no call of `publish` sends: those of `message.then` and of schedules.
 
-They become a part of another step, the settle or the fire. So the middleware is called before that step; what it
-changes is sent, what it does not pass on is not, and what it raises is a failure of the handler or of the fire. The
-innermost call answers with the id that the message will have.
+They are part of another step, the settle or the fire. So the middleware is called before that step: its changes are
+published, a message that it does not pass on is not, and its exception is a failure of the handler or of the fire. The
+innermost call returns the id that the message will have.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Via = Literal["then", "schedule"]
 
 
 class PublishMiddleware:
-    """The publish middleware of a client, for what its settles and schedules send."""
+    """The publish middleware of a client, for messages of its settles and schedules."""
 
     def __init__(self, middleware: Callable[[], Sequence[Middleware]], *, awaited: bool) -> None:
         self._middleware = middleware
@@ -34,7 +34,7 @@ class PublishMiddleware:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no middleware does anything around a publish."""
+        """Whether no middleware overrides a publish method."""
         method = "publish_async" if self.awaited else "publish"
         return not any(overrides(one, method) for one in self._middleware())
 
@@ -50,7 +50,7 @@ class PublishMiddleware:
 
 
 class _Passed:
-    """One message on its way through the middleware, and what came out of it."""
+    """One message in the middleware, and its result."""
 
     def __init__(self, context: ClientContext, message_id: str, outgoing: Outgoing, encoded: codec.Encoded) -> None:
         self._context = context
@@ -59,7 +59,7 @@ class _Passed:
         (self._body,) = outgoing.bodies
         self._encoded = encoded
         self.body = self._body
-        #: Whether every middleware passed it on; then what is sent.
+        #: The message to publish, if every middleware passed it on.
         self.is_passed_on = False
         self.queue = outgoing.queue
         self.envelope = b""
@@ -84,7 +84,7 @@ class _Passed:
 
 
 def outgoing_of(queue: str, envelope: codec.Envelope, via: Via, options: Mapping[str, Any]) -> Outgoing:
-    """A message that is made already, as middleware sees it: its body as it reads without a type."""
+    """Return an encoded message in the form for middleware, with its body decoded without a type."""
     known: dict[str, Any] = {
         "headers": envelope.headers, "trace": envelope.trace, "correlation_id": envelope.correlation_id,
         "reply_to": envelope.reply_to, **options,
@@ -94,14 +94,14 @@ def outgoing_of(queue: str, envelope: codec.Envelope, via: Via, options: Mapping
 
 
 def encoded_of(envelope: codec.Envelope) -> codec.Encoded:
-    """The body of an envelope, as it was encoded."""
+    """Return the encoded body of an envelope."""
     return codec.Encoded(codec.CONTENT_TYPES.index(envelope.content_type), envelope.data, envelope.type_name)
 
 
 def pass_draft(
     context: ClientContext, queue: str, message_id: str, envelope: bytes, options: Mapping[str, Any]
 ) -> Flow[tuple[bytes, PublishOptions] | None]:
-    """The envelope and options of a schedule's message behind the middleware; None if it was not passed on."""
+    """Return the envelope and options of a schedule's message after the middleware; None if it was not passed on."""
     opened = codec.open_envelope(envelope)
     passed = _Passed(context, message_id, outgoing_of(queue, opened, "schedule", options), encoded_of(opened))
     yield from passed.pass_through()
@@ -116,7 +116,7 @@ def finish(
     *,
     stopped: bool = False,
 ) -> Flow[bool]:
-    """Settle a message at the end of its block, after what it sends on has passed the middleware."""
+    """Settle a message at the end of its block, after its continuations have passed the middleware."""
     if error is None and message.settled is None:
         try:
             yield from pass_sent_on(context, message)
@@ -127,7 +127,7 @@ def finish(
 
 
 def pass_sent_on(context: ClientContext, message: Message[Any]) -> Flow[None]:
-    """Pass what a handler sends on through the middleware, once."""
+    """Pass the continuations of a handler through the middleware, once."""
     if context.publish_middleware is None or not message._then:
         return
     kept: list[Continuation] = []

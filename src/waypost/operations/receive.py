@@ -1,4 +1,4 @@
-"""Receiving: claim one message, wait for one, settle it, and forward what settles send on."""
+"""Receiving: claim a message, wait for one, settle it, and deliver the continuations of settles."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ T = TypeVar("T")
 Make: TypeAlias = "Callable[[str, Lease, type[T] | None], Message[T]]"
 log = logging.getLogger("waypost")
 
-#: How long a message that only a newer release can read rests before it is claimed again.
+#: How long a message that only a newer release can decode is delayed before it can be claimed again.
 TOO_NEW_SNOOZE_MS = 5_000
-#: An interrupted block must end soon, with or without its release: the lease ends by itself.
+#: The time limit of a release after an interrupt: the block must end soon, and the lease ends anyway.
 RELEASE_BUDGET_SECONDS = 1.0
-#: The store's times are whole milliseconds; polling again at once would only spin.
+#: The store's times are whole milliseconds, so polling again at once would be a busy loop.
 MOMENT_MIN_SECONDS = 0.001
 
 
@@ -53,7 +53,7 @@ MOMENT_MIN_SECONDS = 0.001
 def receive(
     context: ClientContext, queue: str, wait: float | None, as_type: type[T] | None, make: Make[T] = Message
 ) -> Flow[Message[T] | None]:
-    """The next message that can be read, or None when the wait is over. `wait=None` waits for ever."""
+    """Return the next decodable message, or None when the wait is over. `wait=None` waits without limit."""
     deadline = None if wait is None else context.monotonic() + wait
     found = yield from _claim_lost_again(context, queue, as_type, make)
     if found is not None:
@@ -61,7 +61,7 @@ def receive(
     if wait == 0:
         return (yield from _receive(context, queue, deadline, None, as_type, make))
     shared = context.wakeups.acquire_wake_event(context.worker, queue)
-    # Without a channel only a drain rings it.
+    # Without a channel only a drain sets it.
     wake_event = shared or WakeEvent("")
     context.waiting.add(wake_event)
     try:
@@ -100,7 +100,7 @@ def _receive(
         if claimed.leases:
             found = yield from _readable(context, queue, claimed, as_type, make)
             nap = Nap()
-            # What could not be read was put aside; there may be more behind it.
+            # An undecodable message was put aside; there may be more after it.
             continue
         remaining = None if deadline is None else deadline - context.monotonic()
         if remaining is not None and remaining <= 0:
@@ -119,7 +119,7 @@ def wake_up(context: ClientContext, queue: str, wake_event: WakeEvent | None) ->
 
 
 def unregister(context: ClientContext, queue: str, sleeper: str) -> Flow[None]:
-    """Take a sleeper out of the store's memory. What cannot be done soon is not: the memory forgets by itself."""
+    """Remove a sleeper from the store. There are no long retries: the registration expires."""
     try:
         claimed = yield from context.operate(
             queue,
@@ -129,27 +129,27 @@ def unregister(context: ClientContext, queue: str, sleeper: str) -> Flow[None]:
         )
         report_side_effects(context, queue, claimed)
     except WaypostError as error:
-        log.debug("queue %s: sleeper %s stays registered for a while: %s", queue, sleeper, error)
+        log.debug("queue %s: sleeper %s stays registered until it expires: %s", queue, sleeper, error)
 
 
 def safety_poll_seconds(lease_ms: int | None, *, woken: bool) -> float:
-    """How often an idle queue is polled: leases that begin meanwhile are known before they end."""
+    """Return how often an idle queue is polled: often enough to learn of new leases before they end."""
     longest = SAFETY_POLL_SECONDS if woken else UNWOKEN_POLL_SECONDS
     return longest if lease_ms is None else min(longest, max(lease_ms / 1000, POLL_FIRST_SECONDS))
 
 
 class Nap:
-    """How long to sleep after a claim that found too little: until the store's next moment, or the next poll.
+    """How long to sleep after a claim that found too little: until the store's next due time, or the next poll.
 
-    Who will be woken polls only to be safe. Who will not polls soon, then ever more rarely.
+    With a working channel it polls only to be safe. Without one it polls soon, then with growing intervals.
     """
 
     __slots__ = ("_least", "_poll", "moment", "only_to_be_safe", "poll_seconds")
 
     def __init__(self) -> None:
-        #: Whether the last answer was a safety poll: no moment of the store, and so not to be kept to exactly.
+        #: Whether the last result was a safety poll, which need not be exact.
         self.only_to_be_safe = False
-        #: Seconds until the store's next moment, and how often to poll until then; None while it polls more often.
+        #: Seconds until the store's next due time, and how often to poll until then; None while it polls more often.
         self.moment: float | None = None
         self.poll_seconds: float | None = None
         self._poll = POLL_FIRST_SECONDS
@@ -170,13 +170,13 @@ class Nap:
             pause = self.poll_seconds * random.uniform(0.8, 1.0)
         moments: list[int | None] = []
         if not claimed.paused:
-            # While the rate is used up, neither timers nor leases that end can bring anything.
+            # While the rate is used up, neither due timers nor ended leases can be claimed.
             limited = claimed.next_rate_ms is not None
             moments = [claimed.next_rate_ms] if limited else [claimed.next_due_ms, claimed.next_lease_ms]
         soonest = min((moment for moment in moments if moment is not None), default=None)
         if soonest is not None:
             self.only_to_be_safe = self.only_to_be_safe and soonest / 1000 >= pause
-            # A moment that brings nothing again and again (`max_running` is reached) must not make us spin.
+            # A due time without a message, again and again (`max_running` is reached), must not cause a busy loop.
             self.moment = max(soonest / 1000, self._least)
             pause = min(pause, self.moment)
             self._least = min(self._least * 2, POLL_FIRST_SECONDS)
@@ -195,7 +195,7 @@ def claim(
 ) -> Flow[Claimed]:
     """Claim messages. If the reply is lost and the wait is over, replay that claim and lease nothing new.
 
-    `blocking`: behind a blocking wait of so many seconds at most, which ends when the sleeper is woken; and its waiter.
+    `blocking`: the time limit of a blocking wait before the claim, which a wake-up ends, and its waiter.
     """
     store = context.store
     yield from context.know_time()
@@ -213,7 +213,7 @@ def claim(
             return store.blocking_waits.claim_after_wait(call, sleeper, *blocking)
         return call
 
-    # One that is too old to be answered is sent as a new one: what the old one leased comes back by itself.
+    # A claim that is too old to be repeated is sent as a new one: the leases of the old one will end.
     sending = Sending(context, queue, make, fenced=True)
     try:
         while True:
@@ -231,10 +231,10 @@ def claim(
                 raise
             else:
                 if blocking is not None and waits:
-                    # A poll may have shown since that it had not begun.
+                    # A poll may have shown meanwhile that it had not begun.
                     sent_at = max(sent_at, blocking[1].not_before)
                 if waits and is_late(claimed, lease_clock.now() - sent_at):
-                    # Leased to us for long before the answer came: replay it to learn what is still ours.
+                    # The reply came long after the claim: replay it to learn which leases are still valid.
                     waits, replay, sending.may_have_run = False, True, True
                     continue
                 sending.may_have_run = False
@@ -260,25 +260,25 @@ def claim(
 
 
 def is_late(claimed: Claimed, seconds: float) -> bool:
-    """Whether messages may have been leased for most of their time before the answer came."""
+    """Return whether most of the lease may have passed before the reply came."""
     return bool(claimed.leases) and claimed.lease_ms is not None and seconds * 1000 > claimed.lease_ms * 2 / 3
 
 
 def local_lease(claimed: Claimed) -> tuple[float, float]:
-    """How long the leases of a claim are, and the moment by `lease_clock` at which they end for us."""
+    """Return the length of the leases of a claim, and their local end by `lease_clock`."""
     lease = claimed.leases[0]
     if lease.lease_end_ms is None:
         return 0.0, float("inf")
-    # The claim of a message that a repeat gives back may be older than its lease.
+    # A message that a repeated claim returns may have been claimed longer than its lease ago.
     length_ms = lease.lease_end_ms - lease.claimed_ms
     seconds = max(1, length_ms if claimed.lease_ms is None else min(length_ms, claimed.lease_ms)) / 1000
     return seconds, lease_clock.local_end(claimed.sent_at, seconds)
 
 
 def log_late_claim(queue: str, count: int) -> None:
-    """Log that a claim was answered so late that its messages are given back."""
+    """Log that a claim was answered so late that its messages are released."""
     log.warning(
-        "a claim of %d messages of queue %s was answered after their leases had ended: they are given back; give the "
+        "a claim of %d messages of queue %s was answered after their leases had ended: they are released; give the "
         "queue a longer lease if the store is always this slow",
         count,
         queue,
@@ -287,23 +287,23 @@ def log_late_claim(queue: str, count: int) -> None:
 
 
 def give_back(context: ClientContext, queue: str, leases: Sequence[Lease]) -> Flow[None]:
-    """Release leases that are not made use of. What cannot be done soon is not: they end by themselves."""
+    """Release unused leases. There are no long retries: the leases will end anyway."""
     messages = [Message[Any](queue, lease) for lease in leases]
     released = [Settlement(m.id, m.token, m.lease.nonce, "release") for m in messages]
     try:
         yield from settle(context, queue, messages, released, budget=min(RELEASE_BUDGET_SECONDS, context.retry_budget))
     except WaypostError as error:
-        log.debug("queue %s: %d messages could not be given back: %s", queue, len(messages), error)
+        log.debug("queue %s: %d messages could not be released: %s", queue, len(messages), error)
 
 
 def claim_lost(
     context: ClientContext, queue: str, operation: Operation, *, budget: float | None = None
 ) -> Flow[Claimed | None]:
-    """What an earlier claim whose reply was lost still holds; None if the store has forgotten it."""
+    """Return what an earlier claim whose reply was lost still holds; None if the store has forgotten it."""
     answered = False
     try:
         call = context.store.claim(queue, 1, operation, worker=context.worker, replay=True)
-        # A repeat renews what it gives back, so its leases count from then.
+        # A repeat renews the leases that it returns, so they count from then.
         claimed, sent = yield from context.attempt_timed(call, budget=budget)
         answered = True
         report_side_effects(context, queue, claimed)
@@ -323,7 +323,7 @@ def claim_lost(
 def _claim_lost_again(
     context: ClientContext, queue: str, as_type: type[T] | None, make: Make[T]
 ) -> Flow[Message[T] | None]:
-    """A message that an earlier claim leased to us without our knowing."""
+    """Return a message that an earlier claim with a lost reply leased to us, or None."""
     while (operation := context.take_lost_claim(queue)) is not None:
         claimed = yield from claim_lost(context, queue, operation)
         if claimed is not None:
@@ -334,7 +334,7 @@ def _claim_lost_again(
 
 
 def give_back_lost_claims(context: ClientContext) -> Flow[int]:
-    """Give back what claims with lost replies hold, as far as the store answers soon; how many of them it did not."""
+    """Release what claims with lost replies hold, if the store answers soon; return for how many it did not."""
     for queue in context.queues_with_lost_claims():
         while (operation := context.take_lost_claim(queue)) is not None:
             try:
@@ -352,14 +352,14 @@ def report_side_effects(context: ClientContext, queue: str, claimed: Claimed) ->
         context.wake(claimed.wake)
     if claimed.also:
         context.report(claimed.also)
-        # The holder of a lease that has ended may not know: the notification makes it renew, which shows it.
+        # The holder of an ended lease may not know it: the notification makes it renew, which fails.
         ended = [change.id for change in claimed.also if change.id and "expired" in (change.event, change.reason)]
         if ended:
             context.wakeups.notify("held", queue, ended)
 
 
 def emit_claimed(context: ClientContext, queue: str, claimed: Claimed) -> None:
-    """One event for each message, or one for having found none."""
+    """Report one event for each message, or one if there was none."""
     if not claimed.leases:
         context.emit("polled", queue, "skipped", count=0)
     for lease in claimed.leases:
@@ -371,11 +371,11 @@ def emit_claimed(context: ClientContext, queue: str, claimed: Claimed) -> None:
 
 
 def report_damaged(context: ClientContext, queue: str, ids: Sequence[str]) -> None:
-    """Log each message whose record is damaged: the claim that set it aside is the only one to meet it."""
+    """Log each message whose record is damaged: only the claim that set it aside finds it."""
     for message_id in ids:
         log.warning(
-            "the record of message %s of queue %s is damaged: it was set aside, and other messages go on; "
-            "`waypost doctor --mend` lists and mends such messages",
+            "the record of message %s of queue %s is damaged: it was set aside, and other messages are not affected; "
+            "`waypost doctor --mend` lists and repairs such messages",
             message_id,
             queue,
             extra={"event": "damaged_record", "queue": queue, "message_id": message_id},
@@ -386,7 +386,7 @@ def report_damaged(context: ClientContext, queue: str, ids: Sequence[str]) -> No
 def emit_settled(
     context: ClientContext, message: Message[Any], settlement: Settlement, event: str, *outcome: Any
 ) -> None:
-    """The one event that closes a claim."""
+    """Report the one event that closes a claim."""
     lease = message.lease
     context.emit(
         event, message.queue, *outcome, message_id=lease.id, key=lease.key, group=lease.group,
@@ -396,14 +396,14 @@ def emit_settled(
 
 
 def how(error: WaypostError) -> tuple[ObservedOutcome]:
-    """How a step that raised went."""
+    """Return the outcome of a step that raised."""
     return ("unknown",) if error.outcome == "unknown" else ("failure",)
 
 
 def _readable(
     context: ClientContext, queue: str, claimed: Claimed, as_type: type[T] | None, make: Make[T]
 ) -> Flow[Message[T] | None]:
-    """The claimed message if this release and the queue's type can read it. Otherwise it is put aside."""
+    """Return the claimed message if this release and the queue's type can decode it. Otherwise put it aside."""
     if not claimed.leases:
         return None
     seconds, until = local_lease(claimed)
@@ -433,7 +433,7 @@ def _readable(
 
 
 def too_new(lease: Lease) -> Settlement:
-    """Put a message that only a newer release can read back for a newer worker."""
+    """Return a message that only a newer release can decode to the queue, for a newer worker."""
     return Settlement(lease.id, lease.token, lease.nonce, "snooze", after_ms=TOO_NEW_SNOOZE_MS)
 
 
@@ -463,9 +463,9 @@ def log_unreadable(message: Message[Any], aside: Settlement, error: BaseExceptio
 def settling(
     context: ClientContext, queue: str, settlements: Sequence[Settlement]
 ) -> Callable[[Operation], Call[Woken[list[SettleStatus]]]]:
-    """Return the function that makes the call of a settle.
+    """Return the function that creates the call of a settle.
 
-    All settles are made here, so that the redact hook is applied to whatever they send on.
+    All settles are created here, so that the redact hook is applied to all continuations.
     """
     journalled = settlements if context.redact is None else redact_sent_on(context.redact, settlements)
     return lambda operation: context.store.settle(queue, journalled, operation)
@@ -479,8 +479,8 @@ def settle(
     *,
     budget: float | None = None,
 ) -> Flow[list[SettleStatus]]:
-    """Settle deliveries of one queue in one step; note and log what was lost; forward what is sent on."""
-    # Its token and nonce guard it: one that is too old to be answered is sent as a new one, and settles or is lost.
+    """Settle deliveries of one queue in one step; record and log lost leases; deliver continuations."""
+    # Token and nonce guard it: one that is too old to be repeated is sent as a new one, and settles or is `lost`.
     woken = yield from context.operate(queue, settling(context, queue, settlements), budget=budget, fenced=True)
     statuses = context.wake_and_report(woken)
     for message, status in zip(messages, statuses, strict=True):
@@ -498,7 +498,7 @@ def settle(
 
 
 def log_lease_lost(message: Message[Any], phase: str) -> None:
-    """Log once that a lease was lost: another worker may handle the message from here on."""
+    """Log once that a lease was lost: another worker may handle the message from now on."""
     why = "could not be renewed before its end" if phase == "deadline" else f"was lost before its {phase}"
     log.warning(
         "the lease of message %s of queue %s %s: it is or will be delivered again; "
@@ -524,7 +524,7 @@ def finish(
     *,
     stopped: bool = False,
 ) -> Flow[bool]:
-    """Settle a message at the end of its block. True if `error` was an outcome, and is dealt with by that.
+    """Settle a message at the end of its block. Return True if `error` was an outcome.
 
     `stopped`: the block was interrupted from outside, so the message is released instead of counting as failed.
     """
@@ -542,7 +542,7 @@ def finish(
             emit_settled(context, message, Settlement(message.id, message.token, message.lease.nonce), "done")
         return is_outcome
     if message.settled is not None:
-        return is_outcome  # in a transaction of its own
+        return is_outcome  # settled in its own transaction
     settlement = message.settlement(error, retry, stopped=stopped)
     interrupted = settlement.outcome == "release"
     budget = min(RELEASE_BUDGET_SECONDS, context.retry_budget) if interrupted else None
@@ -553,9 +553,9 @@ def finish(
             emit_settled(context, message, settlement, "unsettled", *how(failure))
         if error is None or is_outcome:
             raise
-        # The caller's own error is more useful than ours; the lease ends by itself.
+        # The caller's own error is more useful than ours; the lease will end.
         log.warning(
-            "message %s of queue %s could not be settled as %s (%s): it comes back when its lease ends",
+            "message %s of queue %s could not be settled as %s (%s): it is delivered again when its lease ends",
             message.id,
             message.queue,
             settlement.outcome,
@@ -568,7 +568,7 @@ def finish(
 def extend(context: ClientContext, queue: str, messages: Sequence[Message[Any]]) -> Flow[list[ExtendStatus]]:
     """Renew the leases of messages of one queue: `ok`, `lost`, or `cancel` where a cancel was requested."""
     holds = [Hold(message.id, message.token, message.lease.nonce) for message in messages]
-    # From its first try: a repeat is answered with what that one did.
+    # From its first attempt: a repeat gets the result of that one.
     sent = lease_clock.now()
     statuses = yield from context.operate(
         queue, lambda operation: context.store.extend(queue, holds, operation), fenced=True

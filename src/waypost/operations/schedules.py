@@ -45,9 +45,9 @@ NAME_CHARACTERS_MAX = 128
 SCHEDULE_HEADER, INSTANT_HEADER = "waypost-schedule", "waypost-instant"
 #: How often a save is tried again when another client changed the schedule after it was read.
 SAVE_TRIES = 100
-#: A scheduler reads all schedules of a queue at once; more belong into several queues.
+#: A scheduler reads all schedules of a queue at once; use several queues for more.
 SCHEDULES_MAX = 10_000
-#: So many queues are asked in one flush.
+#: How many queues are queried in one flush.
 LISTED_TOGETHER = 64
 
 
@@ -110,7 +110,7 @@ def make_spec(
     )
     if spec.start_ms is not None and spec.end_ms is not None and spec.end_ms < spec.start_ms:
         raise InvalidSchedule("the end of a schedule lies before its start")
-    # Headers and sizes are refused now, and not when it fires.
+    # Refuse invalid headers and sizes now, not when it fires.
     size = len(_envelope("0" * 24, spec, 0))
     if spec.missed == "all" and size * spec.max_catchup > CHUNK_BYTES_MAX:
         raise InvalidSchedule(
@@ -121,7 +121,7 @@ def make_spec(
 
 
 def derived_key(spec: Spec) -> str:
-    """The key of a schedule that was given none: the same for the same name and rule, for ever."""
+    """Return the key of a schedule without a given one: always the same for the same name and rule."""
     rule = f"every:{spec.every_ms}" if spec.cron is None else f"cron:{spec.cron}:{spec.tz}"
     return check_text("schedule key", f"{spec.name}::{rule}", KEY_CHARACTERS_MAX)
 
@@ -152,7 +152,7 @@ def _envelope(message_id: str, spec: Spec, instant_ms: int) -> bytes:
 
 
 def _draft(context: ClientContext, queue: str, message_id: str, spec: Spec, instant_ms: int) -> Flow[Draft | None]:
-    """The message of one instant; None if a middleware of the client did not pass it on."""
+    """Return the message of one instant; None if a middleware of the client did not pass it on."""
     envelope, priority, group = _envelope(message_id, spec, instant_ms), spec.priority, spec.group
     if context.publish_middleware is not None:
         passed = yield from pass_draft(context, queue, message_id, envelope, {"priority": priority, "group": group})
@@ -167,7 +167,7 @@ def _draft(context: ClientContext, queue: str, message_id: str, spec: Spec, inst
 def drafts_of(
     context: ClientContext, queue: str, schedule: StoredSchedule, spec: Spec, fires: Sequence[Fire]
 ) -> Flow[list[Draft]]:
-    """The messages of some fires. Their ids follow from schedule and instant."""
+    """Return the messages of some fires. Their ids are derived from schedule and instant."""
     drafts: list[Draft] = []
     for fire in fires:
         message_id = fire_id(queue, schedule.key, schedule.version, fire.instant_ms)
@@ -198,13 +198,13 @@ FIELDS: dict[str, tuple[str, ...]] = {
 
 
 def merged(old: Spec, new: Spec, named: Collection[str]) -> Spec:
-    """The old spec with the fields of the named keywords from the new one."""
+    """Return the old spec with the fields of the named keywords from the new one."""
     fields = {field for keyword in named for field in FIELDS[keyword]}
     return structs.replace(old, **{field: getattr(new, field) for field in fields})
 
 
 def change(context: ClientContext, queue: str, name: str, key: str | None, rule: Mapping[str, Any]) -> Flow[Schedule]:
-    """Save a schedule, or change of the one that has this key, or else this name, only what `rule` names."""
+    """Save a schedule; if one has this key, or else this name, change only the fields that `rule` names."""
     found = yield from find(context, name if key is None else key, queue)
     if found is None:
         spec = make_spec(name, **rule)
@@ -223,9 +223,9 @@ def change(context: ClientContext, queue: str, name: str, key: str | None, rule:
 def save(
     context: ClientContext, queue: str, key: str, spec: Spec, named: frozenset[str] | None = None
 ) -> Flow[Schedule]:
-    """Save a schedule. The same rule again moves nothing; another one fires next when it says so, from now on.
+    """Save a schedule. The same rule does not change the next fire; another rule determines it, from now on.
 
-    With `named`, of a schedule that is there only what these keywords say is changed.
+    With `named`, only these keywords of an existing schedule are changed.
     """
     given = spec
     yield from context.attempt(context.store.schedules_changed(queue))
@@ -250,11 +250,13 @@ def save(
 
 
 def _contended(key: str, queue: str) -> StoreFailed:
-    return StoreFailed(f"schedule {key!r} of queue {queue} is changed by others all the time; it was not changed here")
+    return StoreFailed(
+        f"schedule {key!r} of queue {queue} was changed by other clients at the same time; it was not saved: try again"
+    )
 
 
 def _standing(key: str, spec: Spec, found: StoredSchedule | None, now_ms: int) -> StoredSchedule:
-    """The schedule as it is to be saved over what was found."""
+    """Return the schedule to save over the existing one."""
     version = os.urandom(8).hex()
     if found is not None:
         old = unpack_spec(found.spec)
@@ -292,13 +294,13 @@ def listings(context: ClientContext, queue: str | None) -> Flow[dict[str, Schedu
         part = queues[at : at + LISTED_TOGETHER]
         results = yield Together([context.store.schedules(name) for name in part])
         for name, result in zip(part, results, strict=True):
-            # A connection that failed is tried again for each: a listing has no first answer to lose.
+            # A failed connection is retried for each: a listing can be repeated.
             found[name] = (yield from _listing(context, name)) if isinstance(result, Exception) else result
     return found
 
 
 def schedules(context: ClientContext, queue: str | None, count: int) -> Flow[list[Schedule]]:
-    """All schedules with their next so many fires, by queue and key."""
+    """Return all schedules with their next `count` fires, by queue and key."""
     found = yield from listings(context, queue)
     described: list[Schedule] = []
     for name, listing in found.items():
@@ -315,7 +317,7 @@ Found = tuple[str, StoredSchedule, int]
 
 
 def find(context: ClientContext, name: str, queue: str | None) -> Flow[Found | None]:
-    """The one schedule that a key or a name means, its queue, and store time; None if there is none."""
+    """Return the one schedule with a key or name, its queue, and store time; None if there is none."""
     found = yield from listings(context, queue)
     everything = [(place, stored, listing.at_ms) for place, listing in found.items() for stored in listing.schedules]
     fitting = [one for one in everything if one[1].key == name]
@@ -340,14 +342,14 @@ def _name_of(stored: StoredSchedule) -> str | None:
     try:
         return unpack_spec(stored.spec).name
     except SchemaTooNew:
-        return None  # it can still be meant by its key
+        return None  # it can still be given by its key
 
 
 # ---- changing --------------------------------------------------------------------------------------------------
 
 
 def remove(context: ClientContext, name: str, queue: str | None) -> Flow[bool]:
-    """Remove a schedule. What it has published stays."""
+    """Remove a schedule. Messages that it has published stay."""
     found = yield from find(context, name, queue)
     if found is None:
         return False
@@ -360,7 +362,7 @@ def remove(context: ClientContext, name: str, queue: str | None) -> Flow[bool]:
 
 
 def set_paused(context: ClientContext, name: str, queue: str | None, paused: bool) -> Flow[bool]:
-    """Pause a schedule, or resume it at its next instant from now; whether that changed anything."""
+    """Pause a schedule, or resume it at its next instant; return whether that changed anything."""
     for _ in range(SAVE_TRIES):
         place, stored, now_ms = yield from find_one(context, name, queue)
         context.name_of(place)
@@ -368,7 +370,7 @@ def set_paused(context: ClientContext, name: str, queue: str | None, paused: boo
             return False
         wanted = structs.replace(stored, version=os.urandom(8).hex(), paused=paused)
         if not paused and stored.next_ms is not None and (stored.due_ms or 0) <= now_ms:
-            # What passed in the pause was meant not to fire: it is not missed.
+            # Instants during the pause were not meant to fire, so they are not missed.
             fire = _first_fire(stored.key, unpack_spec(stored.spec), now_ms, stored.fires)
             next_ms, due_ms = (None, None) if fire is None else fire
             wanted = structs.replace(wanted, next_ms=next_ms, due_ms=due_ms)
@@ -382,17 +384,17 @@ def set_paused(context: ClientContext, name: str, queue: str | None, paused: boo
 
 
 def pause(context: ClientContext, name: str, queue: str | None) -> Flow[bool]:
-    """Fire no more until it is resumed; whether that changed anything."""
+    """Stop firing until it is resumed; return whether that changed anything."""
     return (yield from set_paused(context, name, queue, True))
 
 
 def resume(context: ClientContext, name: str, queue: str | None) -> Flow[bool]:
-    """Fire again from the next instant on; whether that changed anything."""
+    """Fire again from the next instant on; return whether that changed anything."""
     return (yield from set_paused(context, name, queue, False))
 
 
 def trigger(context: ClientContext, name: str, queue: str | None) -> Flow[Published]:
-    """Publish a schedule's message now. Its instants and its counts stay as they are."""
+    """Publish a schedule's message now. Its instants and counts do not change."""
     place, stored, now_ms = yield from find_one(context, name, queue)
     context.name_of(place)
     message_id = context.session.message_ids(1)[0]
@@ -410,6 +412,6 @@ def trigger(context: ClientContext, name: str, queue: str | None) -> Flow[Publis
         identify=identify,
     )
     if published is None:
-        raise UnknownSchedule(f"schedule {name!r} was removed a moment ago; nothing was published")
+        raise UnknownSchedule(f"schedule {name!r} was removed meanwhile; nothing was published")
     context.emit("published", place, message_id=published.id, key=stored.key, reason="triggered")
     return published

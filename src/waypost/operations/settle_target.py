@@ -1,4 +1,4 @@
-"""Where the deliveries of one client or worker are settled, and how their leases are kept meanwhile."""
+"""Where the deliveries of one client or worker are settled, and how their leases are renewed meanwhile."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class HeldMessages(dict[Message[Any], None]):
 
 
 class SettleTarget:
-    """What messages of one client or worker have in common: the way to their store, and who renews their leases.
+    """What the messages of one client or worker share: the access to their store, and the renewal of their leases.
 
-    `begin` makes a transaction that settles messages at its end, of the target, the messages and what the caller gave.
+    `begin` creates a transaction that settles messages at its end, from target, messages and the caller's object.
     """
 
     __slots__ = ("_async_executor", "_begin", "_executor", "_held", "context", "retry")
@@ -68,37 +68,37 @@ class SettleTarget:
         return self._begin(self, [message], given)
 
     def stop_renewing(self, message: Message[Any]) -> None:
-        """Its settle is under way, and holds its row: a renewal would wait for that and then believe it lost."""
+        """Stop renewing: its settle holds its row, and a renewal would wait for that and then find it lost."""
         if self._held is not None:
             self._held.discard(message)
 
     def renew_again(self, message: Message[Any]) -> None:
-        """It was not settled after all."""
+        """Renew again: it was not settled."""
         if self._held is not None:
             self._held.add(message)
 
     def executor(self) -> Executor:
-        """A connection for calls that block."""
+        """Return an executor for blocking calls."""
         executor = None if self._executor is None else self._executor()
         if executor is None:
             raise wrong_block()
         return executor
 
     async def async_executor(self) -> AsyncExecutor:
-        """A connection for calls that are awaited."""
+        """Return an executor for awaited calls."""
         self.check_async()
         assert self._async_executor is not None
         return await self._async_executor()
 
     def check_async(self) -> None:
-        """Refuse to be used inside an event loop if nothing here can be awaited."""
+        """Raise if it is used inside an event loop but belongs to a sync client."""
         if self._async_executor is None:
             raise wrong_block()
 
 
 def wrong_block() -> InvalidInput:
-    """A message of a sync client in an `async with`, or the other way round."""
+    """Return the error for a message of a sync client in an `async with`, or the reverse."""
     return InvalidInput(
-        "this message came from a client or handler of the other kind: use `with` for those that are sync and "
-        "`async with` for those that are async"
+        "this message belongs to a client or handler of the other mode: use `with` for sync and `async with` for "
+        "async clients"
     )

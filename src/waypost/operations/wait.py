@@ -1,7 +1,7 @@
 """Waiting for the end of a message or of a chain.
 
-A call that waits registers with the store, and is woken like a sleeping worker. A wake-up that is lost costs one safety
-poll; a message that died, was cancelled or removed ends the wait with an error.
+A waiting call registers with the store, and is woken like a sleeping worker. A lost wake-up costs one safety
+poll; a message that is dead, cancelled or removed ends the wait with an error.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from waypost.operations.manage import history
 from waypost.policy import SAFETY_POLL_SECONDS, UNWOKEN_POLL_SECONDS
 from waypost.values import Published, Watched, split_chain_id
 
-#: The pause between the first polls: where no wake-up can reach us, a fast handler is still seen soon.
+#: The pause between the first polls: the end of a fast handler is noticed soon, also without wake-ups.
 POLL_FIRST_SECONDS = 0.02
 
 
@@ -42,14 +42,14 @@ class _EndWait:
         """Return the sleep until the next poll; raises `WaitTimeout` when the time is up."""
         remaining = self._deadline - self._context.monotonic()
         if remaining <= 0:
-            raise WaitTimeout(f"{what} did not end within {self._timeout:g} s; it goes on, and can be waited for again")
+            raise WaitTimeout(f"{what} did not end within {self._timeout:g} s; it continues, and you can wait again")
         if self._wake_event is not None and self._wake_event.working:
             return Sleep(min(SAFETY_POLL_SECONDS, remaining), wake_event=self._wake_event)
         seconds, self._next = self._next, min(self._next * 2, UNWOKEN_POLL_SECONDS)
         return Sleep(min(seconds, remaining), wake_event=self._wake_event)
 
     def end(self) -> None:
-        """The wait is over."""
+        """End the wait."""
         if self._wake_event is not None:
             self._context.wakeups.release_wake_event(self._queue, self._wake_event, for_an_end=True)
 
@@ -57,7 +57,7 @@ class _EndWait:
 def wait_result(
     context: ClientContext, queue: str, message_id: str, timeout: float, as_type: type[object] | None = None
 ) -> Flow[object]:
-    """The result of a message once it is done; None if its handler kept none, or kept it for a shorter time."""
+    """Return the result of a message once it is done; None if there is none (any more)."""
     codec.check_type("as_type", as_type)
     end_wait = _EndWait(context, queue, check_seconds("timeout", timeout))
     try:
@@ -81,14 +81,14 @@ def _wait_result(
             raise _unfinished(f"message {message_id} of queue {queue}", watched)
         if watched.state is None:
             raise EndUnknown(
-                f"queue {queue} has no trace of message {message_id}: it ended, kept no result, and the journal has "
+                f"queue {queue} has no record of message {message_id}: it ended without a result, and the journal has "
                 "no event of it any more"
             )
         yield end_wait.sleep(f"message {message_id} of queue {queue}")
 
 
 def _from_history(context: ClientContext, queue: str, message_id: str) -> Flow[Watched]:
-    """How a message that the store no longer has ended, as far as the journal shows."""
+    """Return how a message that the store no longer has ended, from the journal."""
     for event in reversed((yield from history(context, queue, message_id))):
         if event.event in ("done", "cancelled", "dropped", "replaced", "dead"):
             return Watched(None, event.event, event.reason, event.error_type)
@@ -105,7 +105,7 @@ def _unfinished(what: str, watched: Watched) -> Unfinished:
 def wait_chain(
     context: ClientContext, chain: str | Published, timeout: float, as_type: type[object] | None = None
 ) -> Flow[object]:
-    """The result of the message that ended a chain; None if its handler kept none."""
+    """Return the result of the message that ended a chain; None if there is none."""
     chain = check_chain(chain)
     codec.check_type("as_type", as_type)
     queue, message_id = split_chain_id(chain)

@@ -52,7 +52,7 @@ class PollSoon:
     """Decides after which claims of a consumer it polls again within milliseconds instead of sleeping.
 
     Work can come so often that a sleep and a wake-up for each message would cost more. A worker that polls again soon
-    is not registered as a sleeper. Its claim contains the time of its next poll, and until then no worker is woken for a
+    is not registered as a sleeper. Its claim has the time of its next poll, and until then no worker is woken for a
     few messages: a busy queue sends no wake-ups, and claims take several messages.
     """
 
