@@ -1,8 +1,8 @@
-"""Checks of arguments: each returns the checked value or raises one of our errors that names argument, value and rule.
+"""Validation of arguments: each function returns the value or raises an error that names argument, value and rule.
 
-Every public method checks what it is given before anything is sent, with these functions and no others, so that a
-wrong value raises the same error wherever it is given. They expect values of any kind, foreign classes whose
-`__repr__` or `__eq__` fails among them.
+Every public method validates its arguments before anything is sent, with these functions only, so that an
+invalid value raises the same error everywhere. They accept values of any class, also one whose
+`__repr__` or `__eq__` fails.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Error = type[InvalidInput] | type[ConfigurationError]
 
 QUEUE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:\-]{0,127}")
 NAMESPACE = re.compile(r"[A-Za-z][A-Za-z0-9_\-]{0,47}")
-#: A timer may be years away, but not so far that milliseconds leave the exact range of a double.
+#: A timer may be years away, but not so far that milliseconds exceed the exact range of a double.
 DUE_MS_MAX = 253_402_300_799_000  # the end of the year 9999
 #: No duration is longer: about 31 years.
 SECONDS_MAX = 1e9
@@ -38,7 +38,7 @@ PURGED_STATES = ("ready", "delayed", "waiting", "dead", "done")
 
 
 def show(value: object) -> str:
-    """A value as an error may quote it: its repr, cut, or the name of its type where that fails."""
+    """Return a value for an error text: its shortened repr, or the name of its type if that fails."""
     try:
         text = repr(value)
     except Exception:
@@ -113,7 +113,7 @@ def check_chain(chain: object) -> str:
 
 
 def check_count(what: str, value: int, least: int, most: int, error: Error = InvalidInput) -> int:
-    """Return a whole number within its bounds unchanged. True is no number."""
+    """Return a whole number within its bounds unchanged. True is not a number."""
     if type(value) is not int or not least <= value <= most:
         raise error(f"{what} must be a whole number from {least} to {most}, not {show(value)}")
     return value
@@ -127,7 +127,7 @@ def check_flag(what: str, value: bool, error: Error = InvalidInput) -> bool:
 
 
 def check_number(what: str, value: float, least: float, most: float, error: Error = InvalidInput) -> float:
-    """Return a number within its bounds unchanged. NaN, infinity and True are none."""
+    """Return a number within its bounds unchanged. NaN, infinity and True are refused."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
         raise error(f"{what} must be a number from {least:g} to {most:g}, not {show(value)}")
     return value
@@ -142,7 +142,7 @@ def check_seconds(
     error: Error = InvalidTime,
     hint: str = "",
 ) -> float:
-    """Return a duration in seconds; it is given as a number or a timedelta. NaN and infinity are none."""
+    """Return a duration in seconds; given as a number or a timedelta. NaN and infinity are refused."""
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not least <= seconds <= most:
         raise error(f"{what} must be seconds from {least:g} to {most:g} or a timedelta{hint}, not {show(value)}")
@@ -150,7 +150,7 @@ def check_seconds(
 
 
 def check_moment(what: str, at: datetime) -> int:
-    """Return a moment as milliseconds since 1970, from 0 to the end of 9999; it is a datetime with a time zone."""
+    """Return a time as milliseconds since 1970, from 0 to the end of 9999; it is a datetime with a time zone."""
     if not isinstance(at, datetime):
         raise InvalidTime(f"{what} must be a datetime with a time zone, not {show(at)}")
     try:
@@ -161,7 +161,7 @@ def check_moment(what: str, at: datetime) -> int:
         return min(max(0, round((at - _EPOCH) / timedelta(milliseconds=1))), DUE_MS_MAX)
     except InvalidTime:
         raise
-    except Exception as failure:  # the zone is foreign code
+    except Exception as failure:  # the zone may be any code
         raise InvalidTime(f"{what} has a time zone that fails for it: {type(failure).__name__}") from None
 
 
@@ -180,7 +180,7 @@ def due_ms(delay: float | timedelta | None, at: datetime | None) -> tuple[int, i
 
 
 def check_delay(what: str, delay: float | timedelta) -> int:
-    """Return a pause in milliseconds, 0 for one that lies in the past; years ahead are fine."""
+    """Return a delay in milliseconds, 0 for a negative one."""
     seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or seconds != seconds:
         raise InvalidTime(f"{what} must be seconds or a timedelta, not {show(delay)}")
@@ -193,7 +193,7 @@ def check_delay(what: str, delay: float | timedelta) -> int:
 
 
 def check_items(what: str, value: Iterable[T], error: Error = InvalidInput) -> list[T]:
-    """Return the items of a list, tuple, set or generator. Text and mappings have items too, and are never meant."""
+    """Return the items of a list, tuple, set or generator. Text and mappings are refused."""
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
         raise error(f"{what} must be a list, not {show(value)}")
     return list(value)

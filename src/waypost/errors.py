@@ -1,54 +1,54 @@
-"""Everything that waypost raises, as one tree.
+"""All errors of waypost, as one tree.
 
     WaypostError
     ├── InvalidInput (ValueError)            the call is wrong; nothing was sent
     │   ├── InvalidName                      a queue, key, group, namespace or reader name
-    │   │   └── UnknownQueue                 a queue that a client with strict_queues was not told of
+    │   │   └── UnknownQueue                 a queue that is not declared to a client with strict_queues
     │   ├── UnknownOption (TypeError too)    a keyword that the call does not have
     │   ├── InvalidTime                      a naive datetime, a negative delay, both delay and at
-    │   ├── InvalidBody (TypeError too)      a body that has no faithful form
+    │   ├── InvalidBody (TypeError too)      a body with a value that cannot be restored
     │   ├── BodyTooLarge
     │   ├── BodyTooDeep
     │   ├── InvalidHeaders
-    │   ├── InvalidPolicy                    a queue setting that makes no sense
-    │   └── InvalidSchedule                  a cron pattern, interval, zone or rule that makes no sense
-    ├── ConfigurationError (ValueError)      the client was built wrongly
+    │   ├── InvalidPolicy                    an unknown or invalid queue setting
+    │   └── InvalidSchedule                  an invalid cron pattern, interval, zone or rule
+    ├── ConfigurationError (ValueError)      the configuration of the client cannot work
     │   ├── InvalidUrl
     │   ├── UnusableClient (TypeError too)   a Sentinel manager, a pipeline, a single-connection client
     │   ├── MissingExtra (ImportError too)   the store's driver is not installed
-    │   └── ForkedClient (RuntimeError too)  a client made before a fork, used after it
+    │   └── ForkedClient (RuntimeError too)  a client created before a fork, used in the child
     ├── StoreError
-    │   ├── StoreUnavailable (ConnectionError)  no connection could be made; nothing was done
+    │   ├── StoreUnavailable (ConnectionError)  no connection could be opened; nothing was done
     │   ├── OutcomeUnknown (ConnectionError)    the reply was lost for longer than the retry budget
-    │   ├── AccessDenied (PermissionError)      the server does not let this user in, or not do this
+    │   ├── AccessDenied (PermissionError)      the server refuses this user, or this command for the user
     │   ├── StoreFull (MemoryError too)         the store has no room; nothing was written
-    │   ├── ForeignData                         the key, file or table is not ours; nothing was touched
+    │   ├── ForeignData                         the key, file or table is not waypost's; nothing was changed
     │   ├── SchemaTooNew / SchemaTooOld         the data belongs to another release
     │   ├── JournalTrimmed (LookupError)        events that a reader needs are no longer in the journal
-    │   ├── OperationTooOld                     a repeat that arrived too late to be answered; it did not run
+    │   ├── OperationTooOld                     a repeat that arrived too late; it did not run again
     │   ├── SessionTaken                        another process has this client's session; nothing was done
-    │   ├── MessageIdTaken                      the store has a message of this id; nothing was written
-    │   └── StoreFailed                         the store answered with an error that has no better name
+    │   ├── MessageIdTaken                      the store has a message with this id; nothing was written
+    │   └── StoreFailed                         another error of the store
     ├── QueueFull                            `max_pending` is reached; nothing of the call was written
-    ├── QueueNotEmpty (RuntimeError)         a queue that still holds something is not removed
+    ├── QueueNotEmpty (RuntimeError)         a queue that is not empty is not removed
     ├── KeyTaken (KeyError)                  `on_conflict="error"` and the key is in use
-    ├── UnknownSchedule (KeyError)           there is no schedule of that name or key
-    ├── PartialPublish                       a later part of a batch failed; carries what is known
-    ├── QueueDrained (RuntimeError)          this object was drained and publishes no more
-    ├── ProcessFailed (RuntimeError)         the process of a handler died, or its error is of no class known here
+    ├── UnknownSchedule (KeyError)           there is no schedule with that name or key
+    ├── PartialPublish                       a later part of a batch failed; has what is known
+    ├── QueueDrained (RuntimeError)          this object was drained and no longer publishes
+    ├── ProcessFailed (RuntimeError)         a handler process died, or the class of its error is not importable here
     ├── LeaseLost (RuntimeError)             the lease ended before the settle; the settle changed nothing
-    ├── Undecodable (ValueError)             an envelope or a body that cannot be read
+    ├── Undecodable (ValueError)             an envelope or a body that cannot be decoded
     │   └── EnvelopeTooNew                   written by a newer release: leave it for a newer worker
-    ├── ResultNotKept (LookupError)          the message is done, but what its handler returned could not be kept
-    ├── WaitTimeout (TimeoutError)           a wait ended without what it waited for
-    └── Unfinished (RuntimeError)            what was waited for will not come
-        ├── MessageDead                      the message is a dead letter; carries its reason
+    ├── ResultNotKept (LookupError)          the message is done, but its return value could not be kept
+    ├── WaitTimeout (TimeoutError)           a wait reached its deadline
+    └── Unfinished (RuntimeError)            the message or chain ended without success
+        ├── MessageDead                      the message is a dead letter; has its reason
         ├── MessageRemoved                   it was cancelled, dropped, replaced or purged
         ├── ChainFailed                      a message of the chain ended in one of these ways
-        └── EndUnknown (LookupError)         no trace of the message or chain is left
+        └── EndUnknown (LookupError)         nothing about the message or chain is left in the store
 
-Each class says in `outcome` whether what was asked for was `done`, `not done` or is `unknown`, so that a caller
-can decide about a repeat without knowing the class. Messages say what to do next; none holds a secret or a body.
+The attribute `outcome` is whether the call was `done`, `not done` or is `unknown`, so that a caller can decide whether
+to repeat it without knowing the class. The texts describe what to do next; none contains a secret or a body.
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ Outcome = Literal["done", "not done", "unknown"]
 
 
 class WaypostError(Exception):
-    """The root: catch this to catch everything that waypost raises on purpose."""
+    """The base class of all errors of waypost."""
 
     outcome: ClassVar[Outcome] = "not done"
 
 
 class InvalidInput(WaypostError, ValueError):
-    """Raised when an argument cannot be right, before anything is sent."""
+    """Raised when an argument is invalid, before anything is sent."""
 
 
 class InvalidName(InvalidInput):
@@ -89,7 +89,7 @@ class InvalidTime(InvalidInput):
 
 
 class InvalidBody(InvalidInput, TypeError):
-    """Raised when a body has no faithful form as bytes, text or JSON."""
+    """Raised when a body cannot be encoded as bytes, text or JSON and restored."""
 
 
 class BodyTooLarge(InvalidInput):
@@ -105,19 +105,19 @@ class InvalidHeaders(InvalidInput):
 
 
 class InvalidPolicy(InvalidInput):
-    """Raised when a queue setting is unknown or makes no sense."""
+    """Raised when a queue setting is unknown or invalid."""
 
 
 class InvalidSchedule(InvalidInput):
-    """Raised when a cron pattern, an interval, a time zone or another part of a schedule makes no sense."""
+    """Raised when a cron pattern, an interval, a time zone or another part of a schedule is invalid."""
 
 
 class ConfigurationError(WaypostError, ValueError):
-    """Raised when a client is built in a way that cannot work."""
+    """Raised when the configuration of a client cannot work."""
 
 
 class InvalidUrl(ConfigurationError):
-    """Raised when a store URL cannot be understood."""
+    """Raised when a store URL is invalid."""
 
 
 class UnusableClient(ConfigurationError, TypeError):
@@ -129,15 +129,15 @@ class MissingExtra(ConfigurationError, ImportError):
 
 
 class ForkedClient(ConfigurationError, RuntimeError):
-    """Raised when an object made in a parent process is used after a fork."""
+    """Raised when an object created in a parent process is used after a fork."""
 
 
 class StoreError(WaypostError):
-    """Raised when the store did not do what it was asked to."""
+    """Raised when the store did not run a call."""
 
 
 class StoreUnavailable(StoreError, ConnectionError):
-    """Raised when no connection could be made: nothing was sent, nothing was done."""
+    """Raised when no connection could be opened: nothing was sent, nothing was done."""
 
 
 class OutcomeUnknown(StoreError, ConnectionError):
@@ -147,15 +147,15 @@ class OutcomeUnknown(StoreError, ConnectionError):
 
 
 class AccessDenied(StoreError, ConfigurationError, PermissionError):
-    """Raised when the server does not let this user in, or not do this. Nothing was done."""
+    """Raised when the server refuses this user, or this command for the user. Nothing was done."""
 
 
 class StoreFull(StoreError, MemoryError):
-    """Raised when the store refuses a write for want of memory or disk. Claims and settles still work."""
+    """Raised when the store refuses a write because its memory or disk is full. Claims and settles still work."""
 
 
 class ForeignData(StoreError):
-    """Raised when a key, file or table in our place was not made by waypost. Nothing was touched."""
+    """Raised when a key, file or table with waypost's name was not created by waypost. Nothing was changed."""
 
 
 class SchemaTooNew(StoreError):
@@ -173,7 +173,7 @@ class JournalTrimmed(StoreError, LookupError):
 class OperationTooOld(StoreError):
     """Raised when a repeated call comes so late that the store may have forgotten its result. It did not run again.
 
-    Whether it ran the first time is not known: look before you call again.
+    Whether it ran the first time is unknown: check before you call again.
     """
 
     outcome: ClassVar[Outcome] = "unknown"
@@ -185,33 +185,33 @@ class OperationTooOld(StoreError):
 
 
 class SessionTaken(StoreError):
-    """Raised when another process has this client's session, as a cloned machine does. Nothing was done.
+    """Raised when another process uses this client's session, for example a cloned machine. Nothing was done.
 
-    Clients take a new session and call again; it is seen only by callers of a store.
+    Clients take a new session and repeat the call; only direct callers of a store get this error.
     """
 
 
 class MessageIdTaken(StoreError):
-    """Raised when a publish bears the id of a message that the store has. Nothing of the call was written."""
+    """Raised when a publish has the id of an existing message. Nothing of the call was written."""
 
 
 class StoreFailed(StoreError):
-    """Raised when the store answers with an error that has no better name here."""
+    """Raised for any other error of the store."""
 
     outcome: ClassVar[Outcome] = "unknown"
 
 
 class QueueFull(WaypostError):
-    """Raised when a publish would pass `max_pending`. Nothing of the call was written."""
+    """Raised when a publish would exceed `max_pending`. Nothing of the call was written."""
 
 
 class QueueNotEmpty(WaypostError, RuntimeError):
-    """Raised when a queue is to be removed that still holds something. Nothing was removed."""
+    """Raised when a queue that is to be removed is not empty. Nothing was removed."""
 
     def __init__(self, message: str, *, left: Mapping[str, int]) -> None:
         super().__init__(message)
         #: How many there are of each: ready, delayed, waiting, leased, dead, schedules, outgoing, chains, readers,
-        #: damaged, transactions. What there is none of is not named.
+        #: damaged, transactions. Kinds with a count of 0 are left out.
         self.left = dict(left)
 
 
@@ -228,7 +228,7 @@ class KeyTaken(WaypostError, KeyError):
 
 
 class UnknownSchedule(WaypostError, KeyError):
-    """Raised when a schedule that is to be changed is not there, or a name fits several."""
+    """Raised when a schedule does not exist, or several have the given name."""
 
     def __str__(self) -> str:  # KeyError would show the repr
         return str(self.args[0])
@@ -250,11 +250,11 @@ class PartialPublish(WaypostError):
 
 
 class QueueDrained(WaypostError, RuntimeError):
-    """Raised when a publish is tried through an object that was drained."""
+    """Raised when an object publishes after it was drained."""
 
 
 class ProcessFailed(WaypostError, RuntimeError):
-    """Raised for a handler whose process died, or whose error is of a class that the worker's process cannot find."""
+    """Raised for a handler whose process died, or raised an error whose class the worker cannot import."""
 
     outcome = "unknown"
 
@@ -264,25 +264,25 @@ class LeaseLost(WaypostError, RuntimeError):
 
 
 class Undecodable(WaypostError, ValueError):
-    """Raised when an envelope or body cannot be read."""
+    """Raised when an envelope or body cannot be decoded."""
 
 
 class EnvelopeTooNew(Undecodable):
-    """Raised when an envelope was written by a newer release. It is left for newer workers."""
+    """Raised when an envelope was written by a newer release. It stays in the queue for newer workers."""
 
 
 class ResultNotKept(WaypostError, LookupError):
-    """Raised when a message is done, but what its handler returned was too large or has no faithful form."""
+    """Raised when a message is done, but its return value was too large or cannot be encoded."""
 
     outcome = "done"
 
 
 class WaitTimeout(WaypostError, TimeoutError):
-    """Raised when a wait with a deadline ends empty-handed."""
+    """Raised when a wait reaches its deadline."""
 
 
 class Unfinished(WaypostError, RuntimeError):
-    """Raised when a wait ends because what it waits for will not come."""
+    """Raised when the message or chain that is waited for ended without success."""
 
     def __init__(self, message: str, *, reason: str | None = None) -> None:
         super().__init__(message)
@@ -299,7 +299,7 @@ class MessageRemoved(Unfinished):
 
 
 class ChainFailed(Unfinished):
-    """Raised when a message of the chain that is waited for did not end well. `member` names it as `queue/id`."""
+    """Raised when a message of the chain that is waited for failed. `member` is its `queue/id`."""
 
     def __init__(self, message: str, *, reason: str | None = None, member: str | None = None) -> None:
         super().__init__(message, reason=reason)
@@ -307,4 +307,4 @@ class ChainFailed(Unfinished):
 
 
 class EndUnknown(Unfinished, LookupError):
-    """Raised when the store has no trace of the message or chain that is waited for."""
+    """Raised when the store has no record of the message or chain that is waited for."""

@@ -1,4 +1,4 @@
-"""Text for people: numbers, sizes and durations, and foreign text made safe for a terminal."""
+"""Text for output: numbers, sizes and durations, and untrusted text made safe for a terminal."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import unicodedata
 
 
 def format_age(milliseconds: float | None) -> str:
-    """A duration in a few characters."""
+    """Return a duration in a few characters."""
     if milliseconds is None:
         return "–"
     seconds = milliseconds / 1000
@@ -21,7 +21,7 @@ def format_age(milliseconds: float | None) -> str:
 
 
 def format_bytes(number: float) -> str:
-    """A size in a few characters."""
+    """Return a size in a few characters."""
     for size, unit in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if number >= size:
             return f"{number / size:.1f} {unit}"
@@ -34,7 +34,7 @@ def format_count(number: int, one: str) -> str:
 
 
 def printable(text: str) -> str:
-    """A text with every character that a terminal would act on, or show in another order, written as an escape."""
+    """Return a text in which characters that control a terminal, or the direction of text, are escaped."""
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() or unicodedata.category(one) == "Zs" else _escaped(one) for one in text)

@@ -1,7 +1,7 @@
-"""Ids of messages and of operations: who made them, when, and in what order.
+"""Ids of messages and of operations.
 
-A message id is 24 characters of lower-case base 32: 9 for the publisher's clock in milliseconds, 10 that are random
-for each session, 5 that count. Text order is time order. The clock is only a convenience for people and indexes:
+A message id is 24 characters of lower-case base 32: 9 for the publisher's clock in milliseconds, 10 random ones per
+session, 5 for a counter. Text order is time order. The clock is only a convenience for users and indexes:
 no decision of a store depends on it.
 """
 
@@ -21,9 +21,9 @@ MARK_BYTES = 8
 NONCE_BYTES = 12
 #: A session ends with this number. Stores pack numbers into four bytes and keep them in signed columns.
 OPERATIONS_MAX = 2**31 - 1
-#: The bound of the store's time goes a little slower than the monotonic clock, which may be faster than the store's.
+#: The bound of the store's time advances slightly slower than the monotonic clock, which may be too fast.
 TIME_PACE = 0.99
-#: After so long the bound lies six seconds behind: the store is asked for its time before the next operation.
+#: After this time the bound is six seconds behind: the store's time is queried before the next operation.
 TIME_STALE_SECONDS = 600.0
 
 PAIRS = [a + b for a in ALPHABET for b in ALPHABET]
@@ -31,12 +31,12 @@ TRIPLES = [a + b for a in ALPHABET for b in PAIRS]
 
 
 class Operation(NamedTuple):
-    """One call of one session on one queue. A repeat carries the same operation and gets the first answer."""
+    """One call of one session on one queue. A repeat has the same operation and gets the first answer."""
 
     session: bytes
     number: int
-    #: Not later than the store's time in milliseconds when the call was first sent: by it the store knows whether it
-    #: still remembers the call. Every repeat carries the same.
+    #: A lower bound of the store's time in milliseconds when the call was first sent: from it the store decides whether
+    #: it still remembers the call. Every repeat has the same.
     stamp: int
     #: Random bytes of this call alone. A cloned process has the same session and numbers, but not the same marks.
     mark: bytes
@@ -46,35 +46,35 @@ class Operation(NamedTuple):
 
 
 def operation_id(session: bytes, number: int) -> str:
-    """An operation as the journal names it."""
+    """The name of the operation in the journal."""
     return f"{session.hex()}.{number}"
 
 
 def new_mark() -> bytes:
-    """The mark of a new call. From the system each time: bytes kept in advance would be cloned with the process."""
+    """Return the random mark of a new call, from the system each time: buffered bytes could be cloned."""
     return os.urandom(MARK_BYTES)
 
 
 def new_nonce() -> bytes:
-    """What the leases of one sending of a claim are fenced with."""
+    """Return the nonce that fences the leases of one attempt of a claim."""
     return os.urandom(NONCE_BYTES)
 
 
 class StoreTime:
-    """A lower bound of the store's time, from its answers and the monotonic clock. Never from the client's clock.
+    """A lower bound of the store's time, from its replies and the monotonic clock. Never from the client's clock.
 
-    A machine that was suspended, or a process that was frozen, makes the bound older than it could be, never newer.
+    A suspended machine or a frozen process makes the bound older than necessary, never newer.
     """
 
     __slots__ = ("_monotonic", "_seen")
 
     def __init__(self, monotonic: Callable[[], float] | None = None) -> None:
         self._monotonic = time.monotonic if monotonic is None else monotonic
-        #: The store's time in an answer, and when it came by the monotonic clock.
+        #: The store's time in a reply, and when that came by the monotonic clock.
         self._seen: tuple[int, float] | None = None
 
     def now_ms(self) -> int:
-        """The bound; 0 while nothing is known, which every store refuses as too old."""
+        """Return the bound; 0 before the first reply, which every store refuses as too old."""
         if self._seen is None:
             return 0
         store_ms, at = self._seen
@@ -82,16 +82,16 @@ class StoreTime:
 
     @property
     def is_stale(self) -> bool:
-        """Whether the bound may lie so far behind that repeats would be refused too early."""
+        """Whether the bound may be so far behind that repeats would be refused too early."""
         return self._seen is None or self._monotonic() - self._seen[1] > TIME_STALE_SECONDS
 
     def learn(self, store_ms: int) -> None:
-        """Use the time that an answer carries, if it is later than the bound known so far."""
+        """Use the time of a reply, if it is later than the current bound."""
         if store_ms > self.now_ms():
             self._seen = (store_ms, self._monotonic())
 
     def correct(self, store_ms: int) -> None:
-        """Take the time that a store refused ours with, even if its clock was set back."""
+        """Use the time with which a store refused ours, even if its clock was set back."""
         self._seen = (store_ms, self._monotonic())
 
 
@@ -101,7 +101,7 @@ class Session:
     __slots__ = ("_counter", "_lock", "_mark", "_numbers", "id", "pid", "time")
 
     def __init__(self, time: StoreTime | None = None) -> None:
-        #: Noticed by the clients: a forked child must not share numbers, sockets or leases with its parent.
+        #: Checked by clients: a forked child must not share numbers, sockets or leases with its parent.
         self.pid = os.getpid()
         self.time = time or StoreTime()
         self._lock = threading.Lock()
@@ -114,13 +114,13 @@ class Session:
         self._numbers: dict[str, int] = {}
 
     def renew(self, id: bytes) -> None:
-        """Become another session, with new message ids: another process has this one too. Once for each id."""
+        """Take a new session with new message ids, because another process uses this one. Once per session id."""
         with self._lock:
             if self.id == id:
                 self._begin()
 
     def operation(self, queue: str) -> Operation:
-        """The next operation on a queue; numbers are dense per queue, so a store can forget old ones exactly."""
+        """Return the next operation on a queue; numbers have no gaps, so a store can forget old ones exactly."""
         stamp, mark = self.time.now_ms(), os.urandom(MARK_BYTES)
         with self._lock:
             number = self._numbers.get(queue, 0) + 1
@@ -131,7 +131,7 @@ class Session:
             return Operation(self.id, number, stamp, mark)
 
     def message_ids(self, count: int) -> list[str]:
-        """`count` new ids in order."""
+        """Return `count` new ids in order."""
         with self._lock:
             start = self._counter
             self._counter = start + count
@@ -142,7 +142,7 @@ class Session:
 
 
 def encode(number: int, characters: int) -> str:
-    """A number as so many base 32 characters, high digits first."""
+    """Return a number in base 32 with this many characters, high digits first."""
     digits = []
     for _ in range(characters):
         digits.append(ALPHABET[number & 31])
@@ -151,7 +151,7 @@ def encode(number: int, characters: int) -> str:
 
 
 def id_time_ms(message_id: str) -> int:
-    """The publisher's clock when an id was made."""
+    """Return the publisher's clock when an id was created."""
     value = 0
     for character in message_id[:9]:
         value = value << 5 | ALPHABET.index(character)
@@ -159,11 +159,11 @@ def id_time_ms(message_id: str) -> int:
 
 
 def is_message_id(text: str) -> bool:
-    """Whether a text has the form of a message id."""
+    """Return whether a text has the form of a message id."""
     return len(text) == ID_CHARACTERS and all(character in ALPHABET for character in text)
 
 
 def continuation_id(source_id: str, token: int, index: int) -> str:
-    """The id of a continuation, the same however often its settle is repeated."""
+    """Return the id of a continuation, the same however often its settle is repeated."""
     digest = hashlib.blake2b(f"{source_id}:{token}:{index}".encode(), digest_size=16).digest()
     return source_id[:9] + encode(int.from_bytes(digest, "big"), 15)

@@ -1,4 +1,4 @@
-"""Middleware: the one place to put code around every publish of a client and every handler call of its workers.
+"""Middleware: code around every publish of a client and every handler call of its workers.
 
     class Timed(Middleware):
         async def handle_async(self, messages, call_next):
@@ -32,40 +32,40 @@ OnEvent = Callable[[Observed], object]
 
 
 class Outgoing(Struct, frozen=True):
-    """A publish on its way: one body, or those of a batch, with the options of the call."""
+    """A publish: one body, or those of a batch, with the options of the call."""
 
     queue: str
-    #: One for `publish`. For `publish_many` what the caller gave, which may be a generator: map it, do not use it up.
+    #: One for `publish`. For `publish_many` the caller's iterable, which may be a generator: map it, do not consume it.
     bodies: Iterable[Any]
     #: The keywords of the call: `key`, `delay`, `headers`, …
     options: Mapping[str, Any]
     #: The declared type of the queue's bodies, as `Queue("orders", Order)` has it; None if there is none. A middleware
-    #: that makes other bodies of them sets what those are read as.
+    #: that changes the type of the bodies sets the new type here.
     type: Any = None
-    #: How it is sent: by a call of `publish` or `publish_many`, with the settle of a message (`message.then`), or by a
-    #: schedule. The last two are sent with the settle or the fire, after the middleware.
+    #: The source: a call of `publish` or `publish_many`, the settle of a message (`message.then`), or a
+    #: schedule. In the last two cases it is published with the settle or the fire, after the middleware.
     via: Literal["publish", "then", "schedule"] = "publish"
 
     def with_headers(self, headers: Mapping[str, str]) -> Outgoing:
-        """The same with these headers too."""
+        """Return the same publish with additional headers."""
         merged = {**(self.options.get("headers") or {}), **headers}
         return structs.replace(self, options={**self.options, "headers": merged})
 
     def with_trace(self, trace: Mapping[str, str]) -> Outgoing:
-        """The same with this W3C trace context, which travels in the envelope."""
+        """Return the same publish with this W3C trace context, which is stored in the envelope."""
         return structs.replace(self, options={**self.options, "trace": dict(trace)})
 
 
 class Middleware:
-    """What is called around publishes and handlers. Every method passes on unless you override it.
+    """The base class of middleware. A method that is not overridden only calls the next one.
 
-    `call_next` goes on inwards, to the next middleware and at last to the store or the handler. A method may look
-    before and after, pass on a changed `Outgoing`, return an outcome (`Retry`, `Dead`, …) in place of the handler's, or
-    raise: an error here is like one of the handler, or like one of the publish.
+    `call_next` calls the next middleware, and finally the store or the handler. A method may run code before and after
+    it, pass a changed `Outgoing`, return another outcome (`Retry`, `Dead`, …) than the handler, or raise: its error is
+    handled like an error of the handler or of the publish.
     """
 
     def publish(self, outgoing: Outgoing, call_next: Callable[[Outgoing], list[Published]]) -> list[Published]:
-        """Around `publish` and `publish_many` of a `Waypost`, what its messages send on and its schedules fire."""
+        """Wrap `publish` and `publish_many` of a `Waypost`, continuations, and fires of its schedules."""
         return call_next(outgoing)
 
     async def publish_async(
@@ -75,11 +75,11 @@ class Middleware:
         return await call_next(outgoing)
 
     def handle(self, messages: Sequence[Message[Any]], call_next: Callable[[], Any]) -> Any:
-        """Around a handler that blocks, in its thread. `messages` is one message unless the handler takes batches."""
+        """Wrap a blocking handler, in its thread. `messages` is one message unless the handler takes batches."""
         return call_next()
 
     async def handle_async(self, messages: Sequence[Message[Any]], call_next: Callable[[], Awaitable[Any]]) -> Any:
-        """Around an async handler, and around the wait for one that runs in a process."""
+        """Wrap an async handler, or the wait for a handler that runs in a process."""
         return await call_next()
 
     def on_event(self, event: Observed) -> None:
@@ -87,7 +87,7 @@ class Middleware:
 
 
 def overrides(middleware: Middleware, method: str) -> bool:
-    """Whether it does anything in this method."""
+    """Return whether it overrides this method."""
     return getattr(type(middleware), method) is not getattr(Middleware, method)
 
 
@@ -113,7 +113,7 @@ def observed_by(on_event: OnEvent | None, middleware: Iterable[Middleware]) -> O
 
 
 def check_middleware(given: Iterable[Middleware], *, awaited: bool) -> tuple[Middleware, ...]:
-    """The middleware of a client, if each is one and has the publish method of this mode."""
+    """Return the middleware of a client; refuse one without the publish method of this mode."""
     chosen = tuple(check_items("middleware", given, ConfigurationError))
     for one in chosen:
         if not isinstance(one, Middleware):
@@ -121,7 +121,7 @@ def check_middleware(given: Iterable[Middleware], *, awaited: bool) -> tuple[Mid
         method, other = ("publish_async", "publish") if awaited else ("publish", "publish_async")
         if overrides(one, other) and not overrides(one, method):
             raise ConfigurationError(
-                f"{type(one).__name__} has {other} but not {method}, so this client's publishes would pass it by"
+                f"{type(one).__name__} has {other} but not {method}, so this client's publishes would never call it"
             )
     return chosen
 
@@ -136,7 +136,7 @@ def check_handling(given: Iterable[Middleware], handler: str, *, awaited: bool) 
         elif overrides(one, other):
             kind = "is awaited (async, or in a process)" if awaited else "blocks"
             raise ConfigurationError(
-                f"{type(one).__name__} has {other} but not {method}, and handler {handler} {kind}: it would pass it by"
+                f"{type(one).__name__} has {other} but not {method}, and handler {handler} {kind}: it would be skipped"
             )
     return tuple(chosen)
 
@@ -144,7 +144,7 @@ def check_handling(given: Iterable[Middleware], handler: str, *, awaited: bool) 
 def handled_through(
     middleware: Sequence[Middleware], call: Callable[[Sequence[Message[Any]]], Any], *, awaited: bool
 ) -> Callable[[Sequence[Message[Any]]], Any]:
-    """A handler call with the middleware around it."""
+    """Return a handler call with the middleware around it."""
     for one in reversed(middleware):
         call = partial(_handle, one.handle_async if awaited else one.handle, call)
     return call
@@ -159,7 +159,7 @@ def _handle(
 def published_through(
     middleware: Sequence[Middleware], send: Callable[[Outgoing], Any], *, awaited: bool
 ) -> Callable[[Outgoing], Any]:
-    """A publish with the middleware around it."""
+    """Return a publish with the middleware around it."""
     for one in reversed(middleware):
         if awaited and overrides(one, "publish_async"):
             send = partial(_publish, one.publish_async, send)

@@ -1,6 +1,6 @@
-"""What a queue and a handler may decide, with every default and limit and what would break without it.
+"""The settings of queues and handlers: every default and limit, with what would break without it.
 
-Pure: no clock, no I/O. `Policy` is what a queue keeps in its store, the same for all clients. Retry policies
+No clock and no I/O. `Policy` is stored with its queue, the same for all clients. Retry policies
 belong to the handler's process and only compute numbers.
 """
 
@@ -18,13 +18,13 @@ from waypost.errors import InvalidPolicy, InvalidSchedule
 
 OnConflict = Literal["keep", "replace", "extend", "error"]
 Overload = Literal["raise", "block", "drop_oldest"]
-#: `server`: as durable as the server is set up to be. `fsync`: a write is confirmed when it is on the disk.
+#: `server`: as durable as the configuration of the server. `fsync`: a write is confirmed when it is on the disk.
 Durability = Literal["server", "fsync"]
 JournalLevel = Literal["off", "failures", "all", "full"]
 
 # ---- limits: everything has one, so that no caller and no accident can hurt the store ----------------------
 
-#: Larger bodies belong in object storage with a reference here; they would stall every other client of the store.
+#: Larger bodies would block every other client of the store; they belong in object storage.
 BODY_BYTES_MAX = 1024 * 1024
 #: Recursive decoders elsewhere fail on deep nesting; refuse it when it is published.
 JSON_DEPTH_MAX = 64
@@ -33,12 +33,12 @@ HEADER_BYTES_MAX = 8 * 1024
 #: One script or transaction handles at most this many messages or bytes: a longer one would block other clients.
 CHUNK_MESSAGES_MAX = 512
 CHUNK_BYTES_MAX = 4 * 1024 * 1024
-#: A claim answers with at most so many bytes, but with one message whatever its size: over a slow link a longer answer
-#: would arrive when its leases have ended. A client asks for less where the link and the lease want that.
+#: A claim returns at most this many bytes, but at least one message: over a slow link the leases of a longer reply
+#: would end before it arrives. A client requests less if the link is slow or the lease short.
 CLAIM_BYTES_MAX = 4 * 1024 * 1024
-#: What a client asks for while it does not know its link yet.
+#: What a client requests before it has measured its link.
 CLAIM_BYTES_FIRST = 256 * 1024
-#: An answer should arrive within this part of a lease.
+#: A reply should arrive within this part of a lease.
 CLAIM_LEASE_PART = 0.25
 #: A caller's batch is cut into chunks; this bounds what one call may hold in memory.
 BATCH_MAX = 1_000_000
@@ -49,103 +49,103 @@ WORKER_CHARACTERS_MAX = 128
 ERROR_CHARACTERS_MAX = 8 * 1024
 REASON_CHARACTERS_MAX = 64
 PAGE_MAX = 1_000
-#: A longer lease would only delay the notice of a crash, and leaves the four bytes that stores keep for it.
+#: A longer lease would only delay the detection of a crash, and does not fit into the four bytes of its field.
 LEASE_MS_MAX = 30 * 86_400_000
 PRIORITY_MIN, PRIORITY_MAX, PRIORITY_DEFAULT = 0, 9, 5
 
-#: A script looks at no more than this many entries, and about `CHUNK_BYTES_MAX` of bodies, for those that match: a
-#: filter that matches little must not hold up the server. The client goes on from there; others are served in between.
+#: A script reads at most this many entries, and about `CHUNK_BYTES_MAX` of bodies, when it searches: a
+#: filter with few matches must not block the server. The client continues from there; others are served in between.
 LOOKED_AT_MAX = 2_000
 #: A claim promotes and reclaims at most this many, so that a backlog cannot make it long.
 PROMOTE_MAX = 512
 RECLAIM_MAX = 256
-#: Messages over their delivery limit that one claim may bury while it looks for others.
+#: Messages above their delivery limit that one claim may move to the dead letters while it searches for others.
 BURY_MAX = 256
-#: Of each event that a step makes besides its work, so many messages are named in its answer, and the others counted.
-#: All leases that a claim finds expired and all messages that it buries can be named.
+#: For each kind of side effect, a reply names at most this many messages and counts the others. Enough for all expired
+#: leases and all new dead letters of a claim.
 SIDE_EFFECTS_MAX = max(RECLAIM_MAX, BURY_MAX)
-#: Results of this many operations are kept per session and queue, so that a lost reply can be asked for again.
+#: Results of this many operations are kept per session and queue, to answer repeats after a lost reply.
 REPLAY_MAX = 128
-#: How far the time in an operation may lie ahead of the store's: nodes of a Cluster differ, and a clock is set back a
-#: little. Results are kept for so much longer than operations may be repeated.
+#: How far the time in an operation may be ahead of the store's: nodes of a Cluster differ, and clocks are set back
+#: slightly. Results are kept longer by this time than operations may be repeated.
 STAMP_AHEAD_MS = 5_000
-#: For how long after its first sending an operation may be repeated, unless a client sets it.
+#: How long after its first attempt an operation may be repeated, unless a client sets it.
 REPLAY_TTL_MS = 300_000
 SLEEPER_TTL_MS = 60_000
-#: Queues that one poll may name: the longest step of an idle worker, and still one of a few milliseconds.
+#: Queues per poll: the longest step of an idle worker, which still takes only a few milliseconds.
 POLL_QUEUES_MAX = 256
-#: An unblock that comes before the blocking read it is meant for is kept for so long.
+#: How long an unblock is kept that comes before the blocking read that it is meant for.
 UNBLOCK_TTL_MS = 10_000
-#: A store remembers so many workers; beyond it the ones whose time ends first are forgotten.
+#: The number of workers that a store lists; beyond it, those that expire first are removed.
 WORKERS_MAX = 2_000
-#: What a worker reports of itself is cut to this, so that a list of all workers stays small enough to read at once.
+#: The maximum size of a worker's report, so that the list of all workers can be read at once.
 WORKER_BYTES_MAX = 16 * 1024
 #: Expired workers that one heartbeat may remove.
 WORKERS_SWEPT_MAX = 100
-#: The longest time for which a worker may promise to poll soon: a crash would break a longer promise.
+#: The longest time for which a worker may announce its next poll: after a crash nothing is polled until it ends.
 COVER_MS_MAX = 100
 #: A step that makes more messages ready wakes sleepers although a worker polls soon: one alone would be slow.
 COVERED_MAX = 8
-#: A continuation that cannot be delivered for so long is dead, `undeliverable`.
+#: A continuation that cannot be delivered for this long is dead, `undeliverable`.
 OUTGOING_TTL_MS = 12 * 3_600_000
 #: How long a queue remembers which continuations arrived: longer than any of them can be resent.
 ARRIVAL_TTL_MS = 24 * 3_600_000
-#: So many arrivals are forgotten in one step at most: more than a step can add, or they would pile up.
+#: Arrivals that one step deletes at most: more than a step can add, so that they do not accumulate.
 ARRIVALS_FORGOTTEN_MAX = 800
-#: The record of a removed queue is kept for so long: longer than any operation may be repeated, so that a late repeat
-#: cannot run again, and long enough for readers of the journal to see its numbers go on.
+#: How long the record of a removed queue is kept: longer than any operation may be repeated, so that a late repeat
+#: cannot run again, and long enough for readers of the journal, whose numbers continue.
 REMOVED_TTL_MS = 30 * 86_400_000
-#: How long the end of a message or chain is resent to a queue that cannot be reached: a message may wait for it.
+#: How long the notice of an ended message or chain is resent to a queue that cannot be reached.
 COMPLETION_TTL_MS = 30 * 86_400_000
-#: The time of what does not end by itself: a chain is remembered while any of its messages is unfinished. (The largest
-#: whole number that is exact in Lua.)
+#: The expiry of records that do not expire: a chain is kept while any of its messages is unfinished. (The largest
+#: integer that is exact in Lua.)
 NO_END_MS = 2**53 - 1
-#: How often a message that waits for chains checks that they still exist, where a part of a store can be lost without
-#: the rest: a forgotten chain does not end.
+#: How often it is checked that the chains of a waiting message still exist, on stores that can lose one queue
+#: without another: a lost chain would never end.
 BLOCKER_CHECK_MS = 3_600_000
-#: So many of them are checked in one claim.
+#: How many of them one claim checks.
 BLOCKER_CHECKS_MAX = 8
-#: A chain that has ended is remembered as long as a result.
+#: A chain that has ended is kept as long as a result.
 ENDED_TTL_MS = 3_600_000
-#: A waiter for an end registers again sooner than this, so that the records of waiters that are gone expire.
+#: A waiting client registers again before this time, so that the records of clients that have ended expire.
 WAITER_TTL_MS = 60_000
 #: How many chains one message may wait for.
 BLOCKERS_MAX = 1_000
 MINUTES_KEPT = 1_440
-#: A journal is cut when it has passed its cap by this part of it.
+#: A journal is trimmed when it exceeds its cap by this fraction.
 JOURNAL_SLACK_PART = 64
 #: What the journal keeps at level `failures`.
 FAILURE_EVENTS = frozenset(
     ("retried", "expired", "dead", "dropped", "cancelled", "dead_trimmed", "trimmed", "configured", "paused", "resumed")
 )
-#: Reclaimed and released messages stand before all others of their priority, at lease end minus this.
+#: Reclaimed and released messages come before all others of their priority: their position is the lease end minus this.
 HEAD_OFFSET = 2**48
 
 # ---- defaults of a client ---------------------------------------------------------------------------------
 
 START_TIMEOUT_SECONDS = 3.0
 RETRY_BUDGET_SECONDS = 120.0
-#: A store remembers each call for twice as long, so that its repeat is answered.
+#: A store remembers each call for twice this time, so that its repeat is answered.
 RETRY_BUDGET_SECONDS_MAX = 7 * 86_400.0
 BACKOFF_FIRST_SECONDS = 0.01
 BACKOFF_MAX_SECONDS = 5.0
 BLOCK_TIMEOUT_SECONDS = 1.0
 RESULT_TTL_SECONDS = 3600.0
-#: Idle queues are polled so often while wake-ups are known to arrive. Longer, and a lost one would be felt; shorter,
-#: and a thousand idle workers would be a load of their own.
+#: The poll interval of idle queues while notifications are proven to arrive. If it were longer, a lost notification
+#: would be noticeable; if it were shorter, a thousand idle workers would be a load.
 SAFETY_POLL_SECONDS = 15.0
-#: The same where no wake-up channel works.
+#: The same without a working wake-up channel.
 UNWOKEN_POLL_SECONDS = 5.0
-#: A worker reports to the store with each poll, and is forgotten after three times as long.
+#: A worker reports to the store with each poll, and is removed from the list after three times this interval.
 HEARTBEAT_SECONDS = SAFETY_POLL_SECONDS
 HEARTBEATS_PER_TTL = 3
-#: A worker that could have claimed and did not for so long does not consume. Two polls: one may be late.
+#: A worker that could have claimed and did not for this long is red. Two polls: one may be late.
 HEALTH_WINDOW_SECONDS = 2 * SAFETY_POLL_SECONDS
 POLL_FIRST_SECONDS = 0.05
 
 # ---- schedules ----------------------------------------------------------------------------------------------
 
-#: How late an instant may be fired without being missed: a leader that died is replaced well within it.
+#: How late an instant may be fired without being missed: a dead leader is replaced well within it.
 GRACE_SECONDS = 60.0
 #: The clock of a store has no finer resolution.
 INTERVAL_MS_MIN = 1
@@ -158,16 +158,16 @@ UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000}
 
 
 class Policy(Struct, frozen=True, forbid_unknown_fields=True):
-    """How a queue behaves: kept in the store, the same for every client.
+    """The settings of a queue: kept in the store, the same for every client.
 
-    Milliseconds here; `configure` takes seconds and checks. A change acts on the next claim, settle or publish.
+    Milliseconds here; `configure` takes seconds and validates. A change takes effect at the next call.
     """
 
-    #: None is at most once: a claim removes the message. A crash then loses it.
+    #: None means at most once: a claim removes the message. A crash then loses it.
     lease_ms: int | None = 60_000
-    #: Without it a message that kills its worker would kill workers for ever.
+    #: Without it a message that kills its worker would kill workers forever.
     max_deliveries: int | None = 10
-    #: None: producers may fill the store.
+    #: None: publishers may fill the store.
     max_pending: int | None = None
     overload: Overload = "raise"
     #: Across all workers.
@@ -181,7 +181,7 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True):
     #: None keeps dead letters until they are purged.
     dead_max: int | None = None
     dead_keep_ms: int | None = None
-    #: How many finished messages are kept for listings.
+    #: How many completed messages are kept for listings.
     completed_max: int = 0
 
     def changed(self, changes: Mapping[str, Any]) -> Policy:
@@ -190,7 +190,7 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def journal_slack(self) -> int:
-        """How far the journal may pass its cap before it is cut, so that cutting is rare and cheap."""
+        """How far the journal may exceed its cap before it is trimmed, so that trimming is rare and cheap."""
         return max(CHUNK_MESSAGES_MAX, self.journal_max // JOURNAL_SLACK_PART)
 
 
@@ -262,7 +262,7 @@ def _lease_ms(value: Any) -> int:
 
 
 class RetryPolicy(Protocol):
-    """How long to wait after a failure, or None when it is time to give up. Any object with `delay` will do."""
+    """Decides about retries after failures. Any object with `delay` is one."""
 
     def delay(self, attempt: int, error: BaseException | None = None) -> float | None:
         """Seconds before the next try after failure number `attempt` (the first is 1), or None: no more."""
@@ -271,11 +271,11 @@ class RetryPolicy(Protocol):
 class _Bounded(Struct, frozen=True, kw_only=True):
     """What the ready-made policies share."""
 
-    #: Tries in all, the first included.
+    #: The number of attempts, including the first.
     attempts: int = 10
-    #: A thousand messages that failed together must not all come back together.
+    #: A thousand messages that failed together must not all be retried at the same time.
     jitter: float = 0.2
-    #: Give up once the pauses together (without jitter) would be longer than this; None: only `attempts` counts.
+    #: No more retries once the sum of the delays (without jitter) would exceed this; None: only `attempts` counts.
     total_cap: float | None = None
 
     def __post_init__(self) -> None:
@@ -329,7 +329,7 @@ class Linear(_Bounded, frozen=True, kw_only=True):
 
 
 class Constant(_Bounded, frozen=True, kw_only=True):
-    """The same pause every time."""
+    """The same delay every time."""
 
     pause: float = 5.0
 
@@ -338,7 +338,7 @@ class Constant(_Bounded, frozen=True, kw_only=True):
 
 
 class NoRetry(Struct, frozen=True):
-    """The first failure is the last."""
+    """No retries: the first failure is final."""
 
     def delay(self, attempt: int, error: BaseException | None = None) -> float | None:
         """Always None."""
@@ -346,11 +346,11 @@ class NoRetry(Struct, frozen=True):
 
 
 class ByException:
-    """The policy of the first rule whose class fits the error, `otherwise` if none does.
+    """The policy of the first rule whose class matches the error, `otherwise` if none does.
 
         ByException((ConnectionError, Exponential()), ((ValueError, KeyError), NoRetry()), otherwise=Linear())
 
-    A message has one count of attempts, whichever errors they ended with.
+    A message has one count of attempts, for all classes of errors.
     """
 
     __slots__ = ("_rules", "otherwise")
@@ -385,7 +385,7 @@ class ByException:
 
 
 def attempts_allowed(policy: RetryPolicy) -> int | None:
-    """How many tries a retry policy allows at the most; None if it has no such number, as one of your own."""
+    """Return the maximum number of attempts of a retry policy; None if it has none, such as a custom one."""
     if isinstance(policy, NoRetry):
         return 1
     if isinstance(policy, _Bounded):
@@ -397,7 +397,7 @@ def attempts_allowed(policy: RetryPolicy) -> int | None:
 
 
 class CatchUp(Struct, frozen=True):
-    """What becomes of fires that were missed: the newest so many are made up for, in order, in one step."""
+    """After missed fires, fire the newest `max_catchup` instants, in order, in one step."""
 
     max_catchup: int
 
@@ -411,7 +411,7 @@ Missed = Literal["skip", "once"] | CatchUp
 
 
 def check_retry(policy: RetryPolicy) -> RetryPolicy:
-    """Return a retry policy unchanged, or raise `InvalidPolicy`: better when it is given than when it is needed."""
+    """Return a retry policy unchanged, or raise `InvalidPolicy`."""
     if isinstance(policy, type) or not callable(getattr(policy, "delay", None)):
         raise InvalidPolicy(f"a retry policy is an object with a method delay(attempt, error), not {show(policy)}")
     return policy

@@ -1,8 +1,8 @@
 """URLs of servers, and how to show one without its secrets.
 
-`redact_url` is the one way a URL gets into an error, a log line, a `repr` or a page. It is total: it never raises, and
-of a text that it cannot read with certainty it shows the scheme at most. `check_url` refuses such a text before a
-driver sees it, because a driver may quote what it could not read. `redact_text` is for texts of other programs.
+Every URL in an error, a log line, a `repr` or a page comes from `redact_url`. It never raises, and
+for an ambiguous text it returns the scheme at most. `check_url` refuses such a text before a
+driver gets it, because a driver may quote it in an error. `redact_text` is for texts of other programs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from waypost.errors import InvalidUrl
 from waypost.formatting import printable
 
 HIDDEN: Final = "…"
-#: No scheme of ours is longer; a longer one is a mistake, and may be anything.
+#: No supported scheme is longer; a longer one is a mistake, and may be a secret.
 SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]{0,31}")
 #: A name, an address in brackets, or libpq's spelling of a socket's folder.
 HOST: Final = re.compile(
@@ -25,7 +25,7 @@ HOST: Final = re.compile(
 )
 #: Names of databases, services, topics and virtual hosts, with the slashes between them.
 PATH: Final = re.compile(r"(?:/[A-Za-z0-9._~\-]{0,64}){1,16}")
-#: Schemes whose text behind `://` is a path or a name on this machine: there is no user in it, and no password.
+#: Schemes whose text after `://` is a path or a name on this machine, without a user and a password.
 LOCAL: Final = frozenset(("sqlite", "lake", "memory", "file"))
 #: Names of parameters and settings whose values are secrets, as URLs, libpq, librdkafka and object stores have them.
 SECRET_NAME: Final = re.compile(
@@ -39,7 +39,7 @@ _ASSIGNED: Final = re.compile(
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]{0,31}://\S*")
 #: What ends a URL in a sentence.
 _CLOSING: Final = "'\"`)]}>,;.:!"
-#: A secret that is shorter may stand anywhere in a text by chance.
+#: A shorter secret may appear in a text by chance.
 _SHORT: Final = 4
 #: Texts are cut here before they are searched.
 TEXT_CHARACTERS_MAX: Final = 8_192
@@ -49,7 +49,7 @@ class Url(NamedTuple):
     """A URL of a server in its parts. Hosts, path and query are as they were written."""
 
     scheme: str
-    #: What stands before the last @ of the authority, None if there is no @.
+    #: The text before the last @ of the authority, None if there is no @.
     user_info: str | None
     hosts: tuple[str, ...]
     path: str
@@ -58,10 +58,10 @@ class Url(NamedTuple):
 
 
 def read_url(text: str) -> Url | None:
-    """The parts of a URL, None if there is more than one way to read it, or none.
+    """Return the parts of a URL, or None if it is ambiguous or invalid.
 
-    An @ behind the first /, ? or # may be the one that ends a password, and what stands before it may be the password;
-    the same goes for a host or port that cannot be one.
+    An @ after the first /, ? or # may be the end of a password, and the text before it may be the password;
+    the same holds for an invalid host or port.
     """
     scheme, separator, rest = text.partition("://")
     if not separator or SCHEME.fullmatch(scheme) is None or _holds_odd_characters(rest):
@@ -81,12 +81,12 @@ def read_url(text: str) -> Url | None:
 
 
 def _holds_odd_characters(text: str) -> bool:
-    """Spaces and what cannot be printed: in no URL, and where one ends and a password goes on cannot be known."""
+    """Return whether a character is a space or not printable: no URL has one, and a password may continue after it."""
     return any(character == " " or not character.isprintable() for character in text)
 
 
 def redact_url(url: object) -> str:
-    """A URL without user, password and parameters: scheme, hosts and path, as far as they are certain. Never raises."""
+    """Return a URL without user, password and parameters: scheme, hosts and path, if they are certain. Never raises."""
     if not isinstance(url, str):
         return HIDDEN
     scheme, separator, rest = url.partition("://")
@@ -111,7 +111,7 @@ def _redact_local(scheme: str, rest: str) -> str:
 
 
 def check_url(url: str) -> Url:
-    """Return the parts of the URL of a server, or raise `InvalidUrl`, which repeats nothing but its scheme."""
+    """Return the parts of the URL of a server, or raise `InvalidUrl`, which contains only its scheme."""
     parts = read_url(url)
     if parts is None:
         scheme, separator, _ = url.partition("://")
@@ -125,7 +125,7 @@ def check_url(url: str) -> Url:
 
 
 def check_percent(parts: Url) -> None:
-    """Refuse a % that begins no escape: libpq would quote it, with all that stands around it."""
+    """Refuse a % that does not start an escape: libpq would quote it together with the text around it."""
     for name, text in (("user or password", parts.user_info or ""), ("path", parts.path), ("parameters", parts.query)):
         if re.search(r"%(?![0-9A-Fa-f]{2})|%00", text):
             raise InvalidUrl(
@@ -135,7 +135,7 @@ def check_percent(parts: Url) -> None:
 
 
 def holds_secret(url: str) -> bool:
-    """Whether a URL has, or may have, a password in it: before its host or among its parameters."""
+    """Return whether a URL has, or may have, a password: before its host or among its parameters."""
     scheme, separator, rest = url.partition("://")
     if separator and scheme in LOCAL:
         return any(SECRET_NAME.search(name) for name, _ in _parameters(rest.partition("?")[2]))
@@ -153,7 +153,7 @@ def _parameters(query: str) -> list[tuple[str, str]]:
 
 
 def secrets_of(url: str) -> frozenset[str]:
-    """All that may be a secret in a URL, in each spelling in which a program could quote it."""
+    """Return all possible secrets of a URL, in each encoding in which a program could quote them."""
     scheme, separator, rest = url.partition("://")
     if separator and scheme in LOCAL:
         return frozenset()
@@ -164,7 +164,7 @@ def secrets_of(url: str) -> frozenset[str]:
         user, _, password = (parts.user_info or "").partition(":")
         found = {parts.user_info or "", password}
         if not password:
-            found.add(user)  # a token, as NATS has them
+            found.add(user)  # a token, as in NATS URLs
         found |= {value for name, value in _parameters(parts.query) if SECRET_NAME.search(name)}
     spelled = set()
     for one in found - {""}:
@@ -174,10 +174,10 @@ def secrets_of(url: str) -> frozenset[str]:
 
 
 def redact_text(text: str, *urls: object, values: Iterable[str] = (), ours: bool = False) -> str:
-    """A text that another program wrote, without the secrets of these URLs, of URLs in it, and of `password=` and such.
+    """Return a text of another program without the secrets of these URLs, of URLs in it, and of `password=` etc.
 
-    `values` are secrets that stand in no URL. Where a secret is so short that it may stand in the text by chance, none
-    of the text is shown, unless it is `ours`: a text of waypost's own, which repeats whole URLs at most.
+    `values` are secrets outside of URLs. If a secret is so short that it may appear in the text by chance, nothing
+    of the text is returned, unless it is `ours`: a text of waypost itself, which contains at most whole URLs.
     """
     text = text[:TEXT_CHARACTERS_MAX]
     secrets = set(values) - {""}
@@ -198,13 +198,13 @@ def redact_text(text: str, *urls: object, values: Iterable[str] = (), ours: bool
 
 
 def _redact_line(line: str) -> str:
-    """One line of a text without the secrets of the URLs in it."""
+    """Return one line of a text without the secrets of the URLs in it."""
     done = []
     while (found := _URL.search(line)) is not None:
         url = found[0]
         bare = url.rstrip(_CLOSING)
         end = found.end() - (len(url) - len(bare))
-        # A password may hold spaces and quotes: up to the last @ of the line it may go on.
+        # A password may contain spaces and quotes: it may extend up to the last @ of the line.
         if "@" in line[found.end() :] and "://" not in line[found.end() :]:
             end = line.rindex("@") + 1
             bare = f"{bare.partition('://')[0]}://@@/@"

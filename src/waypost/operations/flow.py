@@ -581,8 +581,8 @@ class RetryBudget:
         tried = f"within the retry budget of {self.budget:g} s" if self.budget > 0 else "(retries are off)"
         if self._reached:
             return OutcomeUnknown(
-                f"{verb}: the request was sent, but no reply came {tried}: {error}. It may have been done: check before you "
-                "repeat it, publish with a key so that a repeat is harmless, or raise retry_budget"
+                f"{verb}: the request was sent, but no reply came {tried}: {error}. It may have been done: "
+                "check before you repeat it, publish with a key so that a repeat is harmless, or raise retry_budget"
             )
         return StoreUnavailable(
             f"{verb}: the store could not be reached {tried}: {error}. Nothing was done: check that it runs and that "

@@ -1,4 +1,4 @@
-"""What `waypost doctor` finds in a store: findings, and the contract of what each store adds to them."""
+"""Findings of `waypost doctor`, and the contract of the checks that each store adds."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from msgspec import Struct
 
 from waypost.values import Stats
 
-#: `ok`; `note`: worth to know, nothing has to be done; `wrong`: something has to be done.
+#: `ok`; `note`: for information; `wrong`: an action is required.
 Level = Literal["ok", "note", "wrong"]
 
 
 class Finding(Struct, frozen=True):
-    """One check: what was found, what to do if it is not well, and figures for scripts."""
+    """The result of one check: a description, what to do if something is wrong, and figures for scripts."""
 
     check: str
     level: Level
@@ -27,27 +27,27 @@ Findings = Iterator[Finding]
 
 
 def ok(check: str, found: str, **figures: Any) -> Finding:
-    """All is well."""
+    """Return a finding without a problem."""
     return Finding(check, "ok", found, None, figures)
 
 
 def note(check: str, found: str, advice: str | None = None, **figures: Any) -> Finding:
-    """Worth to know."""
+    """Return a finding for information."""
     return Finding(check, "note", found, advice, figures)
 
 
 def wrong(check: str, found: str, advice: str, **figures: Any) -> Finding:
-    """Something has to be done."""
+    """Return a finding that requires an action."""
     return Finding(check, "wrong", found, advice, figures)
 
 
 class Checkup:
-    """The checks of one store alone, beside the records, clocks, workers and readers that all stores have."""
+    """The checks that only one store has, besides records, clocks, workers and readers, which all stores have."""
 
     def check_list(self, listed: Sequence[str], *, mend: bool) -> tuple[list[str], list[Finding]]:
-        """The queues that there are. Differs from those `listed` where the list is kept apart and can be damaged."""
+        """Return the existing queues. Differs from `listed` if the list is kept separately and can be damaged."""
         return list(listed), []
 
     def check_server(self, found: Sequence[Stats]) -> Findings:
-        """The server or file: durability, permissions, room, bytes in use. `found` are the queues."""
+        """Check the server or file: durability, permissions, free space, bytes in use. `found` are the queues."""
         raise NotImplementedError

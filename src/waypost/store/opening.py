@@ -1,4 +1,4 @@
-"""From a URL or the caller's own client to a store. Drivers are imported only when a URL needs them."""
+"""Opens a store from a URL or the caller's own client. Drivers are imported only when a URL needs them."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ URL_FORMS = (
     "memory://, sqlite:///file.db, valkey://host:6379 (or redis://, rediss://, unix://), "
     "valkey+sentinel://host:26379/service, valkey+cluster://host:6379, postgresql://host/database"
 )
-#: The packages whose clients may be handed in.
+#: The packages whose clients may be passed in.
 CLIENT_PACKAGES = frozenset(("redis", "valkey"))
 POOL_PACKAGES = frozenset(("psycopg", "psycopg_pool", "sqlalchemy"))
 
 
 class StoreOptions(TypedDict):
-    """Options of every way to open a store."""
+    """Options that apply to every kind of store."""
 
     namespace: str
     clock: Clock | None
@@ -46,9 +46,9 @@ _shared_lock = threading.Lock()
 
 
 def open_store(url: str, **options: Unpack[StoreOptions]) -> Store:
-    """The store that a URL names. Nothing is connected yet. Errors name the scheme at most: URLs hold passwords."""
+    """Return the store of a URL. Nothing is connected yet. Errors contain at most the scheme: URLs have passwords."""
     if not isinstance(url, str):
-        raise InvalidUrl(f"a store URL is text, not {type(url).__name__}; hand in a client with client=")
+        raise InvalidUrl(f"a store URL is text, not {type(url).__name__}; pass a client with client=")
     scheme, separator, rest = url.partition("://")
     if not separator or SCHEME.fullmatch(scheme) is None:
         raise InvalidUrl(f"a store URL starts with a scheme: {URL_FORMS}")
@@ -67,7 +67,7 @@ def open_store(url: str, **options: Unpack[StoreOptions]) -> Store:
 
 
 def _without_durability(options: StoreOptions) -> dict[str, Any]:
-    """For stores whose commits wait for the disk in any case: both durabilities are the same there."""
+    """Check the durability of a store whose commits always wait for the disk: both values are the same."""
     return {name: value for name, value in options.items() if name != "durability"}
 
 
@@ -89,7 +89,7 @@ def _memory(name: str, options: StoreOptions) -> Store:
                 namespace=namespace, clock=clock, replay_ttl_ms=options["replay_ttl_ms"]
             )
         elif clock is not None and store.clock is not clock:
-            raise ConfigurationError("this named memory store runs by another clock already; use another name")
+            raise ConfigurationError("this named memory store already has another clock; use another name")
         return store
 
 
@@ -108,7 +108,7 @@ def _sqlite(rest: str, options: StoreOptions) -> Store:
     if path.startswith(":memory:"):
         raise InvalidUrl("a SQLite store is a file that several connections share; use memory:// instead")
     if "\0" in path:
-        raise InvalidUrl("the path of a SQLite URL holds a NUL character")
+        raise InvalidUrl("the path of a SQLite URL contains a NUL character")
     from waypost.store.sqlite import SqliteStore
 
     return cast("Store", SqliteStore(path, **_without_durability(options)))
@@ -126,7 +126,7 @@ def _valkey(url: str, scheme: str, options: StoreOptions) -> Store:
 
 
 def valkey_store() -> Any:
-    """The class of the Valkey store; `MissingExtra` if its driver is not installed."""
+    """Return the class of the Valkey store; `MissingExtra` if its driver is not installed."""
     try:
         import redis  # noqa: F401
     except ImportError:
@@ -139,7 +139,7 @@ def valkey_store() -> Any:
 
 
 def postgres_store() -> Any:
-    """The class of the PostgreSQL store; `MissingExtra` if its driver is not installed."""
+    """Return the class of the PostgreSQL store; `MissingExtra` if its driver is not installed."""
     try:
         import psycopg  # noqa: F401
     except ImportError:
@@ -152,7 +152,7 @@ def postgres_store() -> Any:
 
 
 def store_from_client(client: object, **options: Unpack[StoreOptions]) -> Store:
-    """A store over the caller's own client, which is never closed by us."""
+    """Return a store that uses the caller's own client, which waypost never closes."""
     packages = {kind.__module__.partition(".")[0] for kind in type(client).__mro__}
     if packages & POOL_PACKAGES:
         return cast("Store", postgres_store().from_client(client, **_without_durability(options)))

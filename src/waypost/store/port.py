@@ -17,16 +17,16 @@ A `Store` only translates: each verb turns its arguments into a `Call`, and touc
 async sibling) runs calls on a connection. So sync and async share everything that can be wrong. Verbs are
 batch-first: one message is a batch of one. `operation` makes a repeated call return its first answer.
 
-Callers keep to the limits of `policy`: at most `CHUNK_MESSAGES_MAX` items a call, and no id and no key twice in one
-publish. Every verb that can make work claimable returns, next to its result, which sleepers to wake, and `also` what
-else its step did: a lease that had ended, a message that was buried, dropped or promoted beside what was asked for.
+Callers observe the limits of `policy`: at most `CHUNK_MESSAGES_MAX` items per call, and no id and no key twice in one
+publish. Every verb that can make messages claimable also returns the sleepers to wake, and in `also` the side effects
+of its step: expired leases, and other messages that were moved to the dead letters, dropped or promoted.
 
-`repeats.py` decides which operations are answered, run or refused. Each sending of a claim has its own `nonce`
-(new bytes unless given), which fences what it leases; a repeat puts its own on the leases that are still held.
+`repeats.py` decides which operations are answered, run or refused. Each attempt of a claim has its own `nonce`
+(new bytes unless given), which fences its leases; a repeat sets its own nonce on the leases that are still held.
 
-A claim ends before the first message that would make its answer longer than `bytes_max`, and says that there is more;
-it takes one message whatever its size. One that took all there was and has room for more registers its `sleeper`. With
-`poll_soon_ms` its worker polls again so soon that until then no sleeper is woken for a few messages; 0 ends that.
+A claim ends before the first message that would make its reply longer than `bytes_max`, and returns that there is more;
+it takes at least one message. A claim that took all messages and could take more registers its `sleeper`. With
+`poll_soon_ms` its worker polls again so soon that no sleeper is woken for a few messages until then; 0 ends that.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Call(Generic[T]):
 class Store(Protocol):
     """What differs between stores, and the verbs. See `memory/queue.py` for what each verb means."""
 
-    #: For people: logs, errors and reports. Use `capabilities` instead of comparing it.
+    #: For logs, errors and reports. Use `capabilities` instead of comparing it.
     kind: str
     namespace: str
 
@@ -116,7 +116,7 @@ class Store(Protocol):
 
     @property
     def transactions(self) -> TransactionSupport | None:
-        """None: messages are in no database of the user's, so no transaction can hold them."""
+        """None: messages are not in a database of the user, so they cannot be part of a transaction."""
         ...
 
     def bulk_reader(self, connection: BulkConnection) -> BulkReader | None:
@@ -133,7 +133,7 @@ class Store(Protocol):
     #: The store's time in milliseconds, for the stamps of operations.
     def time(self) -> Call[int]: ...
 
-    # the way of a message
+    # the path of a message
     def publish(self, queue: str, drafts: Sequence[Draft], operation: Operation) -> Call[Woken[list[Published]]]: ...
     def claim(
         self,
@@ -156,12 +156,12 @@ class Store(Protocol):
         self, queue: str, targets: Sequence[Target], operation: Operation
     ) -> Call[Woken[list[CancelStatus]]]: ...
 
-    # chains: what a step sent on, and has not arrived yet (stores that span queues in one step have none)
+    # chains: continuations and notices that have not arrived yet (none in stores whose steps span queues)
     def outgoing(self, queue: str, limit: int) -> Call[list[Continuation | Notice]]: ...
     def forwarded(self, queue: str, ids: Sequence[str]) -> Call[None]: ...
     def arrive(self, queue: str, notices: Sequence[Notice]) -> Call[Woken[None]]: ...
 
-    # waiting: `waiter` is woken like a sleeper when there is news, if it calls again before `WAITER_TTL_MS` are over
+    # waiting: `waiter` is woken like a sleeper at a change, if it calls again within `WAITER_TTL_MS`
     def result(self, queue: str, message_id: str) -> Call[bytes | None]: ...
     def watch(self, queue: str, message_id: str, waiter: str | None) -> Call[Watched]: ...
     def watch_chain(self, queue: str, message_id: str, waiter: str | None) -> Call[ChainState]: ...
@@ -200,22 +200,22 @@ class Store(Protocol):
     def pause(self, queue: str) -> Call[bool]: ...
     def resume(self, queue: str) -> Call[Woken[bool]]: ...
 
-    # removing an empty queue: claims, settles and reads make no queue, the next publish or configure makes a new one.
-    # `unlist`: calls that take it off the lists which are no part of the same step.
+    # removing an empty queue: claims, settles and reads create no queue, the next publish or configure does.
+    # `unlist`: calls that remove it from lists that are not part of the same step.
     def remove(self, queue: str, operation: Operation) -> Call[Removal]: ...
     def unlist(self, queue: str) -> list[Call[None]]: ...
 
-    # finding damaged records, in bounded steps: begin without a cursor, go on until there is none
+    # finding damaged records, in bounded steps: start without a cursor, continue until there is none
     def check(self, queue: str, cursor: str | None, *, mend: bool = False) -> Call[CheckPage]: ...
 
-    # idle workers: whether a claim of many queues may bring something. The registrations of sleepers are renewed. The
-    # calls run together: each answers for its own part of `idle`, in order, and the first carries the heartbeat. `echo`
+    # idle workers: whether a claim of many queues may return something. The registrations of sleepers are renewed. The
+    # calls run together: each returns the result for its part of `idle`, in order; the first has the heartbeat. `echo`
     # is published on the store's own channel: a client that receives it knows that wake-ups arrive.
     def poll(
         self, idle: Sequence[Idle], *, registration: Registration | None = None, echo: str | None = None
     ) -> list[Call[Polled]]: ...
 
-    # who works: `heartbeat` answers the store's time, `unregister` whether the worker was known
+    # workers: `heartbeat` returns the store's time, `unregister` whether the worker was registered
     def heartbeat(self, heartbeat: Heartbeat, ttl_ms: int) -> Call[int]: ...
     def unregister(self, name: str) -> Call[bool]: ...
     def workers(self) -> Call[list[RegisteredWorker]]: ...
@@ -226,7 +226,7 @@ class Store(Protocol):
     def journal_forget(self, queue: str, name: str) -> Call[bool]: ...
     def journal_trim(self, queue: str, up_to: int) -> Call[int]: ...
 
-    # schedules: they lie beside their queue; a change names the version that it read
+    # schedules: stored with their queue; a change names the version that it read
     def save_schedule(
         self, queue: str, schedule: StoredSchedule, *, version: str | None, next_ms: int | None
     ) -> Call[Saved]: ...
@@ -267,31 +267,31 @@ class AsyncExecutor(Protocol):
 
 
 class BlockingWaiter(Protocol):
-    """What follows one blocking wait: the executor calls it as the server answers."""
+    """Follows one blocking wait: the executor calls it with each reply of the server."""
 
-    #: Its claim has not begun before this, by `lease_clock`, as a poll has shown.
+    #: The claim did not begin before this `lease_clock` time, as a poll has shown.
     not_before: float
 
     def sent(self, give_up: Callable[[], None]) -> None:
-        """The wait is on its way to the server. `give_up` ends it as if the connection had failed."""
+        """The wait was sent to the server. `give_up` ends it as if the connection had failed."""
         ...
 
     def started(self, *, waits: bool) -> None:
-        """The server has registered the wait: an unblock reaches it. Not `waits`: it was notified before, and ends."""
+        """The server has registered the wait; an unblock reaches it. Without `waits` it was notified, and ends."""
         ...
 
     def ended(self, value: str) -> None:
-        """The wait has ended and the claim begins: by an unblock with this value, or '' for work or the time limit."""
+        """The wait has ended and the claim begins: by an unblock with this value, or '' by work or the timeout."""
         ...
 
 
 class BlockingWaits(Protocol):
-    """How a store lets an idle sleeper wait in its server, so that a wake-up and the claim after it are one step."""
+    """Lets an idle sleeper wait in the store's server, so that a wake-up and the claim after it are one step."""
 
     def claim_after_wait(
         self, claim: Call[Claimed], sleeper: str, seconds: float, waiter: BlockingWaiter
     ) -> Call[Claimed]:
-        """The same claim, but it begins when its sleeper is woken, and after so many seconds at the latest.
+        """Return the same claim, but it begins when its sleeper is woken, or after this time at the latest.
 
         Only for a sleeper that the last claim registered. It can be run once; a repeat is the claim alone.
         """
@@ -303,28 +303,28 @@ class BlockingWaits(Protocol):
 
 
 class Capabilities(Struct, frozen=True):
-    """In what stores differ, as far as it concerns their callers: these are asked, never the kind of a store."""
+    """The differences between stores that matter to their callers. Callers check these, never the kind of a store."""
 
     #: Which processes can open it: this one, all of this machine, or all that can connect to its server.
     reach: Literal["process", "machine", "network"]
-    #: How safe an acknowledged message is, in a line for people.
+    #: A line of text on the durability of an acknowledged message.
     durability: str
-    #: `waypost migrate` makes its tables; no client does.
+    #: `waypost migrate` creates its tables; clients do not.
     needs_migration: bool = False
-    #: One step may change several queues. Otherwise what a settle sends on lies in `outgoing` until a client sends it.
+    #: One step may change several queues. Otherwise continuations are in `outgoing` until a client delivers them.
     spans_queues: bool = True
     #: A step can become visible after one that began later, so that a poll in between misses it: poll again soon.
     commits_out_of_order: bool = False
-    #: A poll is repeated on the store's own channel (`echo`).
+    #: A poll is sent back over the store's own channel (`echo`).
     echoes_polls: bool = False
 
 
 class NaturalChannel(Struct, frozen=True):
     """The notification channel of a store, used unless a client names another."""
 
-    #: `process` and `files`: clients notify each other. The servers notify by themselves, in the step that has news.
+    #: `process` and `files`: clients notify each other. Servers send the notifications, in the step of the change.
     transport: Literal["process", "files", "valkey", "postgres"]
-    #: What is notified about (the store), the path of its file, or where connections to its server come from.
+    #: The store itself, the path of its file, or the source of connections to its server.
     address: Any
 
     @property
@@ -337,32 +337,32 @@ class NaturalChannel(Struct, frozen=True):
 
 
 class Draft(Struct, frozen=True, gc=False):
-    """A message on its way into a store. `at_ms` is absolute and wins over `delay_ms`, which starts at the store."""
+    """A message to publish. `at_ms` is absolute and takes precedence over `delay_ms`, which starts at store time."""
 
     id: str
     envelope: bytes
     key: str | None = None
-    #: 0: the key is taken while its message is unfinished (`live`); otherwise also for so long after the publish.
+    #: 0: the key is in use while its message is unfinished (`live`); otherwise also for this long after the publish.
     window_ms: int = 0
     on_conflict: OnConflict = "keep"
     delay_ms: int = 0
     at_ms: int | None = None
     priority: int = 5
     group: str | None = None
-    #: What the journal keeps at level `full` in place of the envelope (the redact hook's work).
+    #: What the journal keeps at level `full` instead of the envelope (made by the redact hook).
     journal_copy: bytes | None = None
     #: A continuation: the queue remembers its arrival, so that it is stored once however often it is sent.
     forwarded: bool = False
-    #: The chain that it belongs to (`chain_id`); it begins one if that bears its own queue and id.
+    #: The chain that it belongs to (`chain_id`); it starts one if that has its own queue and id.
     chain: str | None = None
-    #: Chains that must end well before it may be claimed. Such a message has no key.
+    #: Chains that must succeed before it may be claimed. Such a message has no key.
     after: tuple[str, ...] = ()
-    #: With `forwarded`: it keeps to `max_pending` as a publish does. Nothing has ended for it, so it can be refused.
+    #: With `forwarded`: `max_pending` applies as for a publish. No message has ended for it, so it can be refused.
     capped: bool = False
 
 
 class Hold(Struct, frozen=True, gc=False):
-    """The fence of one lease, as `extend` shows it."""
+    """The fence of one lease: what `extend` must match."""
 
     id: str
     token: int
@@ -387,7 +387,7 @@ class ServedQueue(Struct, frozen=True, array_like=True):
 
 
 class Heartbeat(Struct, frozen=True, array_like=True):
-    """What a worker reports. Fields are only ever added at the end: workers of several releases send them."""
+    """The report of a worker. New fields are added only at the end, because several releases send it."""
 
     name: str
     host: str = ""
@@ -404,14 +404,14 @@ class Heartbeat(Struct, frozen=True, array_like=True):
 
 
 class Idle(Struct, frozen=True, gc=False):
-    """A queue where a worker has nothing to do, and the name it sleeps by there; None if no wake-up reaches it."""
+    """An idle queue of a worker, and the worker's sleeper there; None if no notification reaches it."""
 
     queue: str
     sleeper: str | None = None
 
 
 class Registration(Struct, frozen=True):
-    """What a poll carries: the worker's heartbeat, how long it counts, and the role that it wants to lead."""
+    """The content of a poll: the worker's heartbeat, its lifetime, and the role that it wants to lead."""
 
     heartbeat: Heartbeat
     ttl_ms: int
@@ -421,12 +421,12 @@ class Registration(Struct, frozen=True):
 
 
 class FireStep(Struct, frozen=True):
-    """One fire of a schedule: the conditions of the step, and what the step makes of the schedule."""
+    """One fire of a schedule: the conditions of the step, and the new state of the schedule."""
 
     key: str
     version: str
     expected_ms: int
-    #: The store's clock must lie between these.
+    #: The store's time must be between these.
     last_due_ms: int
     valid_until_ms: int
     #: The newest instant that fires; None if the step only counts instants as missed.
@@ -437,18 +437,18 @@ class FireStep(Struct, frozen=True):
 
 
 def check_chunk(items: Sequence[object]) -> None:
-    """Refuse more than one step may carry: a longer one would hold up every other client of the store."""
+    """Refuse more items than one step may have: a longer step would block every other client of the store."""
     if len(items) > CHUNK_MESSAGES_MAX:
         raise InvalidInput(f"{len(items)} items in one step, the limit is {CHUNK_MESSAGES_MAX}; send them in parts")
 
 
 def poll_parts(idle: Sequence[Idle]) -> list[Sequence[Idle]]:
-    """Queues to poll, as many together as one step may carry; one part without queues if there are none."""
+    """Yield the queues to poll in parts for one step each; one part without queues if there are none."""
     return [idle[at : at + POLL_QUEUES_MAX] for at in range(0, len(idle), POLL_QUEUES_MAX)] or [()]
 
 
 def check_purge(state: MessageState) -> MessageState:
-    """Refuse to purge what is held: its handler runs, and the next of its key would run beside it."""
+    """Refuse to purge leased messages: the handler runs, and the successor of its key would run beside it."""
     if state == "leased":
         raise InvalidInput("leased messages cannot be purged: cancel them, which requests their handlers to stop")
     return state
@@ -468,7 +468,7 @@ def read_cursor(cursor: str | None, length: int) -> list[int | str] | None:
 
 
 def blocks(queue: str) -> InvalidInput:
-    """The error for a queue that blocks publishers when full: no call may wait inside the user's transaction."""
+    """Return the error for a queue with overload="block": no call may wait inside the user's transaction."""
     return InvalidInput(
         f'queue {queue} has overload="block", and a publish inside a transaction must not wait for room while it holds '
         'what others need; publish outside of it, or configure overload="raise" or "drop_oldest"'
@@ -476,16 +476,16 @@ def blocks(queue: str) -> InvalidInput:
 
 
 class Woken(Struct, Generic[T], frozen=True):
-    """A result, and the sleepers to wake for it by queue: names, or `*` for all when the store does not know them."""
+    """A result, and the sleepers to wake for it by queue: names, or `*` for all if the store does not know them."""
 
     result: T
     wake: dict[str, list[str]]
-    #: What else the step did.
+    #: The side effects of the step.
     also: tuple[SideEffect, ...] = ()
 
 
 def add_wakes(wakes: dict[str, list[str]], more: dict[str, list[str]]) -> dict[str, list[str]]:
-    """Add names to those that are to be woken."""
+    """Add names to the sleepers to wake."""
     for queue, names in more.items():
         known = wakes.setdefault(queue, [])
         known += [name for name in names if name not in known]
@@ -493,7 +493,7 @@ def add_wakes(wakes: dict[str, list[str]], more: dict[str, list[str]]) -> dict[s
 
 
 class SideEffects:
-    """Gathers what else a step does: each event with an id up to a bound, then counted."""
+    """Collects the side effects of a step: each event with an id up to a bound, the rest counted."""
 
     __slots__ = ("_listed", "_more", "_named")
 
@@ -513,7 +513,7 @@ class SideEffects:
             self._more[place] = self._more.get(place, 0) + 1
 
     def take(self) -> tuple[SideEffect, ...]:
-        """All of them, and none is left."""
+        """Return all of them and remove them."""
         if not self._listed:
             return ()
         rest = [SideEffect(queue, event, None, None, reason, n) for (queue, event, reason), n in self._more.items()]
@@ -523,7 +523,7 @@ class SideEffects:
 
 
 def forwarded_draft(next_one: Continuation) -> Draft:
-    """A continuation as its target queue receives it."""
+    """Return the draft of a continuation for its target queue."""
     return Draft(
         next_one.id,
         next_one.envelope,

@@ -1,7 +1,7 @@
-"""The register of workers as the stores keep it: one record for each worker, whole, with when it came and when it ends.
+"""Records of workers in stores: one for each worker, with its arrival and expiry.
 
-A record holds ages, never times: the store adds its own time. So a worker whose clock is
-wrong is listed right, and no store has to look into a record.
+A record contains ages, never times: the store adds its own time. So a worker with a wrong clock
+is listed correctly, and no store has to decode a record.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def registered(name: str, record: bytes, at_ms: int, until_ms: int) -> Registere
     try:
         heartbeat = _decode(record)
     except msgspec.DecodeError:
-        raise ForeignData(f"the record of worker {name} was not written by waypost; nothing was touched") from None
+        raise ForeignData(f"the record of worker {name} was not written by waypost; nothing was changed") from None
     return RegisteredWorker(
         name, heartbeat.host, heartbeat.pid, heartbeat.version, cast(WorkerState, heartbeat.state),
         cast(HealthStatus, heartbeat.status), list(heartbeat.reasons), heartbeat.processes,

@@ -1,8 +1,8 @@
-"""Whether an operation is answered, run or refused: the one rule of all stores. Lua and SQL have the same rule.
+"""Whether an operation is answered, run or refused: one rule for all stores. Lua and SQL have the same rule.
 
-An operation that ran is remembered, with its mark, for longer than a repeat of it is let through: it ran no earlier
-than `STAMP_AHEAD_MS` before its stamp, a repeat passes until `window` after the stamp, and the memory lasts for
-`window + STAMP_AHEAD_MS` after the run. So what passes and is not remembered has never run.
+An operation that ran is remembered, with its mark, for longer than a repeat of it is accepted: it ran no earlier
+than `STAMP_AHEAD_MS` before its stamp, a repeat is accepted until `window` after the stamp, and the record is kept for
+`window + STAMP_AHEAD_MS` after the run. So an accepted operation without a record has never run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def is_repeat(
     newest: int,
     removed_ms: int = 0,
 ) -> bool:
-    """Whether the remembered result is the answer; False: it runs for the first time. Raises where neither is right.
+    """Return whether the remembered result is the answer; False: it runs for the first time. Raises if it is refused.
 
     `known` is the mark under which its number is remembered; `newest` the largest number of its session;
     `removed_ms` when a queue of this name was last removed, 0 if it never was.
@@ -33,7 +33,7 @@ def is_repeat(
     if operation.number <= newest - REPLAY_MAX:
         raise too_old(queue, None)
     if operation.stamp > now_ms + STAMP_AHEAD_MS:
-        # The store's clock was set back. Let through, it could be repeated for longer than it is remembered.
+        # The store's clock was set back. If accepted, it could be repeated for longer than it is remembered.
         raise too_old(queue, now_ms)
     if known is not None:
         raise session_taken(queue)
@@ -41,7 +41,7 @@ def is_repeat(
 
 
 def too_old(queue: str, store_ms: int | None) -> OperationTooOld:
-    """The store may have forgotten the operation. Without a time: too many others of its session came after it."""
+    """Return the error for an operation that may be forgotten. Without a time: too many others came after it."""
     return OperationTooOld(
         f"a call on queue {queue} was repeated so late that the store may have forgotten whether it ran; it did not "
         "run now. It may have been done the first time: check the queue before you call again, or publish with a "
@@ -53,8 +53,8 @@ def too_old(queue: str, store_ms: int | None) -> OperationTooOld:
 def check_removal(queue: str, operation: Operation, now_ms: int, *, window_ms: int, removed_ms: int) -> None:
     """Refuse an operation that is too old, or was meant for a queue that has been removed since.
 
-    A removal that lies further ahead of the clock than a stamp may was made before the clock was set back: it would
-    refuse every operation until the clock has caught up, so it does not count.
+    A removal further ahead of the clock than a stamp may be happened before the clock was set back: it would
+    refuse every operation until the clock reaches it, so it does not count.
     """
     if operation.stamp < now_ms - window_ms:
         raise too_old(queue, now_ms)
@@ -63,7 +63,7 @@ def check_removal(queue: str, operation: Operation, now_ms: int, *, window_ms: i
 
 
 def removed_since(queue: str, store_ms: int) -> OperationTooOld:
-    """The queue was removed after the operation was first sent; a new operation makes a new queue."""
+    """Return the error for an operation from before the removal of its queue; a new operation creates a new queue."""
     return OperationTooOld(
         f"queue {queue} was removed after this call was first sent, so it did not run now. It may have been done "
         "before the removal: check the queue before you call again, or publish with a key, so that a second call is "
@@ -73,15 +73,15 @@ def removed_since(queue: str, store_ms: int) -> OperationTooOld:
 
 
 def session_taken(queue: str) -> SessionTaken:
-    """Another process has the same session: a snapshot of a machine was started twice, or a process was copied."""
+    """Return the error for a session that another process uses too: a machine or a process was cloned."""
     return SessionTaken(
         f"another process uses the session of this client on queue {queue} (was the machine or the process cloned?); "
-        "nothing was done: make a new client, and call again"
+        "nothing was done: create a new client, and call again"
     )
 
 
 def id_taken(queue: str, message_id: str) -> MessageIdTaken:
-    """The store has a message of this id, and it is not this publish that stored it."""
+    """Return the error for a message id that exists, stored by another publish."""
     return MessageIdTaken(
         f"queue {queue} already has a message {message_id}; nothing of this publish was written: publish with new ids"
     )

@@ -1,6 +1,6 @@
-"""Whether a connection is silent: a reply is waited for as long as bytes come or go, however long that takes.
+"""Detects a silent connection: a reply may take any time, as long as bytes are received or sent.
 
-What was handed to the system is not sent yet: over a slow link it leaves bit by bit, while nothing can be read.
+Written bytes may still be in the system's buffer: over a slow link they are sent slowly, while nothing can be read.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ except ImportError:  # pragma: no cover - not on this system
 
 
 def unsent_bytes(descriptor: int) -> int:
-    """How many bytes the system holds that the other side has not received; 0 where that cannot be asked."""
+    """Return how many sent bytes the other side has not received; 0 if the system cannot report it."""
     if fcntl is not None and descriptor >= 0:
         with suppress(OSError, AttributeError):
             return int.from_bytes(fcntl.ioctl(descriptor, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
@@ -24,7 +24,7 @@ def unsent_bytes(descriptor: int) -> int:
 
 
 class Sending:
-    """Whether what was written is still on its way, asked each time that a connection has been silent for too long."""
+    """Tracks whether written bytes are still being sent; checked when a connection has been silent for too long."""
 
     __slots__ = ("_left",)
 
@@ -32,6 +32,6 @@ class Sending:
         self._left: int | None = None
 
     def goes_on(self, left: int) -> bool:
-        """Whether less is left to send than the last time; the first time, whether anything is."""
+        """Return whether fewer bytes are unsent than at the last check; at the first check, whether there are any."""
         before, self._left = self._left, left
         return left > 0 and (before is None or left < before)

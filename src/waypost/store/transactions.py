@@ -1,4 +1,4 @@
-"""The contract of a store that keeps its messages in a database of the user's: its calls in the user's transactions."""
+"""The contract of a store in the user's database: its calls can run in the user's transactions."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ Checks: TypeAlias = Generator[tuple[bool, Call[Any]], Any, None]
 
 
 class CallerTransaction(Protocol):
-    """A transaction of the caller's, whatever library it is of."""
+    """A transaction of the caller, of any supported library."""
 
     #: How its driver marks values: `$` as in $1, `%` as in %s.
     style: str
 
     def fetch(self, sql: str, values: Sequence[Any]) -> Any:
-        """The first value of the first row, None if there is none; to be awaited where the transaction is."""
+        """Return the first value of the first row, or None; awaitable for an async transaction."""
         ...
 
 
 class TransactionSupport(Protocol):
-    """How calls of a store become a part of a transaction. `connection` is the driver's own, under what wraps it."""
+    """Runs calls of a store in a transaction. `connection` is the driver's own, without wrappers."""
 
-    #: The library whose connections are lent to handlers that take one.
+    #: The library of the connections that handlers can take as a parameter.
     library: str
-    #: Calls wait for a server, so that they must be awaited inside an event loop. A file has nothing to wait for.
+    #: Calls wait for a server, so they must be awaited inside an event loop. A file needs no wait.
     waits: bool
 
     @property
     def engine(self) -> object | None:
-        """The user's own SQLAlchemy engine, if the store was made of one."""
+        """The user's own SQLAlchemy engine, if the store was created from one."""
         ...
 
     def checks(self, connection: Any, queue: str) -> Checks:
@@ -54,7 +54,7 @@ class TransactionSupport(Protocol):
         ...
 
     def begin(self, executor: Callable[[], Executor]) -> AbstractContextManager[Any]:
-        """A transaction on a connection of the client's, committed at the end of the block unless it raises."""
+        """A transaction on one of the client's connections, committed at the end of the block unless it raises."""
         ...
 
     def begin_async(self, executor: Callable[[], Awaitable[AsyncExecutor]]) -> AbstractAsyncContextManager[Any]:
@@ -63,7 +63,7 @@ class TransactionSupport(Protocol):
 
 
 def another_database(kind: str) -> WaypostError:
-    """The caller's connection leads elsewhere."""
+    """Return the error for a connection to another database."""
     return ConfigurationError(
         f"this transaction is in another database than the {kind} store of this client, so they cannot be committed "
         "together; nothing was published. Give both the same database"
