@@ -200,7 +200,7 @@ def check_items(what: str, value: Iterable[T], error: Error = InvalidInput) -> l
 
 
 def check_texts(what: str, value: Mapping[str, str] | None) -> dict[str, str]:
-    """Return a copy of a mapping of text to text (its contents are checked when it is encoded); {} for None."""
+    """Return a copy of a mapping of text to text (its content is validated when it is encoded); {} for None."""
     if value is None:
         return {}
     if not isinstance(value, Mapping):

@@ -29,7 +29,7 @@ def format_bytes(number: float) -> str:
 
 
 def format_count(number: int, one: str) -> str:
-    """`1 message`, `3 messages`."""
+    """Return a number with its noun: `1 message`, `3 messages`."""
     return f"{number:,} {one if number == 1 else one + 's'}"
 
 

@@ -13,8 +13,8 @@
 A verb has the same name as a method of `Store`, as a Lua script (or as the first argument of a script that several
 verbs share), as an SQL function, and as the `name` of its `Call`.
 
-A `Store` only translates: each verb turns its arguments into a `Call`, and touches nothing. An `Executor` (or its
-async sibling) runs calls on a connection. So sync and async share everything that can be wrong. Verbs are
+A `Store` only translates: each verb turns its arguments into a `Call`, without I/O. An `Executor` (or its
+async sibling) runs calls on a connection. So sync and async share all logic. Verbs are
 batch-first: one message is a batch of one. `operation` makes a repeated call return its first answer.
 
 Callers observe the limits of `policy`: at most `CHUNK_MESSAGES_MAX` items per call, and no id and no key twice in one

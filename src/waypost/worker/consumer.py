@@ -309,7 +309,7 @@ class Consumer:
         if seconds < pause or nap.poll_seconds is None:
             wait = await waiter.sleep(seconds, since=answered, then_wait=plan)
         else:
-            # Nothing to do: from here on one poll asks for all idle queues of the worker.
+            # Nothing to do: from now on one poll covers all idle queues of the worker.
             wait = await waiter.sleep(
                 nap.moment, since=answered, then_wait=plan, poll_seconds=nap.poll_seconds, sleeper=sleeper
             )
