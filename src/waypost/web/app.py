@@ -15,7 +15,7 @@ from starlette.responses import Response
 from waypost import AsyncWaypost
 from waypost.checks import show
 from waypost.errors import ConfigurationError
-from waypost.web import api
+from waypost.web import api, pages
 from waypost.web.access import Access, Auth, Token
 from waypost.web.guard import LOOPBACK_HOSTS, Guard, parse_networks
 from waypost.web.problems import PROBLEM_TYPE, Problem
@@ -90,7 +90,7 @@ def create_app(
             await post.close()
 
     app = Starlette(
-        routes=api.routes(service),
+        routes=[*api.routes(service), *pages.routes(service)],
         middleware=[Middleware(Guard, hosts=hosts, trusted_proxies=trusted_proxies)],
         exception_handlers={HTTPException: answer_http_error},
         lifespan=lifespan,
@@ -100,7 +100,10 @@ def create_app(
 
 
 async def answer_http_error(request: Request, error: Exception) -> Response:
-    """A path or a method that there is not, as a problem document."""
+    """A path or a method that there is not: a problem document, or a page for a browser."""
     assert isinstance(error, HTTPException)
-    problem = Problem(error.status_code, "no-such-operation", f"there is no {request.method} {request.url.path}")
-    return Response(problem.encode(), problem.status, error.headers, PROBLEM_TYPE)
+    text, headers = f"there is no {request.method} {request.url.path}", dict(error.headers or {})
+    problem = Problem(error.status_code, "no-such-operation", text, headers=headers)
+    if "text/html" in request.headers.get("accept", "") and "/api/" not in request.url.path:
+        return pages.draw_problem(request.app.state.service, request, problem)
+    return Response(problem.encode(), problem.status, problem.headers, PROBLEM_TYPE)

@@ -405,7 +405,7 @@ class Schedules(Answer, frozen=True, kw_only=True):
 class QueuesQuery(Request, frozen=True, kw_only=True):
     """Which queues."""
 
-    contains: Annotated[str, Meta(max_length=128, description="A part of the name.")] = ""
+    name_contains: Annotated[str, Meta(max_length=128, description="A part of the name.")] = ""
     order: Annotated[Literal["trouble", "name"], Meta(description="Those in trouble first, or by name.")] = "trouble"
     limit: Limit = PAGE_LIMIT
     cursor: Cursor | None = None

@@ -128,7 +128,7 @@ async def queues(place: Place, query: documents.QueuesQuery) -> documents.Queues
     await place.watch.refresh()
     if place.watch.error is not None and not place.watch.readings:
         raise Problem(503, "store-unavailable", place.watch.error, headers={"Retry-After": str(RETRY_SECONDS)})
-    wanted = query.contains.lower()
+    wanted = query.name_contains.lower()
     found = [queue_document(place, name) for name in place.watch.readings if wanted in name.lower()]
     found.sort(key=trouble_order if query.order == "trouble" else lambda queue: queue.name)
     start = read_offset(query.cursor, len(found))
@@ -181,12 +181,8 @@ async def queue_detail(place: Place, name: str, query: documents.QueueQuery) -> 
 
 
 def limits_of(figures: Figures, settings: documents.Settings, workers: int) -> list[str]:
-    """What keeps messages of a queue from being handed out faster, in words."""
+    """What keeps messages of a queue from being handed out faster, in words; a pause is among its troubles."""
     ledger, found = figures.ledger, list[str]()
-    if figures.paused:
-        found.append("It is paused: nothing is handed out until it is resumed.")
-    if not workers and not figures.sleepers and not ledger.leased and ledger.ready:
-        found.append("No worker serves it.")
     if settings.max_running is not None:
         reached = " This limit is reached." if ledger.leased >= settings.max_running else ""
         found.append(f"At most {settings.max_running:,} run at once (max_running); {ledger.leased:,} do now.{reached}")
@@ -340,25 +336,33 @@ async def search(place: Place, id: str) -> documents.SearchAnswer:
     )
 
 
+GroupKey = tuple[str, str | None, str | None]
+
+
+async def grouped_letters(place: Place, queue: str) -> AsyncIterator[tuple[GroupKey, StoredMessage[Any]]]:
+    """The oldest dead letters of a queue, each with its reason, error type and error, for a bounded time."""
+    until, cursor, searched = time.monotonic() + GROUPED_SECONDS, None, 0
+    while searched < GROUPED_MAX and time.monotonic() < until:
+        async with answered():
+            page = await place.post.page(queue, "dead", cursor=cursor, limit=GROUPED_PAGE)
+        for letter in page.messages:
+            yield (letter.reason or "", letter.error_type, first_line(letter.error)), letter
+        searched += len(page.messages)
+        cursor = page.cursor
+        if cursor is None:
+            return
+
+
 async def dead_groups(place: Place, queue: str) -> documents.DeadGroups:
     """The dead letters of a queue by reason and error, oldest first, as many as can be read in bounded time."""
     figures = await known_queue(place, queue)
-    until, cursor, searched = time.monotonic() + GROUPED_SECONDS, None, 0
-    groups: dict[tuple[str, str | None, str | None], list[StoredMessage[Any]]] = {}
-    counts: dict[tuple[str, str | None, str | None], int] = {}
-    async with answered():
-        while searched < GROUPED_MAX and time.monotonic() < until:
-            page = await place.post.page(queue, "dead", cursor=cursor, limit=GROUPED_PAGE)
-            for letter in page.messages:
-                key = (letter.reason or "", letter.error_type, first_line(letter.error))
-                counts[key] = counts.get(key, 0) + 1
-                kept = groups.setdefault(key, [])
-                # The first ones are samples, the last one tells when it last happened.
-                kept[SAMPLES:] = [letter]
-            searched += len(page.messages)
-            cursor = page.cursor
-            if cursor is None:
-                break
+    groups: dict[GroupKey, list[StoredMessage[Any]]] = {}
+    counts: dict[GroupKey, int] = {}
+    async for key, letter in grouped_letters(place, queue):
+        counts[key] = counts.get(key, 0) + 1
+        # The first ones are samples, the last one tells when it last happened.
+        groups.setdefault(key, [])[SAMPLES:] = [letter]
+    searched = sum(counts.values())
     found = [dead_group(key, counts[key], letters) for key, letters in groups.items()]
     found.sort(key=lambda group: -group.count)
     return documents.DeadGroups(
@@ -366,9 +370,7 @@ async def dead_groups(place: Place, queue: str) -> documents.DeadGroups:
     )
 
 
-def dead_group(
-    key: tuple[str, str | None, str | None], count: int, letters: Sequence[StoredMessage[Any]]
-) -> documents.DeadGroup:
+def dead_group(key: GroupKey, count: int, letters: Sequence[StoredMessage[Any]]) -> documents.DeadGroup:
     """One group, from its first letters and its last."""
     reason, error_type, error = key
     return documents.DeadGroup(

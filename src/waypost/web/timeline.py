@@ -46,7 +46,9 @@ def step_of(event: HistoryEvent, before: HistoryEvent | None) -> Step:
 def describe(event: HistoryEvent, before: HistoryEvent | None) -> str:
     """An event as a sentence."""
     passed = "" if before is None else format_age((event.at - before.at).total_seconds() * 1000)
-    failure = f": {event.error_type}" if event.error_type else ""
+    # A handler that decides without an error has the class of its outcome here.
+    failed = event.error_type is not None and not event.error_type.startswith("waypost.message.")
+    failure = f": {event.error_type}" if failed else ""
     match event.event:
         case "published":
             return "Published as a timer" if is_later(event) else "Published"

@@ -132,4 +132,5 @@ def sentence(
     name, found = max(concerned.items(), key=lambda one: LEVELS.index(level_of(one[1])))
     if len(concerned) == 1:
         return worst, f"Queue {name} needs attention: {found[0].text}."
-    return worst, f"{len(concerned):,} of {format_count(len(queues), 'queue')} need attention."
+    need = f"{len(concerned):,} of {format_count(len(queues), 'queue')} need attention"
+    return worst, f"{need}, first {name}: {found[0].text}."

@@ -23,7 +23,6 @@ from waypost.values import RegisteredWorker
 from waypost.web import trouble
 from waypost.web.documents import Trouble
 from waypost.web.figures import RECENT_MINUTES, Figures, figures_of
-from waypost.web.problems import Problem
 
 log = logging.getLogger("waypost.web")
 
@@ -36,12 +35,14 @@ ANSWER_SECONDS = 5.0
 #: Queues that are read in one flush.
 READ_TOGETHER = 64
 #: How often queues and workers are listed, and schedules, of which there may be many.
-LIST_SECONDS, SCHEDULES_SECONDS = 5.0, 15.0
+LIST_SECONDS, SCHEDULES_SECONDS = 3.0, 15.0
 TICK_SECONDS = 1.0
 #: Open pages that are kept up to date at the same time, of all browsers.
 STREAMS_MAX = 100
 #: Notifications that wait for a slow page. When it is full, the page is told to read everything anew.
 NOTIFICATIONS_MAX = 32
+#: A stream without news sends a line so often, so that both ends notice when the other is gone.
+HEARTBEAT_SECONDS = 15.0
 
 
 class Change(Struct, frozen=True):
@@ -167,10 +168,16 @@ class StoreWatch:
 
     # ---- for open pages ----------------------------------------------------------------------------------------
 
-    async def changes(self) -> AsyncIterator[Change]:
-        """Notify of changes, until the page is closed. The loop that reads runs while there is any."""
-        if len(self._pages) >= STREAMS_MAX:
-            raise Problem(503, "too-many-streams", "too many pages are open; this one reads every few seconds instead")
+    @property
+    def is_full(self) -> bool:
+        """Whether no further page can be kept up to date: it has to poll."""
+        return len(self._pages) >= STREAMS_MAX
+
+    async def changes(self) -> AsyncIterator[Change | None]:
+        """Notify of changes until the page is closed; None now and then, when there is none.
+
+        The loop that reads runs while there is any such page.
+        """
         page: asyncio.Queue[Change] = asyncio.Queue(NOTIFICATIONS_MAX)
         self._pages.add(page)
         if self._loop_task is None or self._loop_task.done():
@@ -178,7 +185,13 @@ class StoreWatch:
         try:
             yield Change(self.version, [])
             while True:
-                yield await page.get()
+                try:
+                    async with asyncio.timeout(HEARTBEAT_SECONDS):
+                        change = await page.get()
+                except TimeoutError:
+                    yield None
+                else:
+                    yield change
         finally:
             self._pages.discard(page)
             if not self._pages and self._loop_task is not None:

@@ -1,0 +1,183 @@
+"""Forms of pages: from what a browser sends, which is text, to the documents that the writes take."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from waypost.web import documents, reading
+from waypost.web.actions import Action
+from waypost.web.problems import Problem
+
+#: The ids that one form may carry.
+IDS_MAX = 1_000
+#: What each setting does, for the form, and its kind: a number, a choice, or text; `?` where it may be empty.
+SETTING_TEXTS: dict[str, tuple[str, str]] = {
+    "lease": ("number?", "Seconds that a worker holds a message before it must renew. Empty: at most once."),
+    "max_deliveries": ("number?", "A message handed out so often becomes a dead letter. Empty: no limit."),
+    "max_pending": ("number?", "Past so many messages publishes are refused, wait or drop. Empty: no limit."),
+    "overload": ("raise block drop_oldest", "What a publish to a full queue does."),
+    "max_running": ("number?", "At most so many run at once, over all workers. Empty: no limit."),
+    "rate": ("text?", "At most so many are handed out, as in 100/m, 5/s or 10/500ms. Empty: no limit."),
+    "journal": ("off failures all full", "What the journal keeps: timelines need all; full keeps bodies too."),
+    "journal_max": ("number", "Events that the journal keeps."),
+    "dead_max": ("number?", "Dead letters that are kept; older ones are removed. Empty: all."),
+    "dead_keep": ("number?", "Seconds that dead letters are kept. Empty: until they are purged."),
+    "completed": ("number", "Finished messages that are kept to be listed. 0: none."),
+}  # fmt: skip
+
+
+class Field(Struct, frozen=True):
+    """One field of a form."""
+
+    name: str
+    kind: str
+    value: str = ""
+    label: str = ""
+    help: str = ""
+    choices: tuple[str, ...] = ()
+    required: bool = False
+
+
+def to_text(value: Any) -> str:
+    """A value as a form carries it."""
+    return "" if value is None else json.dumps(value) if isinstance(value, bool | list) else f"{value}"
+
+
+def setting_fields(detail: documents.QueueDetail) -> list[Field]:
+    """The form of all settings, with what each does."""
+    fields = []
+    for name, (kind, text) in SETTING_TEXTS.items():
+        value = to_text(getattr(detail.settings, name)).removesuffix(".0")
+        choices = tuple(kind.split()) if " " in kind else ()
+        fields.append(Field(name, "choice" if choices else kind.rstrip("?"), value, name, text, choices))
+    return fields
+
+
+def changed_settings(sent: Mapping[str, str], detail: documents.QueueDetail) -> dict[str, Any]:
+    """The settings that a form changes."""
+    before = {field.name: field.value for field in setting_fields(detail)}
+    return {
+        name: setting_value(name, text.strip())
+        for name, text in sent.items()
+        if name in SETTING_TEXTS and text.strip() != before[name]
+    }
+
+
+def setting_value(name: str, text: str) -> Any:
+    """The value of a setting from a field of a form."""
+    kind = SETTING_TEXTS[name][0]
+    if not text and kind.endswith("?"):
+        return None
+    if not kind.startswith("number"):
+        return text
+    try:
+        return float(text) if name in ("lease", "dead_keep") else int(text)
+    except ValueError:
+        raise Problem(422, "invalid-input", f"{name} is a number, not {text[:40]!r}") from None
+
+
+def from_query(action: Action, query: Mapping[str, str]) -> dict[str, str]:
+    """The fields of a write that its link has filled in."""
+    return {name: query[name] for name in action.request.__struct_fields__ if query.get(name)}
+
+
+def to_document(action: Action, sent: Mapping[str, str]) -> dict[str, Any]:
+    """What a form sent, as the document that the write takes."""
+    known = action.request.__struct_fields__
+    unknown = sorted(set(sent) - set(known))
+    if unknown:
+        raise Problem(422, "invalid-input", f"the form has a field that this write does not have: {unknown[0][:40]!r}")
+    if action.name == "configure":
+        return {name: setting_value(name, text) for name, text in sent.items() if name in SETTING_TEXTS}
+    document: dict[str, Any] = {}
+    for name, text in sent.items():
+        match name:
+            case "ids":
+                document[name] = [one for one in text.split(",") if one]
+            case "all":
+                document[name] = text == "true"
+            case "body" | "headers" if text.strip():
+                document[name] = parse_json(name, text)
+            case "limit" | "max_fires" | "priority" if text.strip():
+                document[name] = parse_number(name, text, int)
+            case "delay" | "every" | "grace" | "jitter" if text.strip():
+                document[name] = parse_number(name, text, float)
+            case "missed":
+                document[name] = int(text) if text.isdecimal() else text or "skip"
+            case _:
+                if text.strip():
+                    document[name] = text
+    return document
+
+
+def parse_json(name: str, text: str) -> Any:
+    """A value written as JSON."""
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise Problem(422, "invalid-input", f"{name} is no JSON: {error}") from None
+
+
+def parse_number(name: str, text: str, kind: type[int] | type[float]) -> float:
+    """A number."""
+    try:
+        return kind(text)
+    except ValueError:
+        raise Problem(422, "invalid-input", f"{name} is a number, not {text[:40]!r}") from None
+
+
+def fields_of(action: Action, given: Mapping[str, str], detail: documents.QueueDetail | None) -> list[Field]:
+    """The fields of a write: those that its link filled in, and those that are asked for."""
+    hidden = [Field(name, "hidden", value) for name, value in given.items()]
+    match action.name:
+        case "purge" | "remove":
+            asked = [Field("confirm", "text", "", "Type the name of the queue", "This cannot be undone.", (), True)]
+        case "redrive":
+            asked = [Field("rate", "text", "", "Rate", "At most this fast, as in 50/s. Empty: at once.")]
+        case "reschedule":
+            asked = [Field("delay", "number", "0", "Seconds from now", "0 makes it due now.", (), True)]
+        case "save_schedule":
+            asked = schedule_fields()
+        case _:
+            asked = []
+    names = set(given)
+    return [*hidden, *(field for field in asked if field.name not in names)]
+
+
+def schedule_fields() -> list[Field]:
+    """The form of a new schedule."""
+    return [
+        Field("name", "text", "", "Name", "", (), True),
+        Field("queue", "text", "", "Queue", "It publishes to this queue.", (), True),
+        Field("cron", "text", "", "Cron pattern", "As in 0 9 * * mon-fri; or give an interval below."),
+        Field("every", "text", "", "Or every so many seconds", ""),
+        Field("tz", "text", "UTC", "Time zone", "UTC, +05:30 or Europe/Madrid; of a cron pattern."),
+        Field("missed", "choice", "skip", "Missed fires", "skip them, or fire once for all.", ("skip", "once")),
+        Field("body", "area", "null", "Body", "JSON, the body of its messages."),
+    ]
+
+
+async def ids_of_group(place: reading.Place, queue: str, query: Mapping[str, str]) -> list[str]:
+    """The dead letters of one group, as many as a form carries."""
+    wanted = (query.get("reason", ""), query.get("error_type") or None, query.get("error") or None)
+    found: list[str] = []
+    async for key, letter in reading.grouped_letters(place, queue):
+        if key == wanted:
+            found.append(letter.id)
+            if len(found) == IDS_MAX:
+                break
+    if not found:
+        raise Problem(404, "no-such-letters", "these dead letters are not there any more")
+    return found
+
+
+def safe_return(target: str, root_path: str) -> str:
+    """A page of this app to go to, or nothing: never one of another site."""
+    if not target.startswith(root_path + "/") or target.startswith("//") or "\\" in target:
+        return ""
+    return "" if any(ord(one) < 33 for one in target) else target
