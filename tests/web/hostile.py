@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tests.web.conftest import Site
+from typing import Any, Protocol
+
+from waypost import Waypost
 
 #: Sixty ways into a page that forgets to escape: elements, attributes, URLs, encodings, templates, control characters.
 HOSTILE_TEXTS: tuple[str, ...] = (
@@ -69,12 +71,18 @@ HOSTILE_TEXTS: tuple[str, ...] = (
 )
 
 
-def fill_store(site: Site, text: str) -> list[str]:
+class Prepared(Protocol):
+    """What has a client to prepare a store with."""
+
+    post: Waypost
+
+
+def fill_store(site: Prepared, text: str) -> list[str]:
     """Put a text into every place of a store that takes one; the ids of the messages that have it."""
     post = site.post
-    given = {"headers": {"x": text}, "correlation_id": text}
-    ready = post.publish("orders", {"text": text, text: 1}, group=text[:100], key=text, **given)  # type: ignore[arg-type]
-    dead = post.publish("orders", text, group=text[:100], priority=9, **given)  # type: ignore[arg-type]
+    given: Any = {"headers": {"x": text}, "correlation_id": text}
+    ready = post.publish("orders", {"text": text, text: 1}, group=text[:100], key=text, **given)
+    dead = post.publish("orders", text, group=text[:100], priority=9, **given)
     with post.receive("orders") as message:
         assert message is not None
         assert message.id == dead.id

@@ -122,7 +122,7 @@ def break_down(site: Site) -> None:
     for schedule in site.post.schedules():
         site.post.remove_schedule(schedule.key, queue=schedule.queue)
     for state in ("ready", "delayed", "dead"):
-        site.post.purge("orders", state)  # type: ignore[arg-type]
+        site.post.purge("orders", state)
 
 
 # ---- actions -------------------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ PORT = 8480
 def add(commands: Any) -> None:
     """Declare the arguments."""
     parser = add_command(
-        commands, "web", run, "serve the HTTP API", positional_url=True,
+        commands, "web", run, "serve the web page and the HTTP API", positional_url=True,
         json_text="one JSON document with the address, instead of a line",
         more="It binds to 127.0.0.1, and to another address only with a secret: WAYPOST_WEB_SECRET, --secret-file, "
         "--tokens or --auth-header.",
