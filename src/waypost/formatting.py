@@ -28,9 +28,9 @@ def format_bytes(number: float) -> str:
     return f"{number:.0f} bytes"
 
 
-def format_count(number: int, one: str) -> str:
-    """Return a number with its noun: `1 message`, `3 messages`."""
-    return f"{number:,} {one if number == 1 else one + 's'}"
+def format_count(number: int, one: str, many: str | None = None) -> str:
+    """Return a number with its noun: `1 message`, `3 messages`; give `many` where an s does not make the plural."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def printable(text: str) -> str:
