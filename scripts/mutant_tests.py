@@ -332,7 +332,8 @@ class Runner:
         def order(name: str) -> tuple[Any, ...]:
             return (name not in killers, -killers.get(name, 0), "async" in name, self.known.seconds[name])
 
-        return [self.items[name] for name in sorted(names, key=order)]
+        most = int(os.environ.get("MUTANT_TESTS_MAX") or len(names))
+        return [self.items[name] for name in sorted(names, key=order)[:most]]
 
     def test(self, file: str, text: str) -> dict[str, Any]:
         """Test the change that stands in a file."""

@@ -10,6 +10,7 @@ import psycopg
 import pytest
 
 from waypost import Waypost
+from waypost.policy import ENDED_TTL_MS, SLEEPER_TTL_MS, WAITER_TTL_MS
 from waypost.store.postgres import PostgresStore, migrate
 from waypost.testing.bench import QUEUE, Bench, fresh_namespace
 from waypost.testing.clock import ManualClock
@@ -57,6 +58,36 @@ def test_what_has_run_out_is_swept(server: PostgresServer, database: Database) -
         sessions = rows(database, name, "operation", "count(DISTINCT session)")
         assert sessions == 1
         assert rows(database, name, "operation") == 128
+
+
+@pytest.mark.promise("STORE-2", "WAKE-2", "CHAIN-1")
+def test_a_sweep_takes_what_has_run_out_and_nothing_else(server: PostgresServer, database: Database) -> None:
+    clock, name = ManualClock(), fresh_namespace()
+    migrate(server.url, namespace=name)
+    ends = {
+        "window": 5_000, "result": 5_000, "sleeper": SLEEPER_TTL_MS, "waiter": WAITER_TTL_MS, "ending": ENDED_TTL_MS,
+    }  # fmt: skip
+
+    def swept() -> dict[str, int]:
+        for queue in (1, 2):
+            database.execute(f'SELECT "{name}_sweep"({queue}, {clock()})'.encode())
+        return {table: rows(database, name, table) for table in ends}
+
+    with Bench(lambda _, __: PostgresStore.from_url(server.url, namespace=name, clock=clock), "sync") as bench:
+        for queue in ("orders", "mails"):
+            bench.publish(queue=queue, key="a", window=5)
+            lease = bench.claim_one(queue=queue)
+            bench.watch(lease.id, "anna", queue=queue)
+            bench.settle(lease, queue=queue, result=b"kept", result_ttl=5)
+            bench.publish(queue=queue, delay=60)
+            bench.watch(bench.ids("delayed", queue=queue)[0], "anna", queue=queue)
+            assert bench.claim(queue=queue, sleeper="carl") == []
+        began, there = clock(), swept()
+        assert all(there.values())
+        for end in sorted({*ends.values()}):
+            for after_ms in (end - 1, end):
+                clock.advance_ms(began + after_ms - clock())
+                assert swept() == {table: there[table] if after_ms < ends[table] else 0 for table in ends}
 
 
 #: What may wait to be folded, whatever came before: what makes a step look, and what a few steps add until one does.
