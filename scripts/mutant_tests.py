@@ -258,24 +258,24 @@ class Known:
     def __init__(self, path: Path, root: str) -> None:
         self.path = path
         self.root = root
+        self.measured: set[str] = set()
         self.seconds: dict[str, float] = {}
-        self.calls: dict[str, set[Function]] = {}
+        #: By file and name: lines move between two runs.
+        self.calls: dict[str, set[tuple[str, str]]] = {}
 
-    def load(self) -> bool:
-        if not self.path.exists():
-            return False
-        for line in self.path.read_text().splitlines():
+    def load(self) -> None:
+        for line in self.path.read_text().splitlines() if self.path.exists() else ():
             self.add(line)
-        return True
 
     def add(self, line: str) -> None:
         name, passed, seconds, calls = json.loads(line)
+        self.measured.add(name)
         if passed:
             self.seconds[name] = seconds
-            self.calls[name] = {(file.replace("$", self.root, 1), qualified, first) for file, qualified, first in calls}
+            self.calls[name] = {(file.replace("$", self.root, 1), qualified) for file, qualified, *_ in calls}
 
     def line(self, item: pytest.Item, passed: bool, seconds: float, calls: list[Function]) -> str:
-        short = [(file.replace(self.root, "$", 1), qualified, first) for file, qualified, first in calls]
+        short = sorted({(file.replace(self.root, "$", 1), qualified) for file, qualified, _ in calls})
         return json.dumps([item.nodeid, passed, seconds, short])
 
 
@@ -298,31 +298,34 @@ class Runner:
             passes(item)
 
     def measure(self) -> None:
-        """Run every test without a change, in a fork."""
-        out = self.known.path.with_suffix(".new")
-        child = os.fork()
-        if not child:
-            with out.open("w", buffering=1) as file:
+        """Run every test of which nothing is known yet without a change, in a fork."""
+        new = [item for name, item in self.items.items() if name not in self.known.measured]
+        child = os.fork() if new else 0
+        if new and not child:
+            with self.known.path.open("a", buffering=1) as file:
                 calls = Calls(str(Path(self.known.root) / "src" / "waypost"))
-                for item in self.items.values():
+                for item in new:
                     started = time.monotonic()
                     calls.start()
                     passed = passes(item)
                     found = calls.stop()
                     file.write(self.known.line(item, passed, time.monotonic() - started, found) + "\n")
             os._exit(0)
-        os.waitpid(child, 0)
-        out.rename(self.known.path)
+        if child:
+            os.waitpid(child, 0)
         self.known.load()
 
     def chosen(self, file: str, changed: set[Function] | None) -> list[pytest.Item]:
         """The tests for a change, those first that killed others of its file, then the quickest."""
+        wanted = {(path, qualified) for path, qualified, _ in changed or ()}
+        # A function that no test called was renamed since, or is called by none.
+        everywhere = not any(wanted & calls for calls in self.known.calls.values())
         names = [
             name
             for name, seconds in self.known.seconds.items()
             if name in self.items
             and seconds <= TEST_SECONDS_MAX
-            and (changed is None or changed & self.known.calls[name] or "process" in name)
+            and (everywhere or wanted & self.known.calls[name] or "process" in name)
         ]
         killers = {name: place for place, name in enumerate(self.killers[file], 1)}
         for other in self.killers:
@@ -474,8 +477,8 @@ def pytest_runtestloop(session: pytest.Session) -> bool:
             runner.run_until_one_fails(runner.chosen(os.environ["MUTANT_FILE"], None), out)
         return True
     runner.warm_up()
-    if not known.load():
-        runner.measure()
+    known.load()
+    runner.measure()
     failing = [name for name in runner.items if name not in known.seconds]
     with os.fdopen(int(os.environ["MUTANT_JOBS"])) as lines, os.fdopen(answers, "w", buffering=1) as out:
         out.write(json.dumps({"tests": len(runner.items), "failing": failing}) + "\n")

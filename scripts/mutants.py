@@ -51,7 +51,7 @@ CONFORMANCE = ["tests/conformance/test_conformance.py", "tests/conformance/test_
 #: Tests of bulk reads, and of what the doctor command reads, on each store.
 READERS = ["tests/spark/test_bulk.py", "tests/cli/test_doctor.py"]
 #: On the memory store alone, and not what compares every instant of every zone.
-WORKER = r"^(?!.*(sqlite|valkey|postgres|several_schedulers|no_instant_differs|every_zone))"
+WORKER = r"^(?!.*(sqlite|valkey|redis|cluster|postgres|bouncer|nats|several_schedulers|no_instant_differs|every_zone))"
 #: The tests for the files below a folder: paths, and a pattern of the names of those to run.
 SUITES: dict[str, tuple[list[str], str]] = {
     "store/memory": (CONFORMANCE, r"\[memory(\]|-(?!async))"),
@@ -72,11 +72,15 @@ SUITES: dict[str, tuple[list[str], str]] = {
     "operations": (
         [
             *(f"tests/unit/test_{name}.py" for name in ("operations", "client", "client_receive", "what_arrives")),
-            "tests/schedule", "tests/worker",
+            *(f"tests/conformance/test_{name}.py" for name in ("removal", "repeats")),
+            "tests/wake/test_sleeping.py", "tests/schedule", "tests/worker",
         ],
         WORKER,
     ),
-    "worker": (["tests/worker", "tests/unit/test_health.py", "tests/unit/test_wait_machine.py"], WORKER),
+    "worker": (
+        ["tests/worker", "tests/unit/test_health.py", "tests/unit/test_wait_machine.py", "tests/wake/test_sleeping.py"],
+        WORKER,
+    ),
     "schedule": (["tests/schedule", "tests/valkey/test_chains.py"], WORKER + "|a_promoter_sends_on"),
     "outbox": (["tests/outbox", "tests/relay"], r"^(?!.*(test_kills|test_lake|rabbitmq|kafka|lake))"),
 }  # fmt: skip

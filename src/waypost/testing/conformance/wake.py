@@ -101,13 +101,18 @@ class TestWakeUps:
         assert bench.woken == {"orders": ["a", "b"]}
 
     @pytest.mark.promise("WAKE-2")
-    def test_a_sleeper_is_forgotten_after_its_time(self, bench: Bench) -> None:
+    @pytest.mark.parametrize(
+        ("age_ms", "woken"),
+        [(SLEEPER_TTL_MS - 1, ["young", "old"]), (SLEEPER_TTL_MS, ["young"]), (SLEEPER_TTL_MS + 1000, ["young"])],
+    )
+    def test_a_sleeper_is_forgotten_after_its_time(self, bench: Bench, age_ms: int, woken: list[str]) -> None:
+        began = bench.now_ms
         put_to_sleep(bench, "old")
         bench.after(SLEEPER_TTL_MS / 1000 - 1)
         put_to_sleep(bench, "young")
-        bench.after(2)
+        bench.clock.advance_ms(began + age_ms - bench.now_ms)
         bench.publish_drafts([bench.draft() for _ in range(5)])
-        assert bench.woken == {"orders": ["young"]}
+        assert bench.woken == {"orders": woken}
 
     @pytest.mark.promise("WAKE-2")
     def test_a_claim_without_a_sleeper_name_registers_none(self, bench: Bench) -> None:
