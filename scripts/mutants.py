@@ -220,7 +220,8 @@ SQL_RULES = (
     (r"\b(?:WHERE|AND|OR|IF|WHEN|ON) (?:(?! SET )[^=<>])*?(?<![<>=:])(=)(?![>=])", {"=": "<>"}),
     (r"(?<!CREATE )\b(AND|OR)\b", {"AND": "OR", "OR": "AND"}),
     (r"\b(NOT )(?!NULL|EXISTS \{)", {"NOT ": ""}),
-    (r" ([+-]) ", {"+": "-", "-": "+"}),
+    # Adding 0 keeps the planner from an index.
+    (r" ([+-]) (?!0\b)", {"+": "-", "-": "+"}),
     (r"^ *(PERFORM .*);$", None),
 )
 NOTHING = {".lua": "", ".sql": "NULL"}
