@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from random import Random
@@ -72,7 +72,7 @@ class World:
 
     def _begin(self) -> None:
         operator = self._start(OPERATOR, None, "operations")
-        self._spawn(operator, self._set_up(operator.player))
+        self._spawn(operator, self._set_up, operator.player)
         for step in self.scenario.steps:
             if step.action == "store_restart" and step.arguments.get("lose"):
                 self.loop.at(max(0.0, step.at - step.arguments["lose"]), self.node.take_snapshot)
@@ -117,19 +117,15 @@ class World:
             self.loop.current = before
         self.running[name] = running = RunningProcess(plan, process, link, player)
         if player.has_worker and original is None:
-            self._spawn(running, player.start())
+            self._spawn(running, player.start)
         return running
 
     def _on_reply(self, who: str, step: int) -> None:
         self.recorder.add(ReplyArrived, who, step)
 
-    def _spawn(self, running: RunningProcess, coroutine: Any) -> None:
-        """Run a coroutine as a task of a process."""
-
-        def start() -> None:
-            self.loop.create_task(coroutine)
-
-        self.loop.soon(running.process, start)
+    def _spawn(self, running: RunningProcess, begin: Callable[..., Coroutine[Any, Any, None]], *given: Any) -> None:
+        """Run a coroutine as a task of a process; it is made there, if the process comes to that."""
+        self.loop.soon(running.process, lambda: self.loop.create_task(begin(*given)))
 
     # ---- steps and faults ----------------------------------------------------------------------------------
 
@@ -142,7 +138,7 @@ class World:
             return
         running = self.running.get(step.who)
         if running is not None and not running.process.dead:
-            self._spawn(running, running.player.perform(step))
+            self._spawn(running, running.player.perform, step)
 
     def _begin_fault(self, step: Step) -> int:
         self._faults += 1
@@ -247,7 +243,7 @@ class World:
                 return made
 
             copy.player.post.worker = copied  # type: ignore[assignment,method-assign]
-            self._spawn(copy, copy.player.start())
+            self._spawn(copy, copy.player.start)
         self._end_fault(number, step, lambda: None)
 
     # ---- the end -------------------------------------------------------------------------------------------
