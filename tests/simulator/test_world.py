@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import subprocess
 import sys
+import weakref
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -222,3 +224,11 @@ def test_schedules_relays_and_promoters_run() -> None:
     started = Counter(one.label for one in history.of(HandlerStarted))
     assert started["schedule tick"] in (9, 10)
     assert started["schedule tock"] in (4, 5)
+
+
+def test_a_run_leaves_nothing_behind() -> None:
+    world, _ = run(eventful(3))
+    left = weakref.ref(world)
+    del world
+    gc.collect()
+    assert left() is None

@@ -22,7 +22,7 @@ FOREVER = float("inf")
 #: What a fault leaves behind is over after so long: silent connections, pauses between tries.
 AFTERMATH_SECONDS = 45.0
 #: Faults in which a process runs no code.
-STANDSTILLS = ("freeze", "suspend")
+STANDSTILLS = ("freeze", "stall", "suspend")
 
 
 @dataclass(slots=True)

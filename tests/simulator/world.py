@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import warnings
+from asyncio import events
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -252,14 +253,18 @@ class World:
         """End what is left, silently: no code of it may change what is judged."""
         self.recorder.history, self.node.observe_store = History(), None
         self.loop.close()
-        with warnings.catch_warnings():
-            # A `finally` block may begin a call that no loop runs any more.
-            warnings.simplefilter("ignore")
-            self.threads.end_all()
-            for process in self._processes:
-                process.close_tasks()
-            for generator in self.loop.take_generators():
-                generator.aclose().close()
+        # `finally` blocks may begin calls. They find the loop closed, rather than none, for which asyncio would make one.
+        events._set_running_loop(self.loop)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                self.threads.end_all()
+                for process in self._processes:
+                    process.close_tasks()
+                for generator in self.loop.take_generators():
+                    generator.aclose().close()
+        finally:
+            events._set_running_loop(None)
 
 
 @contextmanager
