@@ -1,16 +1,16 @@
 """Bodies and envelopes to bytes and back.
 
-An envelope is what a store keeps for a message, opaque to it but for the id at a fixed place:
+An envelope is the stored form of a message. It is opaque to the store, except for the id at a fixed position:
 
-    byte 0        version, now 1
+    byte 0        version, currently 1
     bytes 1–24    the message id
-    byte 25       what the body is: 0 bytes, 1 text, 2 JSON
+    byte 25       type of the body: 0 bytes, 1 text, 2 JSON
     bytes 26–29   length of the head, big-endian
-    head          MessagePack map of what is present: t type, c correlation id, r reply-to, x trace, h headers
+    head          MessagePack map of optional fields: t type, c correlation id, r reply-to, x trace, h headers
     body          the rest
 
 Every release reads all older versions. A newer version raises `EnvelopeTooNew`, so that a worker can leave the
-message for a newer one. There is no pickle here and never will be.
+message for a newer one. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ CONTENT_TYPES: tuple[ContentType, ...] = ("application/octet-stream", "text/plai
 _FIXED = 1 + ID_CHARACTERS + 1 + 4
 _NO_HEAD = b"\0\0\0\0"
 _CODES = (b"\0", b"\1", b"\2")
-#: Stands before the reason why a result could not be kept, where a kept one has the code of its content type.
+#: The first byte of the reason why a result could not be kept; a kept result has the code of its content type there.
 _REFUSED = b"\xfe"
 REFUSAL_BYTES_MAX = 512
 _VERSION_BYTE = bytes([VERSION])
@@ -64,7 +64,7 @@ _head_encoder = msgspec.msgpack.Encoder()
 
 
 def _encode_foreign(value: Any) -> Any:
-    """What msgspec does not know inside of other values: pydantic models, and classes made of text or a number."""
+    """Encode what msgspec does not support inside other values: pydantic models, and subclasses of text or numbers."""
     if hasattr(value, "model_dump"):
         return value.model_dump(mode="json")
     plain: tuple[Any, ...] = (str, int, float, dict, list)
@@ -79,7 +79,7 @@ _json_sorted = msgspec.json.Encoder(enc_hook=_encode_foreign, order="sorted")
 
 
 class Encoded(msgspec.Struct, frozen=True, gc=False):
-    """A body as bytes: what it is (`BYTES`, `TEXT`, `JSON`) and the name of its type, if it has one of its own."""
+    """An encoded body: its content type (`BYTES`, `TEXT`, `JSON`) and the name of its type, if it has one."""
 
     content: int
     data: bytes
@@ -87,7 +87,7 @@ class Encoded(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Head(msgspec.Struct):
-    """The optional part of an envelope. Typed, so that a damaged one is noticed here and not in a handler."""
+    """The optional part of an envelope. Typed, so that a damaged one is detected here and not in a handler."""
 
     t: str | None = None
     c: str | None = None
@@ -116,8 +116,8 @@ class Envelope(msgspec.Struct, frozen=True):
 def encode_body(body: object, as_type: Any = None, *, faithful: bool = True) -> Encoded:
     """Turn a body into bytes, or raise `InvalidBody`, `BodyTooLarge` or `BodyTooDeep`.
 
-    `as_type` is the declared type of its queue. A body that would arrive as something else is refused: read back as
-    the declared type, as its own type or as plain JSON, it must equal what was given. `faithful=False` leaves that out.
+    `as_type` is the declared type of its queue. A body that would arrive as a different value is refused: decoded as
+    the declared type, as its own type or as plain JSON, it must equal the given one. `faithful=False` skips that check.
     """
     kind = type(body)
     if kind is dict or kind is list:
@@ -126,7 +126,7 @@ def encode_body(body: object, as_type: Any = None, *, faithful: bool = True) -> 
         try:
             encoded = Encoded(TEXT, body.encode(), None)  # type: ignore[attr-defined]
         except UnicodeEncodeError:
-            raise InvalidBody("the text holds lone surrogates, which UTF-8 cannot carry") from None
+            raise InvalidBody("the text has lone surrogates, which UTF-8 cannot encode") from None
     elif isinstance(body, bytes | bytearray | memoryview):
         encoded = Encoded(BYTES, bytes(body), None)
     elif isinstance(body, str) and not isinstance(body, Enum):
@@ -144,7 +144,7 @@ def encode_body(body: object, as_type: Any = None, *, faithful: bool = True) -> 
 
 
 def type_name_of(body: object) -> str | None:
-    """The name of a body's own type, None for plain JSON values."""
+    """Return the name of a body's own type, None for plain JSON values."""
     kind = type(body)
     if dataclasses.is_dataclass(kind) or isinstance(body, msgspec.Struct) or hasattr(kind, "model_validate_json"):
         return f"{kind.__module__}.{kind.__qualname__}"
@@ -168,7 +168,7 @@ def _encode_json(body: object, faithful: bool) -> bytes:
         data = _json_encoder.encode(body)
     except RecursionError:
         raise BodyTooDeep(f"the body is nested deeper than {JSON_DEPTH_MAX} levels, or holds itself") from None
-    except Exception as error:  # also what a zone or a class of the body raises by itself
+    except Exception as error:  # also errors raised by a time zone or a class in the body
         raise InvalidBody(
             f"a {type(body).__name__} cannot be published as it is ({error}); give bytes, text, JSON values, "
             "a dataclass, a msgspec Struct or a pydantic model"
@@ -184,14 +184,14 @@ def _encode_json(body: object, faithful: bool) -> bytes:
 
 
 def read_as(body: object, as_type: Any = None) -> Any:
-    """What a body is read as when it arrives: the declared type of its queue, or its own; None for plain JSON."""
+    """Return the type that a body is decoded as: the declared type of its queue, or its own; None for plain JSON."""
     if as_type is None or as_type is Any or as_type is object:
         return None if type_name_of(body) is None else type(body)
     return as_type
 
 
 def _check_faithful(body: object, encoded: Encoded, as_type: Any) -> None:
-    """Raise `InvalidBody` if a body would arrive as something else."""
+    """Raise `InvalidBody` if a body would arrive as a different value."""
     if as_type is None:
         if encoded.content != JSON:
             return
@@ -203,7 +203,7 @@ def _check_faithful(body: object, encoded: Encoded, as_type: Any) -> None:
     try:
         restored = decode_body(CONTENT_TYPES[encoded.content], encoded.data, as_type)
     except ConfigurationError:
-        return  # a type with names that are not defined: it cannot be read as that type, and plain JSON arrives
+        return  # a type with undefined names: it cannot be decoded as that type, and plain JSON arrives
     except Undecodable as error:
         if _holds_non_finite(body):
             raise InvalidBody("the body holds NaN or infinity, which JSON cannot carry") from None
@@ -220,7 +220,7 @@ def _check_faithful(body: object, encoded: Encoded, as_type: Any) -> None:
 
 
 def _difference(given: Any, restored: Any, place: str, *, in_own_type: bool) -> str | None:
-    """Where a value and what arrives of it differ, and how; None if they do not. Nothing of the body is quoted."""
+    """Describe the difference between a value and its decoded form, or return None. The body is not quoted."""
     if isinstance(given, msgspec.Raw):
         return None
     if isinstance(given, float) and not math.isfinite(given):
@@ -238,7 +238,7 @@ def _difference(given: Any, restored: Any, place: str, *, in_own_type: bool) -> 
         parts = ((value, restored[key], f"{place}[...]") for key, value in given.items())
         return _first_difference(parts, in_own_type=in_own_type)
     elif isinstance(given, list | tuple) and isinstance(restored, list | tuple) and len(given) == len(restored):
-        # The annotation of a field may be a Sequence: then a list is as good as a tuple.
+        # The annotation of a field may be a Sequence, so a list is accepted for a tuple.
         if isinstance(given, list) or isinstance(restored, tuple) or in_own_type:
             parts = (
                 (one, other, f"{place}[{at}]") for at, (one, other) in enumerate(zip(given, restored, strict=True))
@@ -266,7 +266,7 @@ def _equal(given: Any, restored: Any) -> bool:
 
 
 def _check_depth(data: bytes) -> None:
-    # Fewer brackets than levels allowed cannot be too deep, wherever they stand: two C scans decide nearly always.
+    # With fewer brackets than allowed levels it cannot be too deep: two C scans decide nearly always.
     if data.count(b"[") + data.count(b"{") <= JSON_DEPTH_MAX:
         return
     depth = deepest = 0
@@ -318,12 +318,12 @@ def _holds_non_finite(body: object) -> bool:
 def content_key(encoded: Encoded, as_type: Any = None) -> str:
     """The deduplication key of a body by its content: SHA-256 of the canonical form, type name included.
 
-    It is made of what arrives, read as the declared type of the queue if there is one: sets are sorted, and a whole
-    number in a field of fractions is the fraction.
+    It is computed from the decoded body, as the declared type of the queue if there is one: sets are sorted, and an
+    integer in a float field is a float.
     """
     data = encoded.data
     if encoded.content == JSON:
-        # A pydantic model has an order and a form of its own: its JSON text counts.
+        # A pydantic model has its own order and form, so its JSON text is used.
         kind: Any = None if hasattr(as_type, "model_validate_json") else as_type
         data = _json_sorted.encode(decode_body(CONTENT_TYPES[JSON], data, kind))
     digest = hashlib.sha256(f"{encoded.content}:{encoded.type_name or ''}\n".encode())
@@ -339,7 +339,7 @@ def encode_head(
     trace: Mapping[str, str] | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> bytes:
-    """The optional part of an envelope with its length before it. Made once for a batch that shares it."""
+    """Return the encoded head with its length before it. Encoded once for a batch that shares it."""
     head: dict[str, Any] = {}
     if type_name is not None:
         head["t"] = type_name
@@ -372,17 +372,17 @@ def _header_text(what: str, value: object) -> str:
 
 
 def make_envelope(message_id: str, encoded: Encoded, head: bytes = _NO_HEAD) -> bytes:
-    """Put an envelope together. `head` comes from `encode_head`."""
+    """Return an envelope. `head` comes from `encode_head`."""
     return b"".join((_VERSION_BYTE, message_id.encode(), _CODES[encoded.content], head, encoded.data))
 
 
 def with_id(envelope: bytes, message_id: str) -> bytes:
-    """The same envelope under another id."""
+    """Return the same envelope with another id."""
     return envelope[:1] + message_id.encode() + envelope[1 + len(message_id) :]
 
 
 class Heads:
-    """The heads of one call's envelopes: the same but for the name of the body's type, so each is encoded once."""
+    """The heads of one call's envelopes: they differ only in the type name of the body, so each is encoded once."""
 
     __slots__ = ("_correlation_id", "_headers", "_reply_to", "_trace", "_typed", "plain")
 
@@ -411,7 +411,7 @@ class Heads:
         )
 
     def of(self, type_name: str | None) -> bytes:
-        """The head for a body of this type."""
+        """Return the head for a body of this type."""
         if type_name is None:
             return self.plain
         head = self._typed.get(type_name)
@@ -420,7 +420,7 @@ class Heads:
         return head
 
 
-#: A JSON text this short cannot be too deep, since every level opens and closes, nor too large.
+#: A JSON text this short can be neither too deep, because every level needs two brackets, nor too large.
 _SURELY_SHALLOW = 2 * JSON_DEPTH_MAX
 _PLAIN_JSON = ({dict}, {list}, {dict, list})
 
@@ -447,15 +447,15 @@ def seal_many(ids: Sequence[str], bodies: Sequence[object], heads: Heads, as_typ
 
 
 def _plain_lines(bodies: Sequence[object]) -> list[bytes] | None:
-    """One JSON text for each body; None if one of them is not plain, and the careful way must say which and why."""
+    """Return one JSON text for each body; None if one of them is not plain and must be encoded singly."""
     try:
         text = _json_encoder.encode_lines(bodies)
         lines = text.split(b"\n")
         lines.pop()
-        # Another count means that a body brought a line end of its own (msgspec.Raw).
+        # Another count means that a body has a line end itself (msgspec.Raw).
         if len(lines) != len(bodies):
             return None
-        # What would arrive as something else is left to the careful way.
+        # A body that would arrive as a different value is encoded singly.
         if _json_decoder.decode_lines(text) != list(bodies):
             return None
         for line in lines:
@@ -469,18 +469,18 @@ def _plain_lines(bodies: Sequence[object]) -> list[bytes] | None:
 
 
 def encode_result(value: object) -> bytes:
-    """A kept result as bytes: what it is, then the value, with the limits of a body."""
+    """Return an encoded result: its content type, then the value, with the limits of a body."""
     encoded = encode_body(value, faithful=False)
     return _CODES[encoded.content] + encoded.data
 
 
 def refused_result(error: Exception) -> bytes:
-    """What is kept in place of a result that could not be encoded: the reason."""
+    """Return what is kept instead of a result that could not be encoded: the reason."""
     return _REFUSED + f"{type(error).__name__}: {error}".encode("utf-8", "replace")[:REFUSAL_BYTES_MAX]
 
 
 def refusal_of(data: bytes | None) -> str | None:
-    """Why a result could not be kept, None if it was."""
+    """Return why a result could not be kept, or None."""
     return data[1:].decode("utf-8", "replace") if data is not None and data[:1] == _REFUSED else None
 
 
@@ -501,7 +501,7 @@ def decode_result(data: bytes, as_type: Any = None) -> Any:
 
 
 def open_envelope(data: bytes) -> Envelope:
-    """Take an envelope apart; raise `EnvelopeTooNew` or `Undecodable`."""
+    """Decode an envelope; raise `EnvelopeTooNew` or `Undecodable`."""
     if not data:
         raise Undecodable("the envelope is empty")
     if data[0] > VERSION:
@@ -523,7 +523,7 @@ def open_envelope(data: bytes) -> Envelope:
 
 
 def with_trace(data: bytes, trace: Mapping[str, str]) -> bytes:
-    """The same envelope with this trace context in it."""
+    """Return the same envelope with this trace context."""
     envelope = open_envelope(data)
     head = encode_head(
         type_name=envelope.type_name,
@@ -536,7 +536,7 @@ def with_trace(data: bytes, trace: Mapping[str, str]) -> bytes:
 
 
 def plain_body(data: bytes) -> tuple[ContentType, bytes] | None:
-    """Content type and body of an envelope with nothing else in it: most are such. None: open it with care."""
+    """Return content type and body of an envelope without a head, as most are; None for any other."""
     if data[:1] == _VERSION_BYTE and data[_FIXED - 4 : _FIXED] == _NO_HEAD and data[_FIXED - 5] < len(CONTENT_TYPES):
         return CONTENT_TYPES[data[_FIXED - 5]], data[_FIXED:]
     return None
@@ -546,7 +546,7 @@ def plain_body(data: bytes) -> tuple[ContentType, bytes] | None:
 
 
 def _json_decoder_of(as_type: Any) -> Callable[[bytes], Any]:
-    """How a type is read from JSON; kept, since finding out costs more than reading a small body."""
+    """How a type is decoded from JSON; cached, because preparing it costs more than decoding a small body."""
     try:
         hash(as_type)
     except TypeError:
@@ -563,7 +563,7 @@ def _make_json_decoder(as_type: Any) -> Callable[[bytes], Any]:
     except TypeError:
         members = _members(as_type)
         shapes = [shape for shape in map(_json_shape, members) if shape is not None]
-        # Of two members that are read from a JSON object, the first that fits could be the wrong one.
+        # Of two members that decode from a JSON object, the first match could be the wrong one.
         if len(members) < 2 or len(set(shapes)) < len(shapes):
             raise
     readers = [_make_json_decoder(one) for one in sorted(members, key=lambda one: one is not str)]
@@ -574,7 +574,7 @@ _kept_json_decoder_of = lru_cache(maxsize=256)(_make_json_decoder)
 
 
 def _read_first(readers: Sequence[Callable[[bytes], Any]], data: bytes) -> Any:
-    """What the first member of a union that fits makes of it."""
+    """Return the value decoded as the first matching member of a union."""
     for read in readers[:-1]:
         try:
             return read(data)
@@ -584,7 +584,7 @@ def _read_first(readers: Sequence[Callable[[bytes], Any]], data: bytes) -> Any:
 
 
 def _members(as_type: Any) -> tuple[Any, ...]:
-    """The members of a union, or the type itself alone."""
+    """Return the members of a union, or the type itself."""
     return get_args(as_type) if get_origin(as_type) in (Union, UnionType) else (as_type,)
 
 
@@ -600,7 +600,7 @@ def _json_shape(as_type: Any) -> Literal["object", "array"] | None:
 
 
 def _restore(kind: type, value: Any) -> Any:
-    """Types that msgspec does not know, inside of others: pydantic models, and classes made of text or a number."""
+    """Decode types that msgspec does not support inside others: pydantic models, and subclasses of text or numbers."""
     if kind is object:
         return value
     if isinstance(value, kind):
@@ -610,7 +610,7 @@ def _restore(kind: type, value: Any) -> Any:
             return kind.model_validate(value)
         if type(value) in _SUBCLASSED and issubclass(kind, type(value)):
             return kind(value)
-    except Exception:  # the text of a foreign error may repeat the body
+    except Exception:  # the text of another error may repeat the body
         raise ValueError(f"Expected `{kind.__name__}`, got another `{type(value).__name__}`") from None
     raise ValueError(f"Expected `{kind.__name__}`, got `{type(value).__name__}`")
 
@@ -621,7 +621,7 @@ _SUBCLASSED = frozenset((str, bytes, int, float, list, dict))
 def check_type(what: str, as_type: Any, error: type[WaypostError] = InvalidInput) -> Any:
     """Return a type that bodies can be read as unchanged; None and Any stand for any body.
 
-    One whose annotations name classes that are not defined yet is fine: it is looked at again when a worker starts.
+    A type whose annotations name undefined classes is accepted: it is checked again when a worker starts.
     """
     try:
         _json_decoder_of(as_type)
@@ -645,7 +645,7 @@ def decode_body(content_type: str, data: bytes) -> Any: ...
 @overload
 def decode_body(content_type: str, data: bytes, as_type: type[T]) -> T: ...
 def decode_body(content_type: str, data: bytes, as_type: Any = None) -> Any:
-    """The body as it was published, or as `as_type`; `Undecodable` if it is not one."""
+    """Return the body as it was published, or as `as_type`; `Undecodable` if it does not match."""
     try:
         if content_type == "application/octet-stream":
             value: Any = data
@@ -656,9 +656,9 @@ def decode_body(content_type: str, data: bytes, as_type: Any = None) -> Any:
         else:
             return _json_decoder_of(as_type)(data)
     except NameError as error:
-        # The program is at fault, and not the body.
+        # The error is in the program, not in the body.
         raise ConfigurationError(f"type {show(as_type)} cannot be resolved: {error}") from None
-    except Exception as error:  # also what a type's own code raises: another try would read the same bytes
+    except Exception as error:  # also errors of a type's own code: a retry would decode the same bytes
         wanted = "JSON" if as_type is None else _name_of_type(as_type)
         # Pydantic's text repeats the input, and so may a type's own; payloads stay out of errors.
         text = str(error) if type(error) in _SAFE_TO_QUOTE else type(error).__name__
@@ -666,14 +666,14 @@ def decode_body(content_type: str, data: bytes, as_type: Any = None) -> Any:
     return value if as_type is None or as_type is Any else _as_text_or_bytes(value, as_type)
 
 
-#: Errors whose text names the place and the types, and nothing of the body.
+#: Errors whose text has the path and the types, and nothing of the body.
 _SAFE_TO_QUOTE = (msgspec.DecodeError, msgspec.ValidationError)
-#: Text and bytes are what they are: a date that is written as text is no date.
+#: Text and bytes are not converted: a text is not parsed as a date.
 _UNCONVERTED = (bytes, bytearray, memoryview, datetime, date, time, timedelta, Decimal, UUID)
 
 
 def _as_text_or_bytes(value: str | bytes, as_type: Any) -> Any:
-    """A text or bytes body as a type that admits it: `str`, a union with it, a literal, a new type of it."""
+    """Return a text or bytes body as a type that allows it: `str`, a union with it, a literal, a new type of it."""
     for member in _members(as_type):
         if member is type(value) or member is object:
             return value

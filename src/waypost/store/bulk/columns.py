@@ -1,4 +1,4 @@
-"""From bytes and values to Arrow columns: what the readers of all stores share."""
+"""Arrow columns from bytes and values: functions that the readers of all stores share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _JSON, _TEXT = "application/json", "text/plain"
 
 
 def envelope_columns(envelopes: Sequence[bytes | None], wanted: Iterable[str]) -> dict[str, Any]:
-    """The columns of what is in envelopes, only those that are wanted."""
+    """Return the requested columns of envelopes."""
     chosen = [name for name in ENVELOPE_COLUMNS if name in set(wanted)]
     if not chosen:
         return {}
@@ -43,12 +43,12 @@ def _opened(data: bytes) -> codec.Envelope:
     try:
         return codec.open_envelope(data)
     except WaypostError:
-        # A newer release wrote it, or it is damaged. It is shown as it is rather than stop the whole read.
+        # A newer release wrote it, or it is damaged. Return it unchanged rather than fail the whole read.
         return codec.Envelope("", "", data)  # type: ignore[arg-type]
 
 
 def text_of(envelope: codec.Envelope) -> str | None:
-    """The body as text, where it is JSON or text."""
+    """Return the body as text, if it is JSON or text."""
     if envelope.content_type in (_JSON, _TEXT):
         try:
             return envelope.data.decode()
@@ -58,7 +58,7 @@ def text_of(envelope: codec.Envelope) -> str | None:
 
 
 def batch_of(table: Table, columns: Sequence[str], arrays: Mapping[str, Any], rows: int) -> Any:
-    """A record batch of exactly these columns; what no array was given for is null."""
+    """Return a record batch with exactly these columns; those without an array are null."""
     filled = [arrays[name] if name in arrays else pa.nulls(rows, table.arrow_type(name)) for name in columns]
     return pa.RecordBatch.from_arrays(filled, schema=table.arrow(columns))
 
@@ -68,7 +68,7 @@ _STORED_FIELDS = [name for name in MESSAGES.columns if name not in (*ENVELOPE_CO
 
 
 def events_batch(events: Sequence[Event], columns: Sequence[str]) -> Any:
-    """Events that were read one by one."""
+    """Return a batch of events that were read one by one."""
     arrays = {
         name: pa.array([getattr(event, name) for event in events], JOURNAL.arrow_type(name))
         for name in _EVENT_FIELDS
@@ -79,7 +79,7 @@ def events_batch(events: Sequence[Event], columns: Sequence[str]) -> Any:
 
 
 def stored_batch(queue: str, messages: Sequence[Stored], columns: Sequence[str]) -> Any:
-    """Messages that were read one by one."""
+    """Return a batch of messages that were read one by one."""
     arrays = {
         name: pa.array([getattr(message, name) for message in messages], MESSAGES.arrow_type(name))
         for name in _STORED_FIELDS
@@ -92,7 +92,7 @@ def stored_batch(queue: str, messages: Sequence[Stored], columns: Sequence[str])
 
 
 def struct_batch(table: Table, queue: str, rows: Sequence[msgspec.Struct], columns: Sequence[str]) -> Any:
-    """Values of a frozen struct as rows; fields that it does not have are null."""
+    """Return structs as rows; missing fields are null."""
     arrays = {
         name: pa.array([getattr(row, name, None) for row in rows], table.arrow_type(name))
         for name in columns
@@ -103,12 +103,12 @@ def struct_batch(table: Table, queue: str, rows: Sequence[msgspec.Struct], colum
 
 
 def constant(value: str, rows: int) -> Any:
-    """One text for every row."""
+    """Return a column with the same text in every row."""
     return pa.repeat(pa.scalar(value, pa.string()), rows)
 
 
 def fixed_texts(data: Any, width: int) -> Any:
-    """Texts that all have the same length, from a contiguous array of them: no object for each."""
+    """Return a column of texts of equal length from a contiguous array, without an object for each."""
     rows = len(data)
     offsets = np.arange(0, width * (rows + 1), width, dtype=np.int32)
     return pa.Array.from_buffers(
@@ -117,6 +117,6 @@ def fixed_texts(data: Any, width: int) -> Any:
 
 
 def numbers(values: Any, kind: Any, missing: Any = None) -> Any:
-    """A column of integers from a numpy array; `missing` marks the rows that have none."""
+    """Return a column of integers from a numpy array; `missing` marks null rows."""
     dtype = np.int32 if kind == pa.int32() else np.int64
     return pa.array(np.ascontiguousarray(values, dtype=dtype), kind, mask=missing)

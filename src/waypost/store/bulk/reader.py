@@ -14,18 +14,18 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A part of the messages of one state: from `low` on, up to `high` but not with it. None is open."""
+    """A part of the messages of one state: from `low` up to but excluding `high`. None is unbounded."""
 
     queue: str
     state: MessageState
     low: str | None
     high: str | None
-    #: About how many messages, for sharing out the work.
+    #: The approximate number of messages, to distribute the work.
     rows: int
 
 
 class PageSize:
-    """How many rows to read at once: many small ones, few large ones, so that a page fits in memory."""
+    """The number of rows to read at once: many small ones or few large ones, so that a page fits in memory."""
 
     def __init__(self, first: int, most: int, bytes_wanted: int) -> None:
         self.rows = first
@@ -33,7 +33,7 @@ class PageSize:
         self._bytes = bytes_wanted
 
     def learn(self, rows: int, size: int) -> None:
-        """A page had so many rows and so many bytes. It grows by steps: the next rows may be larger than these."""
+        """Adapt to a page with these rows and bytes. It grows step by step: the next rows may be larger."""
         if rows:
             self.rows = max(1, min(self._most, self.rows * 8, self._bytes * rows // max(1, size)))
 
@@ -46,7 +46,7 @@ class BulkConnection(Protocol):
         ...
 
     def attempt(self, read: Callable[[], T]) -> T:
-        """Run a read over a connection of the reader's own, which raises the errors of an executor."""
+        """Run a read on the reader's own connection; raises the errors of an executor."""
         ...
 
 
@@ -54,15 +54,15 @@ class BulkReader(Protocol):
     """Reads of one store. Columns are those of `waypost.store.bulk.tables`."""
 
     def journal(self, queue: str, after: int, to: int, columns: Sequence[str]) -> Iterator[Any]:
-        """Record batches of the events with numbers in (after, to]."""
+        """Yield record batches of the events with numbers in (after, to]."""
         ...
 
     def spans(self, queue: str, state: MessageState, parts: int) -> list[Span]:
-        """The messages of a state in up to so many parts that do not overlap."""
+        """Return the messages of a state in up to this many parts that do not overlap."""
         ...
 
     def messages(self, span: Span, columns: Sequence[str]) -> Iterator[Any]:
-        """Record batches of the messages of a span."""
+        """Yield record batches of the messages of a span."""
         ...
 
     def close(self) -> None:

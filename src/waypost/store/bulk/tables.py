@@ -1,6 +1,6 @@
-"""The tables that bulk readers hand out, declared once: names, Spark's types and Arrow's types side by side.
+"""The tables that bulk readers return, declared once: names, Spark's types and Arrow's types.
 
-A reader gives exactly these columns in exactly this order, or those of them that were asked for. Times are milliseconds
+A reader returns exactly these columns in this order, or the requested ones. Times are milliseconds
 by the store's clock, as everywhere in waypost.
 """
 
@@ -59,8 +59,8 @@ class Table:
         return tuple(name for name, _ in wanted)
 
 
-#: What an envelope is made of. `text` is the body where that is JSON or text, else null. An envelope of a newer
-#: release is left whole: it is the body then, and there is no content type.
+#: The parts of an envelope. `text` is the body if that is JSON or text, else null. An envelope of a newer
+#: release is not decoded: it is the body, and there is no content type.
 ENVELOPE: Final = {
     "content_type": "STRING",
     "type_name": "STRING",
@@ -102,7 +102,7 @@ JOURNAL: Final = Table(
     },
 )
 
-#: Messages as they lie in the store, one row for each.
+#: Messages in the store, one row for each.
 MESSAGES: Final = Table(
     "messages",
     {
@@ -130,7 +130,7 @@ MESSAGES: Final = Table(
     },
 )
 
-#: Schedules, one row for each. `spec` is the rule and its message as the store keeps them.
+#: Schedules, one row for each. `spec` is the stored rule with its message.
 SCHEDULES: Final = Table(
     "schedules",
     {

@@ -1,8 +1,8 @@
 """Chains, and waiters for the end of a message: functions of a queue model.
 
-A chain is a message published as the first of one, and everything that was sent on from it. Its first queue
-counts which of its messages are open. Each end travels there as a notice, which names the messages sent on:
-a message is open from the notice of the one before it until its own, in whatever order the two arrive.
+A chain is a first message and all continuations from it. Its first queue
+counts its unfinished messages. Each message that ends sends a notice there, with the ids of its continuations:
+a message is unfinished from the notice of its predecessor until its own, in whatever order the two arrive.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def begin(model: QueueModel, now: int, record: Record) -> None:
-    """A message was stored: it may be the first of a chain, and it may have to wait for others."""
+    """Handle a stored message: it may be the first of a chain, and it may have to wait for others."""
     if record.chain == chain_id(model.name, record.id):
         model.chains = {id: chain for id, chain in model.chains.items() if chain.until_ms > now}
         model.chains[record.id] = ChainRecord(NO_END_MS, Counter({record.chain: 1}))
@@ -56,7 +56,7 @@ def notify_chain(
 
 
 def arrive(model: QueueModel, now: int, notice: Notice, operation: Operation | None = None) -> None:
-    """Act on a notice."""
+    """Apply a notice."""
     if notice.kind == "completed":
         _unblock(model, now, notice, operation)
         return
@@ -122,7 +122,7 @@ def _unblock(model: QueueModel, now: int, notice: Notice, operation: Operation |
 
 
 def watch(model: QueueModel, now: int, message_id: str, waiter: str | None) -> Watched:
-    """How a message stands, and for `waiter` a wake-up when it ends."""
+    """Return the state of a message, and register `waiter` to be woken when it ends."""
     record = model.messages.get(message_id)
     if record is not None and record.state == "dead":
         return Watched("dead", "dead", record.reason, record.error_type, record.error)
@@ -139,7 +139,7 @@ def watch(model: QueueModel, now: int, message_id: str, waiter: str | None) -> W
 
 
 def watch_chain(model: QueueModel, now: int, message_id: str, waiter: str | None) -> ChainState:
-    """How a chain stands, and for `waiter` a wake-up when it is finished."""
+    """Return the state of a chain, and register `waiter` to be woken when it ends."""
     chain = _chain(model, now, message_id)
     if chain is None:
         return ChainState(False)

@@ -1,7 +1,7 @@
 """One queue as a model: what each verb means, in plain Python.
 
-Other stores translate this file. Where they are clever, it is dull; where they differ from it, they are wrong: the
-conformance suite and the state machine compare them step by step.
+Other stores implement the same behaviour. This file is simple rather than fast; where they differ from it, they are
+wrong: the conformance suite and the state machine compare them step by step.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ from waypost.values import (
     is_side_effect,
 )
 
-#: What becomes of a message that no claim could reach.
+#: What a repair does with a message that no claim could reach.
 AT_HEAD = "ready at the head of its priority"
 #: Ends after which a key is free at once, even inside its window.
 FREES_WINDOW = frozenset(("dead", "cancelled", "dropped", "replaced"))
-#: Silent sessions that one step may forget.
+#: Expired sessions that one step may delete.
 SESSIONS_SWEPT = 2
 #: The order in which each state is listed.
 ORDERS: dict[MessageState, Callable[[Record], tuple[object, ...]]] = {
@@ -82,7 +82,7 @@ ORDERS: dict[MessageState, Callable[[Record], tuple[object, ...]]] = {
 
 
 def _passes_cap(draft: Draft) -> bool:
-    """Whether it is a part of a settle that has happened, so that it is never refused."""
+    """Return whether it is part of a settle, so that it is never refused."""
     return draft.forwarded and not draft.capped
 
 
@@ -91,9 +91,9 @@ class QueueModel:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        #: Whether it is a queue: a claim of a name that is none registers its sleeper, and makes no queue.
+        #: Whether it exists: a claim of a name without a queue registers its sleeper, and creates no queue.
         self.made = False
-        #: When a queue of this name was last removed, by which operation, and how long that is remembered.
+        #: When a queue with this name was last removed, by which operation, and until when that is kept.
         self.removed_ms = 0
         self.removed_mark = b""
         self.removed_until = 0
@@ -101,7 +101,7 @@ class QueueModel:
         self.paused = False
         self.replays: dict[bytes, Replays] = {}
         self.sleepers: dict[str, int] = {}
-        #: Until when the memory of sleepers can be trusted; after it everybody is woken once.
+        #: Until when the record of sleepers is valid; after it every worker is woken once.
         self.sleepers_known_until = 0
         #: Workers that poll again soon, and until when: until then no sleeper is woken for a few messages.
         self.polling_soon: dict[str, int] = {}
@@ -111,17 +111,17 @@ class QueueModel:
         self.journal_first = 1
         self.journal_last = 0
         self.readers: dict[str, int] = {}
-        #: What the step under way does besides its work.
+        #: The side effects of the current step.
         self.also = SideEffects()
         self.messages: dict[str, Record] = {}
         self.results: dict[str, tuple[bytes, int]] = {}
         self.chains: dict[str, ChainRecord] = {}
-        #: Who waits for the end of a message, and ends that a client waited for.
+        #: Clients that wait for the end of a message, and ends that a client waited for.
         self.awaited: dict[str, dict[str, int]] = {}
         self.ends: dict[str, tuple[Watched, int]] = {}
-        #: Notices of the step under way, for the store to take to their queues.
+        #: Notices of the current step, which the store delivers to their queues.
         self.notices: list[Notice] = []
-        #: Waiters to be woken by the step under way.
+        #: Waiters that the current step wakes.
         self.waiters_to_wake: list[str] = []
         self.completed: deque[Record] = deque()
         self.keys: dict[str, Holder] = {}
@@ -129,7 +129,7 @@ class QueueModel:
         self.arrivals: dict[str, int] = {}
         self.schedules: dict[str, StoredSchedule] = {}
         self.sequence = 0
-        #: Messages that became claimable in the step under way: so many sleepers are worth waking.
+        #: The number of messages that became claimable in the current step: this many sleepers are woken.
         self.freshly_ready = 0
         self.rate_log: list[tuple[int, int]] = []
 
@@ -156,7 +156,7 @@ class QueueModel:
         return results
 
     def _plan(self, now: int, draft: Draft) -> tuple[str, str]:
-        """What to do with a draft, and the id of the message that it concerns: reads only."""
+        """Return what to do with a draft, and the id of the message that it concerns. Changes nothing."""
         if draft.forwarded and (draft.id in self.messages or self.arrivals.get(draft.id, 0) > now):
             return "arrived", draft.id
         if draft.key is None:
@@ -177,7 +177,7 @@ class QueueModel:
         return draft.on_conflict, standing
 
     def _key_in_use(self, now: int, key: str) -> bool:
-        """Whether a publish of this key would find it in use: by an unfinished message, or inside a window."""
+        """Return whether this key is in use: by an unfinished message, or inside a window."""
         return key in self.keys or self.windows.get(key, ("", 0))[1] > now
 
     def _make_room(
@@ -191,7 +191,7 @@ class QueueModel:
         if cap is None or added == 0:
             return
         pending = self._pending()
-        # A cap that was lowered far is reached bit by bit, so that no publish has to drop a whole queue.
+        # A much lower cap is reached step by step, so that no publish has to drop a whole queue.
         over = min(pending + added - cap, added + BURY_MAX)
         if over <= 0:
             return
@@ -212,7 +212,7 @@ class QueueModel:
         return self.count("ready") + self.count("delayed") + self.count("waiting")
 
     def _count_over_cap(self, added: int) -> None:
-        """Count how many of the messages that were just taken in without regard to the cap are past it."""
+        """Count how many of the messages that were just accepted regardless of the cap exceed it."""
         if added and self.policy.max_pending is not None:
             self.counts["over_cap"] += min(added, max(0, self._pending() - self.policy.max_pending))
 
@@ -221,14 +221,14 @@ class QueueModel:
     ) -> Published:
         status: PublishStatus
         if draft.forwarded and action != "arrived":
-            # Also when its key is taken: that answer is final, and must not change because it was sent again.
+            # Also if its key is in use: that answer is final, and must not change when it is sent again.
             self.arrivals = {id: until for id, until in self.arrivals.items() if until > now}
             self.arrivals[draft.id] = now + ARRIVAL_TTL_MS
         if action in ("duplicate", "conflict", "arrived"):
             self.count_up(now, "duplicates")
             self.note(now, "duplicate", operation, None, message_id=holder_id, key=draft.key)
             if draft.forwarded and draft.chain is not None and action != "arrived":
-                # Another message stands for it, which is not of this chain: its branch ends here.
+                # Another message, not of this chain, replaces it: its branch ends here.
                 chains.notify_chain(self, draft.chain, draft.id, 0, (), "duplicate")
             return Published(holder_id, "conflict" if action == "conflict" else "duplicate", self.name)
         due = draft.at_ms if draft.at_ms is not None else now + draft.delay_ms
@@ -307,7 +307,7 @@ class QueueModel:
             leases, more = self._lease(now, room, bytes_max, operation, nonce, worker)
         self._trim_dead(now)
         if sleeper is not None and len(leases) < limit and not more:
-            # It took all there was and has room for more; a claim of nothing only ends its sleep.
+            # It took all messages and could take more; a claim of nothing only unregisters the sleeper.
             self.sleepers = {name: until for name, until in self.sleepers.items() if until > now}
             self.sleepers[sleeper] = now + SLEEPER_TTL_MS
             self.sleepers_known_until = now + SLEEPER_TTL_MS
@@ -319,7 +319,7 @@ class QueueModel:
     def claim_again(self, now: int, ids: Iterable[str], held: bytes, nonce: bytes) -> Claimed:
         """The answer to a repeated claim: what is still leased under its nonce, armed anew, nothing counted.
 
-        From here on the leases belong to this sending alone: the process that got the first answer may be another.
+        From here on the leases belong to this attempt alone: another process may have got the first answer.
         """
         leases = []
         for message_id in ids:
@@ -336,11 +336,11 @@ class QueueModel:
         )
 
     def poll(self, now: int, sleeper: str | None) -> PolledQueue:
-        """Whether a claim may bring something. A sleeper that is registered stays so for longer."""
+        """Return whether a claim may return something. Renews the registration of a sleeper."""
         next_due, next_lease = (None, None) if self.paused else (self.next_due(now), self.next_lease(now))
         needs_claim = next_due == 0 or next_lease == 0 or (self.count("ready") > 0 and not self.paused)
         needs_claim = needs_claim or self._has_old_dead(now)
-        # A claim brings leases to their length that were given before the clock was set back.
+        # A claim shortens leases from before the clock was set back to their own length.
         needs_claim = needs_claim or (next_lease or 0) > (self.policy.lease_ms or math.inf)
         if sleeper is not None:
             until = self.sleepers.get(sleeper, 0)
@@ -360,7 +360,7 @@ class QueueModel:
             self.note(now, "promoted", operation, record, cause="due")
 
     def _cap_leases(self, now: int) -> None:
-        """A lease that ends later than its own length from now was given before the clock was set back."""
+        """Return whether a lease is from before the clock was set back: it ends later than its own length from now."""
         for record in self._in("leased"):
             record.lease_end_ms = min(record.lease_end_ms or 0, now + record.lease_ms)
 
@@ -376,14 +376,14 @@ class QueueModel:
             self._to_head(record, deadline, "expired")
 
     def _room(self, now: int, limit: int) -> tuple[int, int | None]:
-        """How many may be leased now, and how long until the rate lets another one through."""
+        """Return how many may be leased now, and the time until the rate allows another one."""
         policy, room, next_rate_ms = self.policy, limit, None
         if policy.max_running is not None:
             room = min(room, max(0, policy.max_running - self.count("leased")))
         if policy.rate_count is not None and policy.rate_per_ms is not None:
             self.rate_log = [(at, n) for at, n in self.rate_log if at > now - policy.rate_per_ms]
             if self.rate_log and self.rate_log[-1][0] > now:
-                # The clock was set back. The whole window counts from now on, not until the clock has caught up.
+                # The clock was set back. The whole window counts from now on, not until the clock reaches the old time.
                 self.rate_log = [(now, sum(n for _, n in self.rate_log))]
             allowed = policy.rate_count - sum(n for _, n in self.rate_log)
             if allowed <= 0:
@@ -394,7 +394,7 @@ class QueueModel:
     def _lease(
         self, now: int, room: int, bytes_max: int, operation: Operation, nonce: bytes, worker: str
     ) -> tuple[list[Lease], bool]:
-        """Lease what comes first, up to the first message that does not fit any more; and whether there is one."""
+        """Lease messages in order, up to the first that does not fit; return also whether there is one."""
         leases: list[Lease] = []
         buried, left, more = 0, bytes_max, False
         for record in sorted(self._ready(), key=lambda r: (-r.priority, r.position, r.id)):
@@ -441,7 +441,7 @@ class QueueModel:
     # ---- settle, extend, cancel --------------------------------------------------------------------------
 
     def held(self, id: str, token: int, nonce: bytes) -> Record | None:
-        """The fence: the message, if this token and nonce still hold its lease."""
+        """Return the message if this token and nonce still hold its lease: the fence."""
         record = self.messages.get(id)
         if record is None or record.state != "leased" or record.token != token or record.nonce != nonce:
             return None
@@ -501,7 +501,7 @@ class QueueModel:
         record = self.held(hold.id, hold.token, hold.nonce)
         if record is None:
             return "lost"
-        # The length it was claimed with: its worker renews by that, whatever the queue's lease has become since.
+        # The length at the claim: its worker renews by that, whatever the queue's lease is now.
         record.lease_end_ms = now + record.lease_ms
         return "cancel" if record.cancel_requested else "ok"
 
@@ -538,7 +538,7 @@ class QueueModel:
         dead = sorted(self._in("dead"), key=lambda r: (r.ended_ms or 0, r.id))
         chosen = [r for r in dead if (not ids or r.id in ids) and (reason is None or r.reason == reason)]
         if reason is None and not ids:
-            # Without a filter, those left dead as duplicates would be chosen again and again.
+            # Without a filter, letters that stay dead as duplicates would be chosen again and again.
             chosen = [r for r in chosen if r.reason != "duplicate"]
         moved, duplicates = [], []
         for record in chosen[:limit]:
@@ -591,7 +591,7 @@ class QueueModel:
     # ---- how a message moves -----------------------------------------------------------------------------
 
     def make_claimable(self, now: int, record: Record, ready_ms: int) -> None:
-        """To the end of its priority, or to the timers if its time has not come."""
+        """Put a message at the end of its priority, or among the timers if it is not due."""
         record.ready_ms = ready_ms
         if ready_ms > now:
             record.state = "delayed"
@@ -602,13 +602,13 @@ class QueueModel:
         record.position = self.sequence
 
     def _to_head(self, record: Record, ready_ms: int, cause: str) -> None:
-        """Before all others of its priority, in the order of `ready_ms`."""
+        """Put a message before all others of its priority, in the order of `ready_ms`."""
         record.state, record.cause, record.ready_ms = "ready", cause, ready_ms
         record.position = ready_ms - HEAD_OFFSET
         self.freshly_ready += 1
 
     def _ends_otherwise(self, now: int, record: Record, operation: Operation, cause: str) -> bool:
-        """A delivery that would go back ends here instead if it was cancelled, or its key's next generation waits."""
+        """End a delivery that would be returned, if it was cancelled or its key has a successor."""
         if record.cancel_requested:
             self._end(now, record, "cancelled", operation, cause=cause)
             return True
@@ -627,7 +627,7 @@ class QueueModel:
         cause: str | None = None,
         begun: tuple[str, ...] = (),
     ) -> None:
-        """The end of a message: counted, journalled, its key free or handed to the next generation."""
+        """End a message: count and journal it, and free its key or pass it to the successor."""
         self.count_up(now, how)
         details = run_of(now, record) if record.state == "leased" else {}
         self.note(
@@ -667,7 +667,7 @@ class QueueModel:
             self.note(now, "promoted", operation, heir, cause="unparked")
 
     def check(self, now: int, *, mend: bool) -> CheckPage:
-        """Messages in no state that there is go to the head of their priority; counters follow the messages."""
+        """Put messages in an invalid state at the head of their priority; set counters to what is stored."""
         damages = []
         for record in list(self.messages.values()):
             if record.state in ORDERS:
@@ -695,7 +695,7 @@ class QueueModel:
     # ---- removal -----------------------------------------------------------------------------------------
 
     def left(self, now: int) -> dict[str, int]:
-        """What keeps this queue from being removed."""
+        """Return what prevents the removal of this queue."""
         states: tuple[MessageState, ...] = ("ready", "delayed", "waiting", "leased", "dead")
         counts: dict[str, int] = {state: self.count(state) for state in states}
         counts |= {
@@ -709,7 +709,7 @@ class QueueModel:
     def successor(self, now: int, mark: bytes) -> QueueModel:
         """What is remembered of this queue after its removal; a new queue of the same name goes on from it.
 
-        Operations and arrivals, until a repeat of none can come any more; and the last number of the journal.
+        Operations and arrivals, until none can be repeated any more; and the last number of the journal.
         """
         model = QueueModel(self.name)
         model.removed_ms, model.removed_mark, model.removed_until = now, mark, now + REMOVED_TTL_MS
@@ -718,12 +718,12 @@ class QueueModel:
         return model
 
     def is_wanted(self, now: int) -> bool:
-        """Whether anything is to be remembered of this name, be it a queue or not."""
+        """Return whether anything must be kept for this name, whether it is a queue or not."""
         waited_for = self.removed_until > now or any(until > now for until in self.sleepers.values())
         return self.made or waited_for or bool(self.messages) or any(r.until_ms > now for r in self.replays.values())
 
     def set_paused(self, now: int, paused: bool) -> bool:
-        """Whether this changed anything."""
+        """Return whether this changed anything."""
         if self.paused == paused:
             return False
         self.paused = paused
@@ -757,7 +757,7 @@ class QueueModel:
         return sorted(self._in(state), key=ORDERS[state])
 
     def _oldest_ready(self, now: int) -> int | None:
-        """The longest wait among the messages that stand first: of each priority, reclaimed ones apart."""
+        """Return the longest wait among the first messages of each priority, and of reclaimed ones."""
         heads: dict[tuple[int, bool], Record] = {}
         for record in self.listing("ready"):
             heads.setdefault((record.priority, record.position < 0), record)
@@ -820,7 +820,7 @@ class QueueModel:
         self.journal.append(Event(self.name, self.journal_last, now, event, **details))
 
     def cut_journal(self, now: int) -> None:
-        """At the end of a step: keep the journal near its cap, read or not."""
+        """Trim the journal to about its cap at the end of a step, read or not."""
         kept = self.journal_last - self.journal_first + 1
         if kept >= self.policy.journal_max + self.policy.journal_slack:
             self._trim_journal(now, self.journal_last - self.policy.journal_max + 1, hard=True)
@@ -836,7 +836,7 @@ class QueueModel:
             self.note(now, "trimmed", None, None, cause="hard_cap", reason=f"{cut}-{first - 1}", size=first - cut)
 
     def trim_journal(self, now: int, up_to: int) -> int:
-        """Forget events up to a number, but none that a registered reader has not read. Returns the first kept."""
+        """Delete events up to a number, except those that a registered reader has not read. Returns the first kept."""
         read_to = min(self.readers.values(), default=self.journal_last)
         first = min(up_to, read_to, self.journal_last) + 1
         if first > self.journal_first:
@@ -844,7 +844,7 @@ class QueueModel:
         return self.journal_first
 
     def reader(self, name: str, read_to: int | None) -> int:
-        """Register a reader, or move it forward; where it stands."""
+        """Register a reader, or move it forward; return its position."""
         position = self.readers.get(name, self.journal_first - 1)
         self.readers[name] = max(position, min(read_to, self.journal_last)) if read_to is not None else position
         return self.readers[name]
@@ -852,7 +852,7 @@ class QueueModel:
     # ---- operations, sleepers ----------------------------------------------------------------------------
 
     def replayed(self, now: int, operation: Operation, window_ms: int) -> object | None:
-        """The first result of this operation, None if it is new; one that may be forgotten raises."""
+        """Return the first result of this operation, None if it is new; raises if it may be forgotten."""
         replays = self.replays.get(operation.session)
         known, newest = (None, 0) if replays is None else (replays.results.get(operation.number), replays.newest)
         mark = None if known is None else known[0]
@@ -862,7 +862,7 @@ class QueueModel:
         return known[1] if is_known and known is not None else None
 
     def remember(self, now: int, operation: Operation, result: object, window_ms: int) -> None:
-        """Keep a result for longer than a repeat can come, and forget sessions that were silent for as long."""
+        """Keep a result for longer than it can be repeated, and delete expired sessions."""
         replays = self.replays.pop(operation.session, None) or Replays()
         self.replays[operation.session] = replays
         replays.newest = max(replays.newest, operation.number)

@@ -1,4 +1,4 @@
-"""What a queue model keeps of messages, keys, chains and operations."""
+"""The records of a queue model: messages, keys, chains and operations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from waypost.values import ChainState, MessageState, Stored
 
 @dataclass(slots=True)
 class Record:
-    """A message and all that is known of it."""
+    """A message and its state."""
 
     id: str
     envelope: bytes
@@ -29,7 +29,7 @@ class Record:
     worker: str | None = None
     claimed_ms: int | None = None
     lease_end_ms: int | None = None
-    #: How long a renewal makes the lease: the queue's setting when it was claimed.
+    #: The length of a renewed lease: the queue's setting when it was claimed.
     lease_ms: int = 0
     cancel_requested: bool = False
     #: What made it claimable again, for the event of the next claim.
@@ -60,7 +60,7 @@ def run_of(now: int, record: Record) -> dict[str, object]:
 
 @dataclass(slots=True)
 class Holder:
-    """Who has a key: its message, and the next generation that waits for that message to end."""
+    """The owner of a key: its message, and the successor that waits until that message ends."""
 
     owner: str
     parked: str | None = None
@@ -70,7 +70,7 @@ class Holder:
 class ChainRecord:
     """One chain at its first queue."""
 
-    #: It is remembered while any of its messages is unfinished, and a while longer.
+    #: It is kept while any of its messages is unfinished, and for some time after.
     until_ms: int
     open: Counter[str] = field(default_factory=Counter)
     failed: tuple[str, str] | None = None

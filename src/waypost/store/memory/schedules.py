@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def save_schedule(
     model: QueueModel, schedule: StoredSchedule, version: str | None, next_ms: int | None
 ) -> tuple[Saved, bool]:
-    """Write a schedule if it is as the caller saw it, of that version and next fire. What was counted stays."""
+    """Write a schedule if it still has the version and next fire that the caller read. The counts stay."""
     found = model.schedules.get(schedule.key)
     if (None if found is None else (found.version, found.next_ms)) != (None if version is None else (version, next_ms)):
         return Saved("conflict", found), False
@@ -29,7 +29,7 @@ def save_schedule(
 
 
 def fire_schedule(model: QueueModel, now: int, step: FireStep, drafts: Sequence[Draft], operation: Operation) -> Fired:
-    """Publish the fires of a schedule and move it on, if it stands where the caller saw it and its time has come."""
+    """Publish the fires of a schedule and advance it, if it is unchanged since the caller read it and is due."""
     found = model.schedules.get(step.key)
     status: FireStatus = "fired"
     if found is None or found.paused or (found.version, found.next_ms) != (step.version, step.expected_ms):
@@ -55,14 +55,14 @@ def fire_schedule(model: QueueModel, now: int, step: FireStep, drafts: Sequence[
 
 
 def trigger_schedule(model: QueueModel, now: int, key: str, draft: Draft, operation: Operation) -> Published | None:
-    """Publish a schedule's message now, beside its instants; None if there is no such schedule."""
+    """Publish a schedule's message now, in addition to its instants; None if there is no such schedule."""
     if key not in model.schedules:
         return None
     return model.publish(now, [draft], operation, schedule=key)[0]
 
 
 def promote(model: QueueModel, now: int) -> Promoted:
-    """Make timers ready that are due, as a claim does; a paused queue lets them gather."""
+    """Make due timers ready, as a claim does; in a paused queue they accumulate."""
     late = model.next_due_at()
     before = model.count("delayed")
     if not model.paused:
@@ -73,17 +73,17 @@ def promote(model: QueueModel, now: int) -> Promoted:
 
 
 class Leaders:
-    """Who leads in each role, and until when."""
+    """The leader of each role, and the end of its lease."""
 
     def __init__(self) -> None:
         self._roles: dict[str, tuple[str, int, int]] = {}
 
     def elect(self, now: int, role: str, name: str, ttl_ms: int) -> Elected:
-        """Lead, or go on leading, if no other leader does; return the leader."""
+        """Become or stay the leader, unless there is another; return the leader."""
         leader, token, until = self._roles.get(role, ("", 0, 0))
         if leader != name and leader and until > now:
             if until - now > 4 * ttl_ms:
-                # The clock was set back: a leader that is gone is not waited for until the clock has caught up.
+                # The clock was set back: do not wait for a dead leader until the clock reaches the old time.
                 until = now + ttl_ms
                 self._roles[role] = (leader, token, until)
             return Elected(leader, token, until - now)
@@ -93,7 +93,7 @@ class Leaders:
         return Elected(name, token, ttl_ms)
 
     def resign(self, now: int, role: str, name: str) -> bool:
-        """Lead no more, so that another one can at once."""
+        """Give up the lead, so that another one can lead at once."""
         leader, token, until = self._roles.get(role, ("", 0, 0))
         if leader != name or until <= now:
             return False

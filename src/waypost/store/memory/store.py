@@ -72,18 +72,18 @@ from waypost.values import (
 
 T = TypeVar("T")
 
-#: A state that no message has.
+#: A state that no message can have.
 NO_STATE = "nowhere"
 
 
 def wall_clock_ms() -> int:
-    """The machine's clock: this store's own, since it lives on one machine."""
+    """The machine's clock, which is the clock of this store."""
     return time.time_ns() // 1_000_000
 
 
 @dataclass(slots=True)
 class ModelCall(Call[T]):
-    """A step on the model: a function of store time."""
+    """A step on the model, as a function of store time."""
 
     name: str
     step: Callable[[int], T]
@@ -91,7 +91,7 @@ class ModelCall(Call[T]):
 
 @dataclass(slots=True)
 class KeptClaim:
-    """What a repeat of a claim needs: the nonce and messages of its leases, and what else it did."""
+    """What a repeat of a claim needs: the nonce and messages of its leases, and its side effects."""
 
     nonce: bytes
     ids: list[str]
@@ -147,7 +147,7 @@ class MemoryStore:
         return MemoryCheckup()
 
     def strand(self, queue: str, message_id: str) -> ModelCall[None]:
-        """Tests only: take a message out of all places in which a claim could find it."""
+        """For tests: remove a message from all indexes in which a claim could find it."""
 
         def step(now: int) -> None:
             self._queues[queue].messages[message_id].state = cast("MessageState", NO_STATE)
@@ -169,14 +169,14 @@ class MemoryStore:
         return self._queues.get(name) or QueueModel(name)
 
     def _queue_for_writing(self, name: str) -> QueueModel:
-        """A queue to write to. It is made only by what exists to add something: see `_queue_to_make`."""
+        """Return a queue to write to. Only verbs that add something create one: see `_queue_to_make`."""
         model = self._queues.get(name)
         if model is None:
             model = self._queues[name] = QueueModel(name)
         return model
 
     def _queue_to_make(self, name: str) -> QueueModel:
-        """A queue to add something to: from now on it is one."""
+        """Return a queue to add something to; from now on it exists."""
         model = self._queue_for_writing(name)
         model.made = True
         return model
@@ -190,7 +190,7 @@ class MemoryStore:
         *,
         makes: bool = False,
     ) -> ModelCall[T]:
-        """A verb that runs once per operation: a repeat gets the first result. `makes`: it makes the queue."""
+        """Return a call that runs once per operation: a repeat gets the first result. `makes`: it creates the queue."""
 
         def run(now: int) -> T:
             model = self._queue_for_writing(queue)
@@ -206,7 +206,7 @@ class MemoryStore:
 
     @staticmethod
     def _waking(model: QueueModel, now: int, step: Callable[[], T], *, also: Callable[[], int] = lambda: 0) -> Woken[T]:
-        """Run a step and pick the sleepers that what it made claimable is worth."""
+        """Run a step and choose as many sleepers as messages became claimable."""
         earliest = model.next_due(now)
         model.freshly_ready = 0
         result = step()
@@ -216,7 +216,7 @@ class MemoryStore:
         return Woken(result, {model.name: names} if names else {})
 
     def deliver_notices(self, now: int) -> dict[str, list[str]]:
-        """Take the notices of a step to their queues, and theirs in turn: here all of it is one step."""
+        """Deliver the notices of a step to their queues, and the notices of those; here all of it is one step."""
         wake: dict[str, list[str]] = {}
         while notices := [notice for model in self._queues.values() for notice in take(model.notices)]:
             for notice in notices:
@@ -229,11 +229,11 @@ class MemoryStore:
         return wake
 
     def take_also(self) -> tuple[SideEffect, ...]:
-        """What else the step under way did, in all queues."""
+        """Return the side effects of the current step, in all queues."""
         return tuple(change for model in self._queues.values() for change in model.also.take())
 
     def _with_notices(self, now: int, woken: Woken[T]) -> Woken[T]:
-        """The answer of a step whose notices have been taken to their queues, with what else it did."""
+        """Return the answer of a step after its notices were delivered, with its side effects."""
         wake = add_wakes(woken.wake, self.deliver_notices(now))
         return Woken(woken.result, wake, self.take_also())
 
@@ -267,7 +267,7 @@ class MemoryStore:
             model = self._queue_for_writing(queue)
             first = cast("KeptClaim | None", model.replayed(now, operation, self.replay_ttl_ms))
             if first is None and replay:
-                # Nothing ran, and now nothing may: a request that is still under way finds this and takes no work.
+                # Nothing ran, and nothing may run now: a request that arrives later finds this and claims nothing.
                 first = KeptClaim(fence, [])
             if first is not None:
                 kept = replace(first, nonce=fence)
@@ -467,7 +467,7 @@ class MemoryStore:
         return ModelCall("remove", step)
 
     def _sweep(self, now: int) -> None:
-        """Forget what is remembered of names that are no queues, where that has run out."""
+        """Delete expired records of names that are not queues."""
         for name in [name for name, model in self._queues.items() if not model.is_wanted(now)]:
             del self._queues[name]
 
@@ -589,19 +589,19 @@ class MemoryStore:
 
 
 def take(items: list[T]) -> list[T]:
-    """All items of a list, which is empty after."""
+    """Return all items of a list and empty it."""
     items_taken = items[:]
     items.clear()
     return items_taken
 
 
 def worth_resuming(model: QueueModel) -> int:
-    """How many sleepers a resume can have made useful: one of them for timers and the ends of leases."""
+    """Return how many sleepers a resume should wake: one of them for timers and lease ends."""
     return model.count("ready") + (model.next_due(0) is not None or model.next_lease(0) is not None)
 
 
 def worth_waking(model: QueueModel) -> int:
-    """How many sleepers a changed limit can have made useful."""
+    """Return how many sleepers a changed limit should wake."""
     return model.count("ready") + (model.next_due(0) is not None)
 
 
@@ -614,9 +614,9 @@ class MemoryExecutor:
     def run(self, call: Call[T]) -> T:
         with self._store.lock:
             now = self._store.clock()
-            self._store.take_also()  # of a step before, whose answer had no place for it
+            self._store.take_also()  # of an earlier step, whose answer could not contain it
             result = cast("ModelCall[T]", call).step(now)
-            # Calls that return no names wake no waiter: waiters poll again after a while.
+            # Calls that return no names wake no waiter: waiters poll again later.
             self._store.deliver_notices(now)
             self._store.cut_journals(now)
             return result
@@ -632,7 +632,7 @@ class MemoryExecutor:
         return results
 
     def close(self) -> None:
-        """Nothing to close: the store lives as long as its owner."""
+        """Nothing to close: the store exists as long as its owner."""
 
 
 class AsyncMemoryExecutor:
@@ -642,7 +642,7 @@ class AsyncMemoryExecutor:
         self._sync = MemoryExecutor(store)
 
     async def run(self, call: Call[T]) -> T:
-        await asyncio.sleep(0)  # a loop of calls must not starve the event loop
+        await asyncio.sleep(0)  # a loop of calls must not block the event loop
         return self._sync.run(call)
 
     async def run_many(self, calls: Iterable[Call[T]]) -> list[T | Exception]:

@@ -1,4 +1,4 @@
-"""The register of workers with a recent heartbeat."""
+"""The workers with a recent heartbeat."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from waypost.values import RegisteredWorker
 
 
 class Register:
-    """Records by worker, each with when it came and until when it counts."""
+    """Records by worker, each with its arrival and expiry."""
 
     def __init__(self) -> None:
         self._records: dict[str, tuple[bytes, int, int]] = {}
 
     def heartbeat(self, now: int, name: str, record: bytes, ttl_ms: int) -> int:
-        """Remember a worker for a while. A full register forgets whose time ends first. The store's time."""
+        """Keep a worker until its expiry; if there are too many, remove those that expire first. Returns store time."""
         self._records[name] = (record, now, now + ttl_ms)
         for gone in [name for name, (_, _, until) in self._records.items() if until <= now]:
             del self._records[gone]
@@ -24,11 +24,11 @@ class Register:
         return now
 
     def unregister(self, name: str) -> bool:
-        """Forget a worker at once; whether it was known."""
+        """Remove a worker at once; return whether it was registered."""
         return self._records.pop(name, None) is not None
 
     def workers(self, now: int) -> list[RegisteredWorker]:
-        """Those whose time has not ended, by name."""
+        """Return the workers that have not expired, by name."""
         return [
             registered(name, record, at, until)
             for name, (record, at, until) in sorted(self._records.items())
