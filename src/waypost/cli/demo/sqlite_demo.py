@@ -78,7 +78,7 @@ class SqliteDemo(ShopDemo):
         numbers = sorted(held.values())
         named = f"{numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else str(numbers[0])
         done = self.post.ledger(ORDERS).done
-        self.output.bad(f"kill -9: {done} orders are done; {len(held)} were running: {named}")
+        self.output.bad(f"kill -9: {done} orders are done; it held leases of {len(held)} more: {named}")
         self.output.line(f"it also fired the schedule, a rollup each second: {self.fired} so far")
         return held
 
