@@ -455,7 +455,7 @@ def check_purge(state: MessageState) -> MessageState:
 
 
 def read_cursor(cursor: str | None, length: int) -> list[int | str] | None:
-    """The place in a listing that a cursor names, by so many columns; None for the beginning."""
+    """Return the position of a cursor in a listing, with this many columns; None for the start."""
     if cursor is None:
         return None
     try:

@@ -16,7 +16,7 @@ that read returns. A publish ends the read, and so does an unblock, which is a v
                                  wait_started: UNBLOCK     read_returned
 
     state                where              what ends it
-    ACTIVE               event loop         (the claim loop runs, or a claim without a wait is under way)
+    ACTIVE               event loop         (the claim loop runs, or a claim without a wait is in progress)
     SLEEPING             event loop         a notification, the time
     SLEEPING_FOR_ROOM    event loop         also: a handler has ended
     SLEEPING_UNTIL_IDLE  event loop         also: no handler runs any more

@@ -362,7 +362,7 @@ class Waiter:
         """Sleep until the timeout, the due time of a message of ours, or a notification. `owes_none`: no claim is owed.
 
         The time is counted from `since`, a moment of the monotonic clock, or from now. With `poll_seconds` the queue
-        is polled so often, which may end the sleep. With `then_wait` the sleep lasts only until nothing is under way;
+        is polled so often, which may end the sleep. With `then_wait` the sleep lasts only until nothing is in progress;
         then it returns the blocking wait that is to follow.
         """
         now = time.monotonic()

@@ -50,7 +50,7 @@ class WaypostTarget:
         self._context: ClientContext | None = None
 
     def is_queue_of(self, store: Store, queue: str) -> bool:
-        """Whether the target is this queue: a relay to itself would send the same messages for ever."""
+        """Whether the target is this queue: a relay to itself would send the same messages forever."""
         return self.queue == queue and store_identity(self.store) == store_identity(store)
 
     async def open(self) -> None:

@@ -36,12 +36,12 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-#: A store remembers so many operations of a session; a task that claims more often goes on with another one.
+#: How many operations of a session a store remembers; a task that claims more often uses another session.
 CLAIMS_A_SESSION = REPLAY_MAX // 2
 FIRST_CLAIM = 64
-#: A task stops to claim when it holds so much: rows are kept by the executors until the batch is done.
+#: A task stops claiming at this size: executors keep the rows until the batch is done.
 BYTES_A_TASK = 256 * 1024 * 1024
-#: Or when so much of a lease is over: the driver renews from when all tasks have claimed.
+#: Or after this part of a lease: the driver renews only after all tasks have claimed.
 LEASE_PART = 1 / 3
 
 #: What the user's function sees of a message.

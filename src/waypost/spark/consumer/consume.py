@@ -144,7 +144,7 @@ class Batch:
 
 
 class _Held:
-    """The leases of the batch that is under way, for the thread that renews them."""
+    """The leases of the batch that is in progress, for the thread that renews them."""
 
     def __init__(self, queue: str) -> None:
         self.queue = queue

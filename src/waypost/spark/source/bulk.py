@@ -94,15 +94,15 @@ class Bulk:
         return low
 
     def journal(self, queue: str, after: int, to: int, columns: Sequence[str]) -> Iterator[Any]:
-        """Record batches of the events with numbers in (after, to]."""
+        """Yield record batches of the events with numbers in (after, to]."""
         return self._reader.journal(queue, after, to, columns)
 
     def spans(self, queue: str, state: MessageState, parts: int) -> list[Span]:
-        """The messages of a state in up to so many parts that do not overlap."""
+        """Return the messages of a state in up to this many parts that do not overlap."""
         return self._reader.spans(queue, state, parts)
 
     def messages(self, span: Span, columns: Sequence[str]) -> Iterator[Any]:
-        """Record batches of the messages of a span."""
+        """Yield record batches of the messages of a span."""
         return self._reader.messages(span, columns)
 
     def schedules(self, queue: str, columns: Sequence[str]) -> Iterator[Any]:

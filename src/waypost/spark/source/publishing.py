@@ -193,7 +193,7 @@ def chunks(drafts: Iterable[Draft]) -> Iterator[list[Draft]]:
 
 
 def split_wave(wave: Sequence[list[Draft]], room: int) -> tuple[list[list[Draft]], list[list[Draft]]]:
-    """The chunks of a wave that fit into so much room, and the rest, in order."""
+    """Return the chunks of a wave that fit into the room, and the rest, in order."""
     fitting: list[list[Draft]] = []
     rest: list[list[Draft]] = []
     for chunk in wave:

@@ -13,7 +13,7 @@ from waypost.values import MessageState
 
 #: Appended to only: rows and indexes hold these numbers.
 STATES: dict[MessageState, int] = {"ready": 0, "delayed": 1, "leased": 2, "waiting": 3, "dead": 4, "done": 5}
-#: A state that no message has.
+#: A state that no message can have.
 NO_STATE = 7
 #: A channel name that is longer is cut by the server, so `channel` hashes it, to this many hexadecimal digits.
 CHANNEL_BYTES_MAX = 63

@@ -34,10 +34,10 @@ Steps = Generator[Any, Any, T]
 
 #: A silence that lasts longer means a dead connection. A step may wait for a row that a user's transaction holds.
 REPLY_TIMEOUT_SECONDS = 30.0
-#: Two steps that meet again and again are not left to it for ever.
+#: Two steps that meet again and again are not left to it forever.
 REPEATS_MAX = 10
-#: So many calls of one client are under way at once; the others wait for their turn. A server has some hundred places
-#: for everybody, and more than a few dozen make it slower.
+#: So many calls of one client are in progress at once; the others wait for their turn. A server has some hundred places
+#: for all clients, and more than a few dozen make it slower.
 CONNECTIONS_MAX = 32
 #: A connection idle for longer is checked before it is used: the server may have closed it.
 IDLE_SECONDS = 1.0
@@ -231,7 +231,7 @@ class PostgresExecutor(_Common):
             self._discard(connection)
             raise self._connection_error(error, sent=True) from None
         except BaseException:
-            self._discard(connection)  # interrupted with a reply under way
+            self._discard(connection)  # interrupted with a reply in progress
             raise
 
     def _take(self) -> psycopg.Connection[Any]:

@@ -182,7 +182,7 @@ class PoolSource:
         self.place: object = pool
 
     def dedicated(self, start_timeout: float) -> psycopg.Connection[Any]:
-        """A connection to where the pool's lead, whose owner closes it: for ever is too long to borrow one."""
+        """A connection to where the pool's lead, whose owner closes it: forever is too long to borrow one."""
         address = self.uri()
         given = {name: value for name, value in dict(self._pool.kwargs or {}).items() if name in CONNECTION_OPTIONS}
         return psycopg.connect(address, **(given | options(start_timeout)))

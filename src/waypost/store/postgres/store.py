@@ -216,7 +216,7 @@ class PostgresStore:
         return PostgresCheckup(self, executor)
 
     def strand(self, queue: str, message_id: str) -> Call[None]:
-        """Tests only: take a message out of all places in which a claim could find it."""
+        """For tests: remove a message from all indexes in which a claim could find it."""
         statement = self.names.fill(
             f"UPDATE {{message}} SET state = {NO_STATE} "
             "WHERE queue = (SELECT q.number FROM {queue} q WHERE q.name = $1) AND id = $2"

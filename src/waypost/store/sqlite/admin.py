@@ -29,14 +29,14 @@ _DEAD_BY_ID = f"""
 
 
 def redrive(records: QueueRecords, limit: int, operation: str, ids: Sequence[str], reason: str | None) -> Redriven:
-    """Dead letters back to the ready messages; their counts start anew, their token goes on."""
+    """Make dead letters ready again; their counts start again, their token continues."""
     parameters: tuple[object, ...]
     if ids:
         query, parameters = _DEAD_BY_ID, (as_list(ids), records.number, reason, limit + 1)
     elif reason is not None:
         query, parameters = _DEAD_BY_REASON, (records.number, reason, limit + 1)
     else:
-        # Without a filter, those left dead as duplicates would be chosen again and again.
+        # Without a filter, letters that stay dead as duplicates would be chosen again and again.
         query, parameters = _DEAD_ALL, (records.number, limit + 1)
     chosen = [records.hold(row) for row in usable(records, records.step.execute(query, parameters).fetchall())]
     records.load_holders([record.key for record in chosen if record.key is not None])
@@ -82,7 +82,7 @@ def purge(records: QueueRecords, state: MessageState, limit: int, operation: str
 
 
 def configure(records: QueueRecords, changes: Mapping[str, Any]) -> Policy:
-    """Change the queue's policy; it acts from the next step on."""
+    """Change the queue's policy; it takes effect at the next step."""
     records.make()
     records.set_policy(records.policy.changed(changes))
     records.note("configured", None, cause=format_changes(changes))
@@ -90,7 +90,7 @@ def configure(records: QueueRecords, changes: Mapping[str, Any]) -> Policy:
 
 
 def set_paused(records: QueueRecords, paused: bool) -> bool:
-    """Whether this changed anything."""
+    """Return whether this changed anything."""
     if paused:
         records.make()
     if records.paused == paused:
@@ -101,10 +101,10 @@ def set_paused(records: QueueRecords, paused: bool) -> bool:
 
 
 def worth_waking(records: QueueRecords) -> int:
-    """How many sleepers a changed limit can have made useful."""
+    """Return how many sleepers a changed limit should wake."""
     return records.numbers["ready"] + (records.numbers["delayed"] > 0)
 
 
 def worth_resuming(records: QueueRecords) -> int:
-    """How many sleepers a resume can have made useful: one of them for timers and the ends of leases."""
+    """Return how many sleepers a resume should wake: one of them for timers and lease ends."""
     return records.numbers["ready"] + (records.numbers["delayed"] + records.numbers["leased"] > 0)

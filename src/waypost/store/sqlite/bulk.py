@@ -1,4 +1,4 @@
-"""The journal and the messages of a SQLite store, in bulk but by short queries: no log of the file grows for them."""
+"""Bulk reads of the journal and the messages of a SQLite store, by short queries, so that the log does not grow."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class SqliteBulkReader:
         query = (
             f"SELECT {selected} FROM {{journal}} WHERE queue = {_QUEUE} AND number > ? AND number <= ? ORDER BY number"
         )
-        # What a trim passed is not there any more, though it may not have been removed yet.
+        # Trimmed events no longer exist, although they may not have been deleted yet.
         after = max(after, self._run(self._store.journal(queue, after, 1)).first_kept - 1)
         page = PageSize(FIRST_PAGE_ROWS, ROWS_A_PAGE, PAGE_BYTES)
         while after < to:

@@ -106,7 +106,7 @@ def _unblock(records: QueueRecords, notice: Notice) -> None:
 
 
 def watch(step: Step, queue: str, message_id: str, waiter: str | None) -> Watched:
-    """How a message stands, and for `waiter` a wake-up when it ends."""
+    """Return the state of a message, and register `waiter` to be woken when it ends."""
     records = step.queue_for_reading(queue)
     record = records.find(message_id)
     if record is not None:
@@ -123,7 +123,7 @@ def watch(step: Step, queue: str, message_id: str, waiter: str | None) -> Watche
 
 
 def watch_chain(step: Step, queue: str, message_id: str, waiter: str | None) -> ChainState:
-    """How a chain stands, and for `waiter` a wake-up when it is finished."""
+    """Return the state of a chain, and register `waiter` to be woken when it ends."""
     records = step.queue_for_reading(queue)
     state = _state(records, message_id)
     if state.known and not state.is_finished:

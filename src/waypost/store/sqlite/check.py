@@ -12,7 +12,7 @@ from waypost.values import REDELIVERY_CAUSES, CheckPage, Damage, DamageKind
 
 #: Rows that one step checks.
 ROWS_MAX = 500
-#: The state of a message that a step set aside: it stands in no index, so no other step meets it.
+#: The state of a message that was set aside: it is in no index, so no other step finds it.
 SET_ASIDE = 9
 #: Columns of a row, by their place in `COLUMNS`, that hold whole numbers.
 NUMBERS = (2, 3, 4, 5, 6, 7, 10, 11, 12, 17, 18)
@@ -42,7 +42,7 @@ _DEPTHS = "SELECT state, count(*) FROM {message} WHERE queue = ? GROUP BY state"
 
 
 def is_sound(row: Sequence[Any]) -> bool:
-    """Whether the columns of a message hold what they should."""
+    """Return whether the columns of a message have valid values."""
     for place in NUMBERS:
         if type(row[place]) is not int:
             return False
@@ -57,7 +57,7 @@ def is_sound(row: Sequence[Any]) -> bool:
 
 
 def usable(records: QueueRecords, rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """The rows that can be worked with. The others are set aside: they must not stop the rest."""
+    """Return the valid rows. The others are set aside: they must not stop the rest."""
     sound = [row for row in rows if is_sound(row)]
     if len(sound) < len(rows):
         for row in rows:
@@ -120,7 +120,7 @@ def _mend(records: QueueRecords, row: tuple[Any, ...], kind: DamageKind) -> str:
         done = "a dead letter with a reason and a time"
     else:
         priority = row[3] if type(row[3]) is int and 0 <= row[3] <= PRIORITY_MAX else PRIORITY_DEFAULT
-        # How often it was claimed may not be known: not more often than all messages of the queue together.
+        # The number of its claims may be unknown: at most the claims of all messages of the queue.
         token = _number(row[10], records.numbers["claims"])
         cause = row[19] if row[19] in REDELIVERY_CAUSES and state != LEASED else "expired"
         key = _text(row[8])

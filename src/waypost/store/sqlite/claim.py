@@ -61,7 +61,7 @@ def claim(
     poll_soon_ms: int | None,
     bytes_max: int,
 ) -> tuple[Claimed, list[str]]:
-    """Lease up to `limit` messages; a hand that is not full registers its worker as a sleeper in the same step."""
+    """Lease up to `limit` messages; a claim that gets fewer registers its worker as a sleeper in the same step."""
     step, now = records.step, records.now
     operation_id = str(operation)
     if sleeper is not None:
@@ -105,7 +105,7 @@ def _claimed(records: QueueRecords, leases: list[Lease], next_rate_ms: int | Non
 
 
 def promote_due(records: QueueRecords, operation: str | None) -> None:
-    """Make timers ready that are due, a bounded number."""
+    """Make due timers ready, a bounded number."""
     for row in usable(records, records.step.execute(_DUE, (records.number, records.now, PROMOTE_MAX)).fetchall()):
         record = records.hold(row)
         make_claimable(records, record, record.ready_ms)
@@ -130,7 +130,7 @@ def _reclaim(records: QueueRecords, operation: str) -> None:
 
 
 def _room(records: QueueRecords, limit: int) -> tuple[int, int | None]:
-    """How many may be leased now, and how long until the rate lets another one through."""
+    """Return how many may be leased now, and the time until the rate allows another one."""
     policy, room, next_rate_ms = records.policy, limit, None
     if policy.max_running is not None:
         room = min(room, max(0, policy.max_running - records.numbers["leased"]))
@@ -140,7 +140,7 @@ def _room(records: QueueRecords, limit: int) -> tuple[int, int | None]:
         allowed = policy.rate_count - records.numbers["rate_sum"]
         last = records.step.execute(_RATE_LAST, (records.number,)).fetchone()[0]
         if last is not None and last > records.now:
-            # The clock was set back. The whole window counts from now on, not until the clock has caught up.
+            # The clock was set back. The whole window counts from now on, not until the clock reaches the old time.
             records.step.execute(_RATE_CLEAR, (records.number,))
             records.step.execute(_RATE_ADD, (records.number, records.now, records.numbers["rate_sum"]))
         if allowed <= 0:
@@ -153,11 +153,11 @@ def _room(records: QueueRecords, limit: int) -> tuple[int, int | None]:
 def _lease(
     records: QueueRecords, room: int, bytes_max: int, nonce: bytes, worker: str, operation: str
 ) -> tuple[list[Lease], bool]:
-    """Lease what comes first, up to the first message that does not fit any more; and whether there is one."""
+    """Lease messages in order, up to the first that does not fit; return also whether there is one."""
     leases: list[Lease] = []
     buried: int | None = 0
     left, more = bytes_max, False
-    # A round takes what it finds off the ready messages, so the next one goes on behind it.
+    # A round removes its messages from the ready ones, so the next one continues after them.
     while len(leases) < room and buried is not None and not more:
         found, left, more = _fitting(records, room - len(leases), left, started=bool(leases))
         if not found:
@@ -173,9 +173,9 @@ def _lease(
 
 
 def _fitting(records: QueueRecords, room: int, left: int, *, started: bool) -> tuple[list[tuple[Any, ...]], int, bool]:
-    """The first ready messages that fit into so many bytes, what is left of those, and whether one did not fit.
+    """Return the first ready messages that fit into `room` bytes, the bytes left, and whether one did not fit.
 
-    Those over their delivery limit are among them: they are not handed out, and take no room.
+    Messages above their delivery limit are included: they are not delivered, and use no bytes.
     """
     rows: list[tuple[Any, ...]] = []
     limit = records.policy.max_deliveries
@@ -201,7 +201,7 @@ def _lease_round(
     worker: str,
     operation: str,
 ) -> int | None:
-    """Lease these messages, or bury those over their limit; how many were buried so far, None when it is enough."""
+    """Lease these messages, or bury those above their limit; return how many were buried so far, None if enough."""
     now, policy, numbers = records.now, records.policy, records.numbers
     claims = 0
     leased: list[int] = []

@@ -2,7 +2,7 @@
 
 An executor has two connections, one that writes and one that reads, each behind a lock: a reader never waits for
 the writer. Connections do not survive a fork: SQLite keeps its file locks per process, and a child that inherits
-an open file would believe in locks that it does not have. So they are closed just before a fork, and each process
+an open file would assume locks that it does not have. So they are closed just before a fork, and each process
 opens its own after it.
 """
 
@@ -31,7 +31,7 @@ T = TypeVar("T")
 BUSY_BUDGET_SECONDS = 5.0
 #: Steps that share one commit in `run_many`: one sync for all of them, and not so many that others wait long.
 GROUP_MAX = 8
-#: A fork waits so long for a step under way to end.
+#: How long a fork waits for the end of the current step.
 FORK_WAIT_SECONDS = 5.0
 
 _RESERVE_GIVE = "DELETE FROM {reserve}"
@@ -74,7 +74,7 @@ class ConnectionHolder:
         self._connection = None
 
     def before_fork(self) -> bool:
-        """Wait for the step under way and close; whether this worked."""
+        """Wait for the step in progress and close; whether this worked."""
         if not self._lock.acquire(timeout=FORK_WAIT_SECONDS):
             return False
         self._drop()
@@ -132,7 +132,7 @@ class SqliteExecutor:
         self._closed = False
 
     def start(self, timeout_seconds: float) -> None:
-        """Open the file now, so that what is wrong with it is known at once."""
+        """Open the file now, so that errors are raised at once."""
         with self._writer.use(timeout_seconds):
             pass
 
@@ -189,7 +189,7 @@ class SqliteExecutor:
                 with self._using(self._writer) as connection:
                     return retry_while_busy(lambda: self._write_group(connection, calls), self._budget)
             except (sqlite3.Error, WaypostError):
-                # Whatever it was, nothing of the group was written: run alone, each call raises its own error.
+                # Nothing of the group was written: run alone, each call raises its own error.
                 pass
         results: list[T | Exception] = []
         for call in calls:
@@ -228,7 +228,7 @@ class SqliteExecutor:
         except sqlite3.Error as error:
             if not is_full(error) or call.fills:
                 raise map_error(error, self._path, call.name) from error
-        # The file is full, and this call does not exist to fill it: first the reserve gives way, then old history.
+        # The file is full, and this call does not fill it: free the reserve first, then old history.
         try:
             return retry_while_busy(lambda: self._write(connection, call, give_reserve=True), self._budget)
         except sqlite3.Error as error:
@@ -250,7 +250,7 @@ class SqliteExecutor:
             step.keep_reserve()
         result = call.step(step)
         if step.notices:
-            # Calls that return no names wake no waiter: waiters poll again after a while.
+            # Calls that return no names wake no waiter: waiters poll again later.
             deliver_notices(step)
         step.finish()
         return result
@@ -258,7 +258,7 @@ class SqliteExecutor:
 
 @contextmanager
 def transaction(connection: sqlite3.Connection, begin: str) -> Iterator[None]:
-    """All that happens inside is committed together, or rolled back."""
+    """Commit everything inside together, or roll it back."""
     try:
         connection.execute(begin)
         yield

@@ -35,7 +35,7 @@ def trace(records: QueueRecords, message_id: str) -> TracePage:
 
 
 def reader(records: QueueRecords, name: str, read_to: int | None) -> int:
-    """Register a reader, or move it forward; where it stands."""
+    """Register a reader, or move it forward; return its position."""
     records.make()
     row = records.step.execute(_READER, (records.number, name)).fetchone()
     position = records.numbers["journal_first"] - 1 if row is None else int(row[0])

@@ -62,7 +62,7 @@ def placed(records: QueueRecords, ready_ms: int) -> tuple[int, int]:
 
 
 def make_claimable(records: QueueRecords, record: Record, ready_ms: int) -> None:
-    """To the end of its priority, or to the timers if its time has not come."""
+    """Put a message at the end of its priority, or among the timers if it is not due."""
     record.ready_ms = ready_ms
     state, position = placed(records, ready_ms)
     if state == READY:
@@ -72,7 +72,7 @@ def make_claimable(records: QueueRecords, record: Record, ready_ms: int) -> None
 
 
 def to_head(records: QueueRecords, record: Record, ready_ms: int, cause: str) -> None:
-    """Before all others of its priority, in the order of `ready_ms`."""
+    """Put a message before all others of its priority, in the order of `ready_ms`."""
     record.cause, record.ready_ms = cause, ready_ms
     record.position = ready_ms - HEAD_OFFSET
     records.freshly_ready += 1
@@ -81,7 +81,7 @@ def to_head(records: QueueRecords, record: Record, ready_ms: int, cause: str) ->
 
 
 def ends_otherwise(records: QueueRecords, record: Record, operation: str | None, cause: str) -> bool:
-    """A delivery that would go back ends here instead if it was cancelled, or its key's next generation waits."""
+    """End a delivery that would be returned, if it was cancelled or its key has a successor."""
     if record.cancel_requested:
         end(records, record, "cancelled", operation, cause=cause)
         return True
@@ -102,7 +102,7 @@ def end(
     cause: str | None = None,
     begun: tuple[str, ...] = (),
 ) -> None:
-    """The end of a message: counted, journalled, its key free or handed to the next generation."""
+    """End a message: count and journal it, and free its key or pass it to the successor."""
     records.count_up(how)
     dead = how == "dead"
     note = records.note_run if record.state == LEASED else records.note

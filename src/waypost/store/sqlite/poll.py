@@ -56,7 +56,7 @@ def _polled(step: Step, idle: Idle, row: tuple[Any, ...], renewed: list[tuple[in
     if paused:
         ready, due, end = 0, None, None
     needs_claim = ready > 0 or any(at is not None and at <= now for at in (due, end))
-    # A claim brings leases to their length that were given before the clock was set back.
+    # A claim shortens leases from before the clock was set back to their own length.
     needs_claim = needs_claim or (end is not None and policy.lease_ms is not None and end - now > policy.lease_ms)
     if not needs_claim and policy.dead_keep_ms is not None and dead_kept:
         oldest = step.execute(_OLDEST_DEAD, (number,)).fetchone()[0]

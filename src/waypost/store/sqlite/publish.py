@@ -139,7 +139,7 @@ def _make_room(records: QueueRecords, drafts: Sequence[Draft], plans: list[Plan]
 
 
 def _passes_cap(draft: Draft) -> bool:
-    """Whether it is a part of a settle that has happened, so that it is never refused."""
+    """Return whether it is part of a settle, so that it is never refused."""
     return draft.forwarded and not draft.capped
 
 
@@ -148,7 +148,7 @@ def _pending(records: QueueRecords) -> int:
 
 
 def count_over_cap(records: QueueRecords, added: int) -> None:
-    """Count how many of the messages that were just taken in without regard to the cap are past it."""
+    """Count how many of the messages that were just accepted regardless of the cap exceed it."""
     cap = records.policy.max_pending
     if added and cap is not None:
         records.numbers["over_cap"] += min(added, max(0, _pending(records) - cap))
@@ -181,7 +181,7 @@ def _store(
         records.count_up("duplicates")
         records.note("duplicate", operation, message_id=holder_id, key=draft.key)
         if draft.forwarded and draft.chain is not None and action != "arrived":
-            # Another message stands for it, which is not of this chain: its branch ends here.
+            # Another message, not of this chain, replaces it: its branch ends here.
             notify_chain(records, draft.chain, draft.id, 0, (), "duplicate")
         return Published(holder_id, "conflict" if action == "conflict" else "duplicate", records.name)
     now = records.now

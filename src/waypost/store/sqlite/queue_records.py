@@ -44,7 +44,7 @@ COLUMNS = (
     "m.cause, m.ended_ms, m.reason, m.error_type, m.error, m.chain"
 )
 
-#: Rows of the journal that are out of its range are removed so many a step: more than a step adds, never a long stop.
+#: How many trimmed rows of the journal one step deletes: more than a step adds, but few enough not to block others.
 SWEEP_MAX = 4096
 
 _QUEUE_UPDATE = (
@@ -116,7 +116,7 @@ class Record(Struct, gc=False):
     worker: str | None = None
     claimed_ms: int | None = None
     lease_end_ms: int | None = None
-    #: How long a renewal makes the lease: the queue's setting when it was claimed.
+    #: The length of a renewed lease: the queue's setting when it was claimed.
     lease_ms: int = 0
     cancel_requested: int = 0
     #: What made it claimable again, for the event of the next claim.
@@ -129,7 +129,7 @@ class Record(Struct, gc=False):
 
 
 class Holder(Struct):
-    """Who has a key: its message, and the next generation that waits for that message to end."""
+    """The owner of a key: its message, and the successor that waits until that message ends."""
 
     owner: Record
     parked: Record | None = None
@@ -203,7 +203,7 @@ class QueueRecords:
         self._before = row
         self.messages: dict[str, Record] = {}
         self.holders: dict[str, Holder | None] = {}
-        #: Messages that became claimable in the step under way: so many sleepers are worth waking.
+        #: The number of messages that became claimable in the current step: this many sleepers are woken.
         self.freshly_ready = 0
         #: Ids that this step set aside, because their rows cannot be used.
         self.damaged: list[str] = []
@@ -324,7 +324,7 @@ class QueueRecords:
             self.note("trimmed", None, cause=cause, reason=f"{cut}-{first - 1}", size=first - cut)
 
     def trim_journal(self, up_to: int) -> int:
-        """Forget events up to a number, but none that a registered reader has not read. Returns the first kept."""
+        """Delete events up to a number, except those that a registered reader has not read. Returns the first kept."""
         last = self.numbers["journal_last"]
         first = min(up_to, min(self.readers().values(), default=last), last) + 1
         self.numbers["journal_first"] = max(first, self.numbers["journal_first"])

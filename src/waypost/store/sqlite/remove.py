@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from waypost.store.sqlite.queue_records import QueueRecords
     from waypost.store.sqlite.step import Step
 
-#: One step removes so many events of the journal: more would make other writers wait for too long.
+#: How many events of the journal one step deletes: more would block other writers for too long.
 EVENTS_REMOVED_MAX = 50_000
 #: Names that are no queues, forgotten in one step.
 NAMES_SWEPT = 16

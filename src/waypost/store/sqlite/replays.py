@@ -40,7 +40,7 @@ _RESULTS_FORGET = "DELETE FROM {replay} WHERE queue = ? AND session = ?"
 
 
 def replayed(records: QueueRecords, operation: Operation) -> bytes | None:
-    """The first result of this operation, None if it is new; one that may be forgotten raises."""
+    """Return the first result of this operation, None if it is new; raises if it may be forgotten."""
     window_ms = records.step.replay_ttl_ms
     if window_ms is None:
         return None

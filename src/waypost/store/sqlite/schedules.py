@@ -76,7 +76,7 @@ def scheduled(step: Step) -> dict[str, int]:
 
 
 def fire_schedule(records: QueueRecords, step: FireStep, drafts: Sequence[Draft], operation: str) -> Fired:
-    """Publish the fires of a schedule and move it on, if it stands where the caller saw it and its time has come."""
+    """Publish the fires of a schedule and advance it, if it is unchanged since the caller read it and is due."""
     found = _find(records, step.key)
     status: FireStatus = "fired"
     if found is None or found.paused or (found.version, found.next_ms) != (step.version, step.expected_ms):
@@ -94,18 +94,18 @@ def fire_schedule(records: QueueRecords, step: FireStep, drafts: Sequence[Draft]
 
 
 def trigger_schedule(records: QueueRecords, key: str, draft: Draft, operation: str) -> Published | None:
-    """Publish a schedule's message now, beside its instants; None if there is no such schedule."""
+    """Publish a schedule's message now, in addition to its instants; None if there is no such schedule."""
     if _find(records, key) is None:
         return None
     return publish(records, [draft], operation, schedule=key)[0]
 
 
 def elect(step: Step, role: str, name: str, ttl_ms: int) -> Elected:
-    """Lead, or go on leading, if no other leader does; return the leader."""
+    """Become or stay the leader, unless there is another; return the leader."""
     leader, token, until = step.execute(_LEADER, (role,)).fetchone() or ("", 0, 0)
     if leader not in ("", name) and until > step.now:
         if until - step.now > 4 * ttl_ms:
-            # The clock was set back: a leader that is gone is not waited for until the clock has caught up.
+            # The clock was set back: do not wait for a dead leader until the clock reaches the old time.
             until = step.now + ttl_ms
             step.execute(_LEADER_SET, (role, leader, token, until))
         return Elected(leader, token, until - step.now)
@@ -116,7 +116,7 @@ def elect(step: Step, role: str, name: str, ttl_ms: int) -> Elected:
 
 
 def resign(step: Step, role: str, name: str) -> bool:
-    """Lead no more, so that another one can at once."""
+    """Give up the lead, so that another one can lead at once."""
     leader, token, until = step.execute(_LEADER, (role,)).fetchone() or ("", 0, 0)
     if leader != name or until <= step.now:
         return False
@@ -125,7 +125,7 @@ def resign(step: Step, role: str, name: str) -> bool:
 
 
 def promote(records: QueueRecords) -> Promoted:
-    """Make timers ready that are due, as a claim does; a paused queue lets them gather."""
+    """Make due timers ready, as a claim does; in a paused queue they accumulate."""
     oldest = records.step.execute(_OLDEST_DUE, (records.number,)).fetchone()[0]
     before = records.numbers["delayed"]
     if not records.paused and oldest is not None and oldest <= records.now:

@@ -24,7 +24,7 @@ RESERVE_BYTES = 256 * 1024
 STATES: tuple[MessageState, ...] = ("ready", "delayed", "leased", "waiting", "dead")
 READY, DELAYED, LEASED, WAITING, DEAD = range(len(STATES))
 STATE_NUMBERS: dict[str, int] = {state: number for number, state in enumerate(STATES)}
-#: A state that no message has.
+#: A state that no message can have.
 NO_STATE = 7
 
 _PLACE = re.compile(r"\{([a-z]+)(:[a-z]+)?\}")
@@ -115,7 +115,7 @@ def missing_columns(connection: sqlite3.Connection, spelling: Spelling) -> list[
 
 
 def add_columns(connection: sqlite3.Connection, spelling: Spelling) -> None:
-    """Add what is missing, in the transaction under way."""
+    """Add what is missing, in the transaction in progress."""
     for table, column in missing_columns(connection, spelling):
         kind = ADDED[table, column]
         connection.execute(f'ALTER TABLE main."{spelling.name(table)}" ADD COLUMN {column} {kind}')
@@ -134,7 +134,7 @@ def _version(connection: sqlite3.Connection, spelling: Spelling, where: str) -> 
 
 
 def create(connection: sqlite3.Connection, spelling: Spelling) -> None:
-    """Make the tables, in the transaction under way."""
+    """Make the tables, in the transaction in progress."""
     for statement in re.sub(r"--[^\n]*", "", _SCHEMA).split(";"):
         if statement.strip():
             connection.execute(spelling[statement])

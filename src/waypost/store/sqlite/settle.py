@@ -121,7 +121,7 @@ def extend(records: QueueRecords, holds: Sequence[Hold]) -> list[ExtendStatus]:
         if record is None:
             statuses.append("lost")
             continue
-        # The length it was claimed with: its worker renews by that, whatever the queue's lease has become since.
+        # The length at the claim: its worker renews by that, whatever the queue's lease is now.
         renewed.append((records.now + record.lease_ms, record.seq))
         statuses.append("cancel" if record.cancel_requested else "ok")
     records.step.execute_many(_EXTEND, renewed)

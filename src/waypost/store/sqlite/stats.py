@@ -32,7 +32,7 @@ def ledger(records: QueueRecords) -> Ledger:
 
 
 def _oldest_ready(records: QueueRecords) -> int | None:
-    """The longest wait among the messages that stand first: of each priority, reclaimed ones apart."""
+    """Return the longest wait among the first messages of each priority, and of reclaimed ones."""
     heads = [
         records.step.execute(_HEAD, (records.number, priority, first)).fetchone()
         for priority in range(PRIORITY_MIN, PRIORITY_MAX + 1)

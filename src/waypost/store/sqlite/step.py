@@ -116,7 +116,7 @@ class Step:
         return records
 
     def take_seq(self, count: int) -> int:
-        """The first of so many unused row numbers for envelopes."""
+        """Reserve this many row numbers for envelopes, and return the first."""
         first = self._seq
         if first is None:
             first = (self.execute(_SEQ_LAST).fetchone()[0] or 0) + 1

@@ -141,7 +141,7 @@ class SqliteStore:
         return SqliteCheckup(self)
 
     def strand(self, queue: str, message_id: str) -> SqliteCall[None]:
-        """Tests only: take a message out of all places in which a claim could find it."""
+        """For tests: remove a message from all indexes in which a claim could find it."""
 
         def step(step: Step) -> None:
             number = step.queue_for_writing(queue).number
@@ -220,7 +220,7 @@ class SqliteStore:
                 also = step.also.take()
                 replays.remember(records, operation, replays.CLAIMED.pack((fence, ids, also, wake)))
             else:
-                # Nothing ran, and now nothing may: a request that is still under way finds this and takes no work.
+                # Nothing ran, and nothing may run now: a request that arrives later finds this and claims nothing.
                 held, ids, also, wake = (fence, [], (), {}) if first is None else replays.CLAIMED.unpack(first)
                 replays.remember(records, operation, replays.CLAIMED.pack((fence, ids, also, wake)))
                 claimed = claim.claim_again(records, ids, held, fence)

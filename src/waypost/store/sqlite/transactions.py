@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: SQLite waits so long for its turn to write.
+#: How long SQLite waits for the write lock.
 LOCK_WAIT_SECONDS = 5.0
 
 

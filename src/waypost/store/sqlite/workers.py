@@ -22,7 +22,7 @@ _WORKERS = "SELECT name, record, at_ms, until_ms FROM {worker} WHERE until_ms > 
 
 
 def heartbeat(step: Step, name: str, record: bytes, ttl_ms: int) -> int:
-    """Remember a worker for a while. A full register forgets whose time ends first. The store's time."""
+    """Keep a worker until its expiry; if there are too many, remove those that expire first. Returns store time."""
     step.execute(_SWEEP, (step.now, WORKERS_SWEPT_MAX))
     row = (record, step.now, step.now + ttl_ms, name)
     if step.execute(_UPDATE, row).rowcount == 0:
@@ -32,10 +32,10 @@ def heartbeat(step: Step, name: str, record: bytes, ttl_ms: int) -> int:
 
 
 def unregister(step: Step, name: str) -> bool:
-    """Forget a worker at once; whether it was known."""
+    """Remove a worker at once; return whether it was registered."""
     return step.execute(_UNREGISTER, (name,)).rowcount > 0
 
 
 def workers(step: Step) -> list[RegisteredWorker]:
-    """Those whose time has not ended, by name."""
+    """Return the workers that have not expired, by name."""
     return [registered(*row) for row in step.execute(_WORKERS, (step.now, policy.WORKERS_MAX))]

@@ -1,8 +1,8 @@
 """A connection of redis-py's asyncio client, without the streams between it and its socket.
 
-redis-py makes the connection: TLS, passwords, Sentinels and the like are its own. From then on a request is one write,
-and its reply is parsed in the callback of the event loop: two turns of the loop for a call, where the streams take
-five. That is most of what an idle worker's claim takes. When the connection is given back it has its streams again.
+redis-py opens the connection and handles TLS, passwords and Sentinels. After that a request is one write,
+and its reply is parsed in the callback of the event loop: two iterations of the loop for a call, where the streams take
+five. That is most of the time of an idle worker's claim. When the connection is returned it has its streams again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ except ImportError as error:  # pragma: no cover - exercised in a subprocess wit
 
 #: A reply that arrives in parts fails only after this long without a further part.
 SILENCE_SECONDS = 2.0
-#: No whole reply is there yet: an object that no reply can be.
+#: The marker for an incomplete reply: an object that no reply can be.
 NO_REPLY = object()
 
 
@@ -54,14 +54,14 @@ class AsyncConnection(asyncio.Protocol):
         self.redis_connection = connection
         #: Seconds that the server may be silent beyond the connection's own limit.
         self.extra_seconds = 0.0
-        #: What is waited for, since when, how long without a sign of the server, and whether the request is still being
+        #: The current wait: since when, its timeout without data from the server, whether the request is still being
         #: sent; when the last part of a reply came.
         self._waited_for: asyncio.Future[Any] | None = None
         self._since = 0.0
         self._limit = 0.0
         self._sending: Sending | None = None
         self._last_data = 0.0
-        #: Checks the wait under way. It outlives that, since to set and cancel one for each reply costs more than both.
+        #: Checks the current wait. It outlives that, because setting and cancelling one per reply would cost more.
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._reader = hiredis.Reader(
@@ -77,11 +77,11 @@ class AsyncConnection(asyncio.Protocol):
 
     @property
     def is_closed(self) -> bool:
-        """Whether it cannot be used any more: the server is gone, or sent a reply without a request."""
+        """Whether it can no longer be used: the server closed it, or sent a reply without a request."""
         return self._failure is not None or self._transport.is_closing() or self._reader.has_data()
 
     def detach(self) -> Any:
-        """The connection, with its streams as they were."""
+        """Return the connection with its original streams."""
         if self._timer is not None:
             self._timer.cancel()
         if self._failure is None:
@@ -89,13 +89,13 @@ class AsyncConnection(asyncio.Protocol):
         return self.redis_connection
 
     def give_up(self) -> None:
-        """Fail the receive under way, unless a part of its reply has just arrived: the connection seems to be lost."""
+        """Fail the current receive, unless a part of its reply has just arrived: the connection seems to be lost."""
         silent = self._loop.time() - self._last_data > SILENCE_SECONDS
         if silent and self._awaited is not None and not self._awaited.done():
             self._awaited.set_exception(redis.TimeoutError("the server did not answer in time"))
 
     async def send(self, request: bytes) -> None:
-        """Write a request; wait only if too much is under way already."""
+        """Write a request; wait only if the write buffer is full."""
         if self._failure is not None:
             raise self._failure
         self._transport.write(request)
@@ -139,7 +139,7 @@ class AsyncConnection(asyncio.Protocol):
             self._waited_for = None
 
     def _check_silence(self) -> None:
-        """Fail a wait in which nothing was received or sent for so long; otherwise check again later."""
+        """Fail a wait in which nothing was received or sent until the timeout; otherwise check again later."""
         self._timer, future = None, self._waited_for
         if future is None or future.done():
             return

@@ -6,9 +6,9 @@ One write carries three commands:
     BLPOP unblock:<name> the blocking read
     EVALSHA claim        the claim
 
-The server does not run what a client sent behind a blocking read before that read ends. So the claim begins in the
-instant in which a publish pushes to the list, and its answer is the first that the worker receives. By a notification
-the worker would receive it, send the claim, and receive the answer.
+The server does not run commands after a blocking read before that read ends. So the claim begins as soon as
+a publish pushes to the list, and the worker only receives its reply. With a notification
+the worker would have to receive it, send the claim, and receive the reply.
 
 The worker ends its own wait by a push to the same list, with a value that it recognises. `CLIENT UNBLOCK` cannot do
 that: it cannot distinguish a client that is not blocked yet from one that no longer is, and needs rights that a worker

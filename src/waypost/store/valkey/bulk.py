@@ -1,8 +1,8 @@
 """The journal and the messages of a Valkey store, read in bulk.
 
 A journal entry is one field with the events of one step side by side (`lua/base.lua` and `lua/moves.lua` write them).
-Most items have a fixed length, and most runs of items share the texts behind it: such runs are cut out whole and read
-by numpy. What is rare (duplicates, events of the queue itself) goes through the store's own decoder.
+Most items have a fixed length, and most runs of items share the texts at their end: such runs are decoded as a whole
+by numpy. Rare items (duplicates, events of the queue itself) are decoded by the store's own decoder.
 """
 
 from __future__ import annotations
@@ -322,7 +322,7 @@ class ValkeyBulkReader:
     def journal(self, queue: str, after: int, to: int, columns: Sequence[str]) -> Iterator[Any]:
         """Events with numbers in (after, to]. An entry is known by the number of its last event."""
         key = self._store.keys_of(queue)[_JOURNAL]
-        # What a trim passed is not there any more, though the server may not have removed it yet.
+        # Trimmed events no longer exist, although the server may not have deleted them yet.
         after = max(after, self._run(self._store.journal(queue, after, 1)).first_kept - 1)
         start = after + 1
         page = PageSize(FIRST_PAGE_ENTRIES, PAGE_ENTRIES_MAX, PAGE_BYTES)
@@ -387,7 +387,7 @@ class ValkeyBulkReader:
         stored = []
         for message_id, value, packed, failure in zip(ids, values, states, failures, strict=True):
             if value is None:
-                continue  # it has left since the page was listed
+                continue  # it was removed after the page was listed
             if packed is not None:
                 if packing.STATUS.get(packed[:1]) == span.state:
                     stored.append(packing.unpack_stored(span.state, scores[message_id], value, packed, failure or b""))

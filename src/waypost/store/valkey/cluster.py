@@ -1,7 +1,7 @@
 """A Cluster: each call goes to the node that serves its slot, and follows it when the slot has moved.
 
-redis-py's cluster client knows the nodes and keeps their connections. Its own way of running commands is not used: it
-has no pipelines of scripts. One executor per node sends the calls, as for a single server.
+redis-py's cluster client finds the nodes and keeps their connections. It does not run our calls, because its
+pipelines do not support scripts. One executor per node sends the calls, as for a single server.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class ClusterSource:
         self._given = options | ({"ssl": True} if tls else {})
 
     def _options(self, start_timeout: float, retry: Any) -> dict[str, Any]:
-        # What a node without its share of the slots cannot serve is refused call by call, and not for all queues.
+        # If some slots are not served, only calls to them are refused, not those of all queues.
         ours = {"require_full_coverage": False, "max_connections": NO_LIMIT, "socket_keepalive": True}
         return connection_options(start_timeout, retry) | ours | self._given
 
@@ -230,7 +230,7 @@ def runs_of_one_slot(calls: Iterable[Call[Any]]) -> Iterator[Iterator[ValkeyCall
     announced = 0
 
     def place(call: ValkeyCall[Any]) -> tuple[int, int]:
-        # What must be announced first begins a run of its own.
+        # A call with an announcement starts a new run.
         nonlocal announced
         announced += call.announce is not None
         return key_slot(call.place), announced
@@ -334,7 +334,7 @@ class ClusterExecutor(_Common):
     def _announce(self, call: ValkeyCall[None]) -> None:
         """Add the queue to the list of queues, on another node than its own.
 
-        If that node is full or away, the queue can be used all the same, and a later call announces it.
+        If that node is full or down, the queue can still be used, and a later call announces it.
         """
         with suppress(StoreError):
             self._run_routed(call)

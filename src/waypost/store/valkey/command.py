@@ -20,7 +20,7 @@ CRLF = b"\r\n"
 
 @dataclass(slots=True)
 class BlockingWait:
-    """What goes before a claim that waits in the server: two commands, their script, for how long, and who waits."""
+    """The blocking wait before a claim: two commands, their script, the timeout, and the waiter."""
 
     packed: bytes
     script: Script
@@ -38,11 +38,11 @@ class ValkeyCall(Call[T]):
     decode: Callable[[Any], T]
     #: The script that it names by hash; None for a command of the server itself.
     script: Script | None = None
-    #: What to send before it, whose reply does not matter: the queue's name for the list of queues.
+    #: A command to send before it, whose reply does not matter: it adds the queue to the list of queues.
     announce: ValkeyCall[None] | None = None
     #: A command to send behind it: wait until the server has on its disk what this connection wrote.
     on_disk: bytes | None = None
-    #: The one key that a command reads, to be named if it is not ours. Scripts check theirs and name them.
+    #: The key that a command reads, for the error if it is not waypost's. Scripts check their keys themselves.
     key: bytes = b""
     #: One of its keys: on a Cluster they all lie on the node that serves its slot.
     place: bytes = b""

@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 log = logging.getLogger("waypost")
 
-#: So many calls of one client are under way at once, on a Cluster with each node; the others wait for their turn. More
+#: The number of concurrent calls of one client, on a Cluster per node; the others wait for their turn. More
 #: would not be answered sooner by a server that runs one after the other.
 CONNECTIONS_MAX = 32
 #: A connection idle for longer is checked before it is used: the server may have closed it.
@@ -206,7 +206,7 @@ class ValkeyExecutor(_Common):
             return self._exchange(self._take(), Request(cast("ValkeyCall[T]", call)))
 
     def run_many(self, calls: Iterable[Call[T]]) -> list[T | Exception]:
-        """Several requests under way at once on one connection; each has its own result or error."""
+        """Several requests in progress at once on one connection; each has its own result or error."""
         batch = self.batch(iter(calls))
         self.drive(batch)
         return batch.results
@@ -266,7 +266,7 @@ class ValkeyExecutor(_Common):
         return request.result()
 
     def _broken(self, connection: Any, error: BaseException) -> BaseException:
-        """Discard a connection that failed, or that was interrupted with a reply under way; return what to raise."""
+        """Discard a connection that failed, or that was interrupted with a reply in progress; return what to raise."""
         self._discard(connection)
         return self._connection_error(error, sent=True) if isinstance(error, CONNECTION_FAILURES) else error
 
@@ -347,7 +347,7 @@ class AsyncValkeyExecutor(_Common):
             return await self._exchange(await self._take(), Request(ours))
 
     async def _run_after_wait(self, call: ValkeyCall[T], wait: BlockingWait) -> T:
-        """A call behind a blocking wait does not count as one under way: the unblock must be able to run beside it."""
+        """A call behind a blocking wait does not count as in progress: the unblock must be able to run beside it."""
         connection = await self._take()
         connection.extra_seconds = wait.seconds
         wait.waiter.sent(connection.give_up)
@@ -357,7 +357,7 @@ class AsyncValkeyExecutor(_Common):
             connection.extra_seconds = 0.0
 
     async def run_many(self, calls: Iterable[Call[T]]) -> list[T | Exception]:
-        """Several requests under way at once on one connection; each has its own result or error."""
+        """Several requests in progress at once on one connection; each has its own result or error."""
         batch = self.batch(iter(calls))
         await self.drive(batch)
         return batch.results

@@ -1,4 +1,4 @@
-"""Requests and their replies without the connection: what to write, how many replies follow, and what they mean.
+"""Requests and their replies without I/O: the bytes to write, the number of replies, and their meaning.
 
 A reply is what the server answered, or the `ResponseError` by which it refused. Executors write and read; a broken
 connection is theirs too.
@@ -20,7 +20,7 @@ from waypost.store.valkey.scripts import Script
 
 T = TypeVar("T")
 
-#: Requests under way on one connection: enough to keep the server busy while Python encodes the next.
+#: Requests in progress on one connection: enough to keep the server busy while Python encodes the next.
 WINDOW = 4
 #: Sent before a request that another node of a Cluster sent here while its keys are on their way. For one request.
 ASKING = command(b"ASKING")
@@ -85,7 +85,7 @@ class Request(Generic[T]):
                 raise map_error(confirmed, call.queue, call.name, call.key)
             if confirmed[0] < 1:
                 raise OutcomeUnknown(
-                    f"{call.name} on queue {call.queue} was carried out, but the server did not confirm in time that "
+                    f"{call.name} on queue {call.queue} was done, but the server did not confirm in time that "
                     "it is on its disk; a repeat waits again and changes nothing"
                 )
         return call.decode(reply)
@@ -98,7 +98,7 @@ class Request(Generic[T]):
 
 
 class Batch:
-    """Several requests under way at once. `results` has one entry per call in order, `waiting` those not answered."""
+    """Several requests in progress at once. `results` has one entry per call in order, `waiting` those not answered."""
 
     __slots__ = ("calls", "loaded", "redirected", "results", "waiting", "wrong_server")
 
@@ -142,7 +142,7 @@ class Batch:
             self.results.append(error)
 
     def fail(self, error: WaypostError, *, rest: bool) -> None:
-        """The connection is gone: what was under way has this error, and all the rest too if there is no other."""
+        """The connection is lost: unanswered requests get this error, and all others too if there is none other."""
         if self.waiting:
             self.loaded.clear()  # a script may not have arrived
         self.results += [error] * len(self.waiting)

@@ -18,7 +18,7 @@ from msgspec import structs
 from waypost import policy
 from waypost.values import MINUTE_COUNTERS, REDELIVERY_CAUSES, EventName
 
-#: The layout of the keys. A newer one than a client knows makes it stop before it touches anything.
+#: The version of the key layout. A client refuses a newer one before it changes anything.
 VERSION = 1
 
 #: The mark of sleepers that are in a blocking wait.
@@ -29,7 +29,7 @@ KEY_NAMES = (
     "sleepers", "rate", "completed", "outgoing", "arrivals",
 )  # fmt: skip
 
-#: The counters of a queue in the order in which they are packed: cumulative ones, then the minute under way.
+#: The counters of a queue in the order in which they are packed: cumulative ones, then the minute in progress.
 COUNTERS = (
     "published", "redriven", "done", "dead", "dropped", "cancelled", "replaced", "claims", "first_claims",
     *(f"again_{cause}" for cause in REDELIVERY_CAUSES),
@@ -38,7 +38,7 @@ COUNTERS = (
     "minute", *(f"minute_{name}" for name in MINUTE_COUNTERS),
 )  # fmt: skip
 
-#: Events and causes travel as one byte: the place in these lists, from 1. Only ever append.
+#: Events and causes are encoded as one byte: the index in these lists, from 1. Only append to them.
 EVENTS: tuple[EventName, ...] = get_args(EventName)
 CAUSES = (
     *REDELIVERY_CAUSES, "due", "unparked", "overload", "publish", "replace", "parked", "forwarded", "at_most_once",
@@ -67,7 +67,7 @@ class Script:
     def __init__(self, name: str, text: str) -> None:
         self.name = name
         self.text = text.encode()
-        # The server names scripts by SHA-1; this is an address, not a protection.
+        # The server identifies scripts by SHA-1, which is not used for security here.
         self.sha = hashlib.sha1(self.text, usedforsecurity=False).hexdigest().encode()
 
 

@@ -78,7 +78,7 @@ def source_of_client(client: Any) -> Source:
 
 
 def connection_options(start_timeout: float, retry: Any) -> dict[str, Any]:
-    """What every connection of ours is made with. Repeats are ours to decide: they carry operation ids."""
+    """Return the options of every connection. The driver must not retry: retries need operation numbers."""
     return {
         "socket_connect_timeout": start_timeout,
         "socket_timeout": start_timeout,  # until the server has answered once: see the executors
@@ -112,7 +112,7 @@ class UrlSource(OwnedSource):
             if parts.path.strip("/") and not parts.path.strip("/").isdigit():
                 raise InvalidUrl("the path of a Valkey URL is the number of the database: valkey://host:6379/0")
             self.display_name = f"{parts.scheme}://{parts.hostname or 'localhost'}:{port or 6379}"
-        # Cut and not put together again: what stands between would lose its slashes where there is no host.
+        # Cut the text instead of rebuilding the URL, which would lose its slashes without a host.
         self._url = SCHEMES[parts.scheme] + url[len(parts.scheme) :]
 
     def _options(self, start_timeout: float, retry: Any) -> dict[str, Any]:

@@ -92,7 +92,7 @@ CANCEL_STATUS: dict[int, CancelStatus] = {
     ord("c"): "cancelled", ord("r"): "requested", ord("f"): "finished", ord("u"): "unknown"
 }  # fmt: skip
 
-#: Ids carry the publisher's clock; search this much earlier, since clocks differ.
+#: Ids contain the publisher's clock; search this much earlier, because clocks differ.
 CLOCK_DIFFERENCE_MS = 120_000
 ID_BYTES = 24
 #: With durability `fsync`: what must not be lost. A lost claim or renewal is harmless, the lease just ends.
@@ -102,7 +102,7 @@ KEPT_ON_DISK = frozenset(
         "fire_schedule", "trigger_schedule", "check", "remove",
     )
 )  # fmt: skip
-#: What each durability means, for people.
+#: The text of each durability.
 DURABILITY: dict[Durability, str] = {
     "server": "as durable as the server's append-only file; a warning is logged if it has none",
     "fsync": "what is acknowledged is on the server's disk (durability fsync)",
@@ -111,10 +111,10 @@ DURABILITY: dict[Durability, str] = {
 ANNOUNCED = frozenset(("publish", "configure", "pause", "save_schedule", "fire_schedule", "trigger_schedule"))
 #: A queue is added to the list again after this time: a failover may have lost the list, or a user removed it.
 ANNOUNCED_SECONDS = 60.0
-#: The pause after an attempt that was refused. On a Cluster also after one that failed: the list lies on another node
-#: than the queue, and while that node is away each attempt costs time.
+#: The pause after a refused attempt. On a Cluster also after a failed one: the list is on another node
+#: than the queue, and while that node is down each attempt costs time.
 ANNOUNCE_PAUSE_SECONDS = 1.0
-#: A client that walks through endless queue names must not grow.
+#: Bounds the memory of a client that uses very many queue names.
 QUEUES_REMEMBERED_MAX = 10_000
 #: One local disk, no replica, within 5,000 ms. It applies to the connection that it is sent on.
 WAIT_FOR_DISK = command(b"WAITAOF", b"1", b"0", b"5000")
@@ -185,7 +185,7 @@ class ValkeyStore:
         return ValkeyCheckup(self, executor)
 
     def strand(self, queue: str, message_id: str) -> Call[None]:
-        """Tests only: take a message out of all places in which a claim could find it."""
+        """For tests: remove a message from all indexes in which a claim could find it."""
         keys = dict(zip(KEY_NAMES, self.keys_of(queue), strict=True))
         places = [keys[name] for name in ("ready", "due", "leases", "waiting", "dead")]
         text = Script("damage", "for i = 1, #KEYS do redis.call('ZREM', KEYS[i], ARGV[1]) end")
@@ -282,7 +282,7 @@ class ValkeyStore:
     def _announcement(self, queue: str) -> ValkeyCall[None] | None:
         """The command that adds a queue to the list of queues, or None if the server confirmed it lately.
 
-        The list lies in another slot than the queue, so it cannot be part of the same step.
+        The list is in another slot than the queue, so it cannot be part of the same step.
         """
         now = time.monotonic()
         if self._announced.get(queue, 0.0) > now:
@@ -322,7 +322,7 @@ class ValkeyStore:
         parts: list[bytes] = []
         append = parts.append
         for draft in drafts:
-            # In line, because it is asked of every message.
+            # Inlined, because it runs for every message.
             if (
                 draft.key is None
                 and draft.delay_ms == 0

@@ -1,4 +1,4 @@
-"""The register of workers: two keys in a slot of their own, apart from those of any queue."""
+"""The records of workers: two keys in their own slot, separate from those of any queue."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ def _call(store: ValkeyStore, verb: str, arguments: Sequence[bytes], decode: Cal
 
 
 def heartbeat(store: ValkeyStore, heartbeat: Heartbeat, ttl_ms: int) -> Call[int]:
-    """Remember a worker for a while."""
+    """Keep a worker until its expiry."""
     arguments = [heartbeat.name.encode(), pack(heartbeat), b"%d" % ttl_ms, b"%d" % policy.WORKERS_MAX]
     return _call(store, "heartbeat", arguments, int)
 
 
 def unregister(store: ValkeyStore, name: str) -> Call[bool]:
-    """Forget a worker at once."""
+    """Remove a worker at once."""
     return _call(store, "unregister", [name.encode()], bool)
 
 
 def workers(store: ValkeyStore) -> Call[list[RegisteredWorker]]:
-    """Those whose time has not ended, by name."""
+    """Return the workers that have not expired, by name."""
 
     def decode(reply: Any) -> list[RegisteredWorker]:
         names, untils, records = reply
