@@ -253,7 +253,7 @@ class World:
         """End what is left, silently: no code of it may change what is judged."""
         self.recorder.history, self.node.observe_store = History(), None
         self.loop.close()
-        # `finally` blocks may begin calls. They find the loop closed, rather than none, for which asyncio would make one.
+        # `finally` blocks may begin calls. They find a loop that is closed; without any, asyncio would make one.
         events._set_running_loop(self.loop)
         try:
             with warnings.catch_warnings():
