@@ -270,6 +270,24 @@ def test_a_full_queue_holds_fires_back_and_what_is_then_too_late_is_missed(world
     assert world.instants() == [40_000]
 
 
+@pytest.mark.promise("CRON-4", "CRON-6", "PUB-7")
+def test_an_outage_with_more_instants_than_the_queue_holds_is_caught_up_in_parts(world: World) -> None:
+    world.executor.run(world.store.configure(QUEUE, {"max_pending": 2}))
+    world.save(every=10.0, missed=CatchUp(5))
+    scheduler, session = world.scheduler(ttl_ms=600_000), Session(ClockTime(world.clock))
+    world.tick(scheduler)
+    world.clock.advance(50)
+    fired: list[int] = []
+    for _ in range(20):
+        world.tick(scheduler)
+        fired += world.instants()
+        claim = world.store.claim(QUEUE, 2, session.operation(QUEUE), worker="w")
+        world.executor.run(claim)
+        world.clock.advance(1)
+    assert fired == [10_000, 20_000, 30_000, 40_000, 50_000, 60_000]
+    assert world.stored().fires == 6
+
+
 @pytest.mark.promise("CRON-7")
 def test_ticks_report_fires_misses_and_lateness(world: World) -> None:
     seen: list[Tick] = []

@@ -27,6 +27,13 @@ class Decision(NamedTuple):
     valid_until_ms: int
     following: Fire | None
 
+    def first(self, count: int) -> Decision:
+        """The step of its oldest `count` fires alone: the others stay due."""
+        if len(self.fires) <= count:
+            return self
+        last = self.fires[count - 1]
+        return self._replace(fires=self.fires[:count], last_due_ms=last.due_ms, following=self.fires[count])
+
 
 def decide(spec: Spec, key: str, expected: Fire, fired: int, now_ms: int) -> Decision | None:
     """Return the step for a schedule whose next fire is `expected` at store time `now_ms`; None if it is not due."""

@@ -18,7 +18,7 @@ from waypost.identity import Operation
 from waypost.message import error_text, error_type
 from waypost.operations.flow import REFUSALS, ClientContext, Flow, Sending, Together
 from waypost.operations.schedules import drafts_of
-from waypost.policy import LEADER_TTL_MS
+from waypost.policy import CHUNK_MESSAGES_MAX, LEADER_TTL_MS
 from waypost.schedule.election import Candidate, Election
 from waypost.schedule.missed import Decision, decide
 from waypost.schedule.rule import Fire, Spec, unpack_spec
@@ -62,6 +62,8 @@ class _KnownSchedule(Struct):
     #: Do not fire before this, by the monotonic clock: the last try failed. Logged once.
     retry_at: float = 0.0
     reported: bool = False
+    #: How many fires one step publishes at most: fewer after its queue had no room for so many, then more again.
+    fires_max: int = CHUNK_MESSAGES_MAX
 
 
 class Scheduler:
@@ -225,7 +227,10 @@ class Scheduler:
             log.warning("schedule %s of queue %s: %s", stored.key, queue, error, extra={"event": "schedule_unreadable"})
             self._known.pop((queue, stored.key), None)
             return
-        self._known[queue, stored.key] = _KnownSchedule(queue, stored, spec, 0.0 if known is None else known.retry_at)
+        updated = _KnownSchedule(queue, stored, spec)
+        if known is not None:
+            updated.retry_at, updated.fires_max = known.retry_at, known.fires_max
+        self._known[queue, stored.key] = updated
 
     def _due(self, late_ms: int = 0) -> list[_KnownSchedule]:
         """Return the schedules that are at least `late_ms` overdue, oldest first."""
@@ -254,6 +259,7 @@ class Scheduler:
                 decision = decide(known.spec, stored.key, expected, stored.fires, self._store_now())
                 drafts: list[Draft] = []
                 if decision is not None:
+                    decision = decision.first(known.fires_max)
                     drafts = yield from drafts_of(self.context, queue, stored, known.spec, decision.fires)
             except Exception as error:  # a zone that this machine does not know, or a middleware of the client
                 self._postpone(known, error)
@@ -270,6 +276,9 @@ class Scheduler:
                         yield pause
                     result = yield from sending.run()
                 if isinstance(result, WaypostError):
+                    if isinstance(result, QueueFull):
+                        # A queue may never have room for all fires of an outage at once, but for fewer.
+                        known.fires_max = max(1, len(decision.fires) // 2)
                     self._postpone(known, result)
                 elif isinstance(result, Exception):
                     raise result
@@ -308,6 +317,7 @@ class Scheduler:
         queue, key = known.queue, known.stored.key
         fired = self.context.wake_and_report(result)
         self._set_store_time(fired.at_ms)
+        known.fires_max = min(CHUNK_MESSAGES_MAX, 2 * known.fires_max)
         if fired.schedule is None:
             del self._known[queue, key]
         else:

@@ -239,6 +239,17 @@ class TestFires:
         resaved = save(bench, version="v2", seen=fired.schedule)
         assert resaved.status == "saved"
 
+    @pytest.mark.promise("CRON-4", "CRON-6")
+    def test_a_step_may_leave_later_instants_due_for_the_next(self, bench: Bench) -> None:
+        seen = saved(bench)
+        bench.after(200)
+        first = fire(bench, seen)
+        assert (first.status, fire(bench, seen).status) == ("fired", "conflict")
+        assert first.schedule is not None
+        assert first.schedule.due_ms == (seen.due_ms or 0) + 60_000 < bench.now_ms
+        assert fire(bench, first.schedule).status == "fired"
+        assert len(bench.ids("ready")) == 2
+
     @pytest.mark.promise("CRON-6", "PUB-7")
     def test_a_full_queue_holds_the_fire_back_and_loses_nothing(self, bench: Bench) -> None:
         bench.configure(max_pending=1)
