@@ -240,7 +240,7 @@ class TestFires:
         assert resaved.status == "saved"
 
     @pytest.mark.promise("CRON-4", "CRON-6")
-    def test_a_step_may_leave_later_instants_due_for_the_next(self, bench: Bench) -> None:
+    def test_a_step_may_fire_the_first_of_several_due_instants(self, bench: Bench) -> None:
         seen = saved(bench)
         bench.after(200)
         first = fire(bench, seen)
