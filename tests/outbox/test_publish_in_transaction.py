@@ -150,7 +150,7 @@ def test_a_message_that_began_no_chain_is_refused_inside_a_transaction_too(place
         ("publish", ("orders", "never"), {"after": alone}),
     ], row=1)  # fmt: skip
     assert isinstance(refused, InvalidInput)
-    assert "began no chain" in str(refused)
+    assert "has no chain" in str(refused)
     assert waiting.status == "queued"
     assert place.rows() == [1]
     ledger = place.reader.ledger("orders")

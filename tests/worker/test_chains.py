@@ -141,7 +141,7 @@ def test_a_wait_always_has_an_end(harness: Harness) -> None:
 @pytest.mark.promise("CHAIN-1")
 def test_a_message_that_never_was_cannot_be_waited_for(harness: Harness) -> None:
     unknown = Published("0" * 24, "queued", "orders")
-    with pytest.raises(EndUnknown, match="no trace"):
+    with pytest.raises(EndUnknown, match="has no record"):
         harness.wait_result(unknown, timeout=20)
     with pytest.raises(EndUnknown, match="chain=True"):
         harness.wait_chain(unknown, timeout=20)
