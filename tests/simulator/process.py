@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 WALL_START = 1_800_000_000.0
 #: The clocks of machines go by up to so much too fast or too slow.
 CLOCK_SPEED_ERROR = 0.001
+#: A runner that takes the end of its coroutine for a failure of its handler goes on to the next wait, and ends there.
+CLOSES_MAX = 10_000
 #: Packages whose modules do not run in a simulated process.
 NOT_SIMULATED = ("waypost.cli.", "waypost.spark.", "waypost.testing.", "waypost.web.", "waypost.see.")
 
@@ -152,13 +154,18 @@ class SimulatedProcess:
         """Close what is left of its coroutines, when the run is over."""
         for task in list(self.tasks):
             task._log_destroy_pending = False  # type: ignore[attr-defined]
-            coroutine = task.get_coro()
-            try:
-                if coroutine is not None:
-                    coroutine.close()
-            except BaseException:
-                continue  # what it does at its end concerns no one any more
+            close_coroutine(task.get_coro())
         self.tasks.clear()
+
+
+def close_coroutine(coroutine: Any) -> None:
+    """Close a coroutine whatever it does at its end; one that goes on instead is closed again."""
+    for _ in range(CLOSES_MAX):
+        try:
+            coroutine.close()
+        except BaseException:
+            continue
+        return
 
 
 class TimeModule:

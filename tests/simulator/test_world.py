@@ -8,6 +8,7 @@ import subprocess
 import sys
 import weakref
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -232,3 +233,13 @@ def test_a_run_leaves_nothing_behind() -> None:
     del world
     gc.collect()
     assert left() is None
+
+
+def test_handlers_that_are_left_at_the_end_are_closed_silently(caplog: pytest.LogCaptureFixture) -> None:
+    # Many short ones first, so that the worker claims more than it can start.
+    steps = publishes(2000, every=0.002, seconds=0.0)
+    steps += [replace(one, at=one.at + 4.0) for one in publishes(200, every=0.0, seconds=1000.0)]
+    for kind in ("async", "thread"):
+        run(scenario(steps, kind=kind, workers=1))
+        gc.collect()
+    assert caplog.records == []
