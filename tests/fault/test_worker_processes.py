@@ -59,7 +59,7 @@ def test_a_handler_in_a_process_ends_with_its_killed_worker_and_is_delivered_aga
     until(lambda: not is_there(grinding), "the end of its process")
     other = group.start("grinding")
     until(lambda: group.post.ledger("grinding").done == 30, "the rest")
-    assert "given back" in group.stop(other)
+    assert "released" in group.stop(other)
     ended = Counter(body for what, body, _, _ in group.read_notes() if what == "ended")
     assert set(ended) == {str(number) for number in range(30)}
     # Only what was under way or not settled when the worker was killed can have run twice.

@@ -59,13 +59,13 @@ def test_a_worker_says_what_it_runs_and_how_it_ended(shop: Path, name: str) -> N
     assert sorted(done.stdout.split()) == ["1", "2", "3", "charged", "charged", "charged"]
     assert "sqlite, namespace wp: each commit is on the disk" in done.stderr
     assert f"orders     charge: {3 if name == 'post' else 10} at once on the event loop" in done.stderr
-    assert done.stderr.endswith("waypost worker stopped: 3 handled, 0 given back\n")
+    assert done.stderr.endswith("waypost worker stopped: 3 handled, 0 released\n")
 
 
 def test_all_handlers_run_unless_some_are_chosen(shop: Path) -> None:
     done = command(shop, "worker", "shop:post", "--until-empty")
     assert "mails      send: 10 at once in threads, batches of 20" in done.stderr
-    assert "  orders     3 handled, 0 given back\n  mails      0 handled, 0 given back\n" in done.stderr
+    assert "  orders     3 handled, 0 released\n  mails      0 handled, 0 released\n" in done.stderr
     assert done.returncode == 0
 
 
@@ -94,7 +94,7 @@ def test_the_start_tells_the_store_and_how_durable_it_is(url: str, options: dict
 def test_the_end_tells_what_is_left() -> None:
     report = Drained(handled=5, released=2, cancelled=1, running=1, unsettled=3)
     assert describe_end(report) == (
-        "waypost worker stopped: 5 handled, 2 given back, 1 cancelled, 1 still running: delivered again when their "
+        "waypost worker stopped: 5 handled, 2 released, 1 cancelled, 1 still running: delivered again when their "
         "leases end, 3 not settled: delivered again when their leases end"
     )
 

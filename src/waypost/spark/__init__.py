@@ -7,7 +7,7 @@
 
     waypost.spark.consume(spark, url, "orders", function, output="/lake/orders")
 
-`source` is the data source, `consumer` works a queue off in batches, `lake` holds the history as tables. Importing this
+`source` is the data source, `consumer` consumes a queue in batches, `lake` keeps the history as tables. Importing this
 package loads neither pyspark nor pyarrow.
 """
 

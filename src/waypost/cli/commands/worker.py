@@ -164,7 +164,7 @@ def describe_end(report: Drained, by_queue: dict[str, Drained] | None = None) ->
 
 
 def _format_counts(report: Drained) -> str:
-    parts = [f"{report.handled} handled", f"{report.released} given back"]
+    parts = [f"{report.handled} handled", f"{report.released} released"]
     if report.cancelled:
         parts.append(f"{report.cancelled} cancelled")
     if report.running:

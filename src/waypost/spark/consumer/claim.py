@@ -1,7 +1,7 @@
-"""Claiming on executors: each task takes its share of a batch through one connection, as Arrow rows.
+"""Claiming on executors: each task claims its share of a batch through one connection, as Arrow rows.
 
-Spark may run a task twice. So the operations of a task are made of the batch and the task's own number: a second
-attempt repeats the claims of the first, and gets the same messages, which count no second delivery.
+Spark may run a task twice. So the operations of a task are derived from the batch and the number of the task: a second
+attempt repeats the claims of the first, and gets the same messages without a second delivery.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ BYTES_A_TASK = 256 * 1024 * 1024
 #: Or after this part of a lease: the driver renews only after all tasks have claimed.
 LEASE_PART = 1 / 3
 
-#: What the user's function sees of a message.
+#: The columns of a message for the user's function.
 CONSUMED: Final = Table(
     "consumed",
     {
@@ -55,7 +55,7 @@ CONSUMED: Final = Table(
         )
     },
 )  # fmt: skip
-#: The same with the rest of the fence, which stays with us.
+#: The same with the rest of the fence, for internal use.
 CLAIMED: Final = Table("claimed", {**CONSUMED.columns, "nonce": "BINARY", "lease_end_ms": "BIGINT", "chain": "STRING"})
 #: What the driver needs to renew and to settle.
 FENCE: Final = tuple(name for name in CLAIMED.columns if name not in (*ENVELOPE_COLUMNS, "queue", "size"))
@@ -67,15 +67,15 @@ class Claim:
 
     place: Place
     queue: str
-    #: The name of the batch: all of its claims are made of it.
+    #: The name of the batch, from which all its operations are derived.
     name: str
-    #: How many messages one task takes at most.
+    #: The maximum number of messages of one task.
     share: int
     tasks: int
     machine: str | None
 
     def take(self, task: int) -> Iterator[Any]:
-        """The rows of one task. What cannot be read is put aside here, as a worker does."""
+        """The rows of one task. Undecodable messages are put aside here, as a worker does."""
         check_machine(self.machine)
         left, room = self.share, BYTES_A_TASK
         page = PageSize(FIRST_CLAIM, CHUNK_MESSAGES_MAX, CHUNK_BYTES_MAX)
@@ -115,11 +115,11 @@ class Claim:
 
 
 class ClaimSource(DataSource):
-    """A claim as a source of rows: the way to Arrow on executors that needs no package but pyarrow."""
+    """A claim as a data source: it returns Arrow rows on executors with no package but pyarrow."""
 
     @classmethod
     def name(cls) -> str:
-        """Not for users: a read of it takes messages away from others."""
+        """Internal: reading it claims messages."""
         return "waypost-claim"
 
     def schema(self) -> str:
@@ -143,13 +143,13 @@ class _ClaimReader(DataSourceReader):
 
 
 def claimed_rows(spark: SparkSession, claim: Claim) -> DataFrame:
-    """Claim, now. The rows stay on the executors, and one that is lost there is never replaced by another claim."""
+    """Claim now. The rows stay on the executors, and a lost row is never replaced by another claim."""
     rows = spark.read.format(ClaimSource.name()).option("claim", msgspec.json.encode(claim).decode()).load()
     return rows.localCheckpoint(eager=True)
 
 
 def at_most_once(queue: str) -> InvalidInput:
-    """A queue whose messages are gone when they are claimed: a batch that fails would lose them."""
+    """Return the error for a queue with lease=None: a batch that fails would lose its messages."""
     return InvalidInput(
         f"queue {queue} hands messages out at most once (lease=None), so a batch that fails would lose them: "
         "configure a lease to consume it from Spark"
@@ -159,8 +159,8 @@ def at_most_once(queue: str) -> InvalidInput:
 def make_operation(name: str, task: int, number: int, stamp: int) -> Operation:
     """The operation of a claim: the same for every attempt of a task, another for everything else.
 
-    Each attempt has its own stamp. One that comes after the store has forgotten the first claims anew, which harms
-    nothing: what the first leased comes back when its leases end. The nonce is the same too, for Spark may take the
+    Each attempt has its own stamp. If the store has forgotten the first attempt, the second one claims again, which
+    is harmless: the leases of the first will end. The nonce is the same too, because Spark may use the
     rows of either attempt.
     """
     session = _digest(f"{name}:{task}:{number // CLAIMS_A_SESSION}", SESSION_BYTES)
@@ -172,7 +172,7 @@ def _digest(text: str, size: int) -> bytes:
 
 
 def settle_unreadable(post: Waypost, queue: str, leases: Sequence[Lease]) -> list[Lease]:
-    """The leases whose messages can be read; the others are settled: dead, or left for a newer release."""
+    """Return the leases of decodable messages; the others are settled as dead, or left for a newer release."""
     readable, messages, settlements = [], [], []
     for lease in leases:
         message: Message[Any] = Message(queue, lease)

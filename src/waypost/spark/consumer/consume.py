@@ -6,7 +6,7 @@
     consume(spark, "valkey://127.0.0.1:6379", "orders", load, output="/lake/orders")
 
 The order is: claim, run, commit, settle. After a crash before the commit only leases remain, which end. After a crash
-behind it the messages come again, are found in the log of the output (`commit_log`), and are only settled. So each
+after it the messages are delivered again, found in the log of the output (`commit_log`), and only settled. So each
 message is in the output once. Without an output there is no log: the effects of the function happen at least once.
 """
 
@@ -51,7 +51,7 @@ PARTITIONS_MAX = 256
 #: How often a consumer that follows an empty queue polls it: a claim is a Spark job.
 POLL_SECONDS = 1.0
 TABLE_NAME = re.compile(r"[A-Za-z0-9][\w.\-]*(/[A-Za-z0-9][\w.\-]*)*", re.ASCII)
-#: Statuses after which a message can come no more.
+#: Statuses after which a message cannot be delivered again.
 ENDED: frozenset[SettleStatus] = frozenset(("done", "dead", "dropped", "cancelled", "replaced"))
 
 Function: TypeAlias = "Callable[[DataFrame, Batch], object]"
@@ -71,12 +71,12 @@ class Consumed:
     retried: int = 0
     dead: int = 0
     other: int = 0
-    #: Whose lease was lost before the settle: if they were committed, they are settled when they come again.
+    #: Their lease was lost before the settle: if they were committed, they are settled at the next delivery.
     lost: int = 0
 
 
 class Batch:
-    """What a function is given beside its DataFrame: the name of the batch, and where its results go."""
+    """The second argument of the function: the name of the batch, and its output."""
 
     def __init__(self, name: str, queue: str, messages: dict[str, Message[Any]], output: CommitLog | None) -> None:
         #: Names this claim: the same whenever the function runs for it, and never used again.
@@ -98,9 +98,9 @@ class Batch:
         return frozenset(message.id for message in self._messages.values() if message.lease_lost)
 
     def path(self, table: str = "") -> str:
-        """Where to write a table of the output; readers see it under `waypost_batch=NAME` when the batch is committed.
+        """Return the path of a table of the output; readers find it in `waypost_batch=NAME` after the commit.
 
-        What an earlier run of the function left there must be overwritten.
+        Overwrite what an earlier run of the function wrote there.
         """
         if self._log is None:
             raise ConfigurationError("consume was given no output, so a batch has no place to write to: pass output=…")
@@ -127,9 +127,9 @@ class Batch:
         writer.save(self.path(table))
 
     def end(self, ids: Iterable[str] | DataFrame, outcome: Outcome) -> None:
-        """End some messages otherwise than done: `batch.end(bad_ids, Dead("no total"))`; also Retry, Snooze and Drop.
+        """Settle some messages with another outcome: `batch.end(ids, Dead("no total"))`, or Retry, Snooze, Drop.
 
-        Their rows are not for the output: leave them out of what is written.
+        Do not write their rows to the output.
         """
         if not isinstance(outcome, Outcome):
             raise InvalidInput(f"an outcome is Retry, Snooze, Dead or Drop, not {type(outcome).__name__}")
@@ -164,7 +164,7 @@ class _Held:
         return self.messages.get(message.id) is message and message.settled is None
 
     def on_lost(self, message: Message[Any]) -> None:
-        """The renewer has marked and logged it."""
+        """Nothing to do: the renewer has marked and logged it."""
 
     def on_cancel(self, message: Message[Any]) -> None:
         message.cancel_requested = True
@@ -204,7 +204,7 @@ class _Consumer:
         self.names = Session()
         self.result = Consumed()
         self.held = _Held(queue)
-        # On a connection of its own, so that no settle can hold a renewal up.
+        # On a separate connection, so that no settle can delay a renewal.
         self.renewer = Renewer(self.context, lambda: post._store.connect(start_timeout=START_TIMEOUT_SECONDS))
 
     # ---- one batch -------------------------------------------------------------------------------------------
@@ -222,7 +222,7 @@ class _Consumer:
         self.renewer.reschedule(self.held)
         first = next(iter(messages.values()))
         if first.lease_until <= lease_clock.now():
-            # To claim took longer than the lease: only what is still ours may be handled.
+            # Claiming took longer than the lease: only messages with a valid lease may be handled.
             self._extend(list(messages.values()))
             messages = {message_id: message for message_id, message in messages.items() if not message.fenced}
             self.held.messages = messages
@@ -344,7 +344,7 @@ class _Consumer:
         self._close(statuses)
 
     def settle_repeated(self, ids: Collection[str]) -> None:
-        """Settle what is in the output already."""
+        """Settle messages that are already in the output."""
         messages = [self.held.messages[message_id] for message_id in ids]
         statuses = self.settle(messages, [Settlement(m.id, m.token, m.lease.nonce) for m in messages])
         self.result.repeated += len(messages)
@@ -488,7 +488,7 @@ def _loop(consumer: _Consumer, *, follow: bool, deadline: float | None) -> None:
             continue
         if not follow:
             return
-        # At least one pause: a queue that is limited has messages ready that no claim gets.
+        # Pause at least once: a queue with limits has ready messages that no claim gets.
         while not over():
             time.sleep(POLL_SECONDS if deadline is None else max(0.0, min(POLL_SECONDS, deadline - time.monotonic())))
             if _claimable(consumer.post, consumer.queue):

@@ -5,7 +5,7 @@ counted. A message without an end that the store does not hold is unaccounted fo
 second end, is an unexplained duplicate. Where the journal was trimmed before it was read, or its level was
 lowered, the end of a message may be among the events not seen: it is counted as undecided, never as lost.
 
-The store goes on while this runs. So every suspicion is checked again in the store itself before it is reported.
+The store is in use while this runs. So every suspicion is checked again in the store itself before it is reported.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ CONFIRMED_MAX: Final = 10_000
 COUNTED_MAX: Final = 100_000
 HELD_STATES: Final[tuple[MessageState, ...]] = ("ready", "delayed", "waiting", "leased", "dead")
 HELD_COLUMNS: Final = ("queue", "id", "state")
-#: So many held messages are read faster than Spark starts to read them.
+#: Up to this many messages are read faster without Spark.
 DRIVER_ROWS_MAX: Final = 100_000
 #: Counters of the store's ledger, and the journal event of each.
 COUNTERS: Final = {
@@ -106,7 +106,7 @@ class Audit(msgspec.Struct, frozen=True):
     unaccounted: tuple[Finding, ...]
     duplicates_unexplained: tuple[Finding, ...]
     queues: dict[str, QueueAudit]
-    #: There are so many findings that not all of them were counted.
+    #: There are too many findings to count them all.
     has_more: bool = False
 
     @property

@@ -1,7 +1,7 @@
-"""Compaction and retention: many small folders become one for each day, and old ones go.
+"""Compaction and retention: merges many small folders into one for each day, and deletes old ones.
 
-Both change the state in one move, like every step: before it the old folders are the table, after it the new one. What
-is removed is removed after that.
+Both replace the state in one move, like every step: before it the old folders are the table, after it the new one. Old
+folders are deleted after that.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from waypost.store.bulk.tables import Table
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-#: Folders of one day that are worth putting together by themselves, while a pipeline runs.
+#: A running pipeline merges the folders of one day if there are more than this.
 FOLDERS_MAX: Final = 32
 #: How large a file is made.
 FILE_BYTES: Final = 256 * 1024 * 1024
@@ -63,7 +63,7 @@ def find_groups(lake: Lake, table: Table, at_least: int) -> list[list[Folder]]:
 
 
 def compact(lake: Lake, spark: SparkSession, *, at_least: int = 2) -> int:
-    """Put folders of one day together, in every table; return by how many there are fewer."""
+    """Merge the folders of one day, in every table; return by how many their number fell."""
     fewer = 0
     for table in FOLDER_TABLES:
         for folders in find_groups(lake, table, at_least):

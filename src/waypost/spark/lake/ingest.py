@@ -4,7 +4,7 @@
     DIR/messages/orders/batch=00000012-1f3a/part=corrupt/date=2026-03-01/  what the schema does not fit, as it came
 
 The queue must journal bodies (`journal="full"`). A batch is written under a new name and then made part of the table in
-one move, so it is there once however often Spark runs it; a message id is there once, whatever sent it twice.
+one move, so it is in the table once however often Spark runs it; each message id is in the table once.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def read_schema(text: str) -> StructType:
 
 
 def folder_of(queue: str) -> str:
-    """The folder of a queue's messages. A colon, which names of queues may have, is none of Spark's paths."""
+    """Return the folder of a queue's messages. A queue name may have a colon, which Spark's paths may not."""
     return f"messages/{check_queue(queue).replace(':', '+')}"
 
 

@@ -2,7 +2,7 @@
 
 Every step writes its rows into folders with new names and then replaces the state, which is one file, in one move.
 Until then no reader sees what it wrote; the folders of a step that was killed are in no table, and the next run removes
-them. So a step happens once, whole, whenever it is killed and however often it is begun again.
+them. So a step is atomic and happens once, however often it is killed and started again.
 
     DIR/_state/…                                              the state, the stream's checkpoint
     DIR/bronze/journal/batch=00000012-1f3a/date=2026-03-01/   events as they were journalled
@@ -144,7 +144,7 @@ class Lake:
         return reader.option("recursiveFileLookup", "true").load(places)
 
     def write(self, frame: DataFrame, table: Table, name: str, by: Sequence[str] = (DATE,)) -> str:
-        """Write rows into a folder of their own, which nothing names yet; the folder's name."""
+        """Write rows into a new folder, which is in no table yet; return its name."""
         folder = f"batch={name}-{os.urandom(4).hex()}"
         writer = frame.write.format(self.state.format).mode("errorifexists")
         if self.state.format == "parquet":

@@ -1,11 +1,11 @@
-"""The pipeline: bronze, silver and gold as steps, each of which happens once, whole, whenever it is killed.
+"""The pipeline: bronze, silver and gold as steps, each of which is atomic and happens once, also if it is killed.
 
     from waypost.spark.lake.pipeline import Pipeline
 
     Pipeline(spark, "lake", store="valkey://127.0.0.1:6379").run()
 
-Each step writes under new names and then moves one small file into place (see `lake`). A run begins by doing what an
-earlier one left undone.
+Each step writes under new names and then moves one small file into place (see `lake`). A run first completes what an
+earlier one left incomplete.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ STOP_POLL_SECONDS: Final = 0.2
 
 
 def local_settings() -> dict[str, str]:
-    """What suits a session on this machine: room to sort a batch in memory, and a collector that wastes no core."""
+    """Return Spark settings for this machine: memory to sort a batch, and a collector that uses no extra core."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     megabytes = max(1024, min(4096, memory // 4 // 2**20))
     return {**SETTINGS, "spark.driver.memory": f"{megabytes}m", JAVA_OPTIONS: "-XX:+UseParallelGC"}
@@ -151,7 +151,7 @@ class Pipeline:
     # ---- runs ------------------------------------------------------------------------------------------------
 
     def run(self) -> State:
-        """Take in what the journal has now, and make all tables of it."""
+        """Load the new events of the journal, and update all tables."""
         with self.lake.lock():
             return self.run_locked()
 
@@ -164,7 +164,7 @@ class Pipeline:
         return self.lake.state
 
     def follow(self, every_seconds: float, stop: threading.Event) -> None:
-        """Take in what comes every `every_seconds`, until `stop` is set."""
+        """Load new events every `every_seconds`, until `stop` is set."""
         with self.lake.lock():
             self.prepare()
             self.catch_up(self.spark)
@@ -182,7 +182,7 @@ class Pipeline:
             self.progress(f"removed {removed} folders that an interrupted run left")
 
     def bronze(self) -> None:
-        """Take in the events that there are."""
+        """Load the current events."""
         before = self.lake.state.bronze_batch
         run_stream(lambda: Bronze(self.lake).start(self.spark, self.options(), every_seconds=None))
         self.progress(f"bronze: {self.lake.state.bronze_batch - before} batches of events")
@@ -201,7 +201,7 @@ class Pipeline:
                     bulk.run(bulk.store.journal_reader(queue, self.reader, seen.newest))
 
     def tidy(self, keep_days: int | None = None) -> None:
-        """Put all small folders together, and let go of what is older than some days."""
+        """Merge all small folders, and delete rows older than some days."""
         with self.lake.lock():
             self.prepare()
             self.catch_up(self.spark)
@@ -214,7 +214,7 @@ class Pipeline:
     # ---- silver ----------------------------------------------------------------------------------------------
 
     def silver(self, spark: SparkSession) -> None:
-        """Put new events to what is open, and keep what can change no more."""
+        """Merge new events with open rows, and close rows that can no longer change."""
         fresh = new_folders(self.lake)
         lake, state = self.lake, self.lake.state
         if not fresh:
@@ -301,7 +301,7 @@ class Pipeline:
     # ---- gold ------------------------------------------------------------------------------------------------
 
     def gold(self, spark: SparkSession) -> None:
-        """Make gold of the days whose sums have changed."""
+        """Update gold for the days whose sums have changed."""
         lake, days = self.lake, self.lake.state.stale_days
         if not days:
             return

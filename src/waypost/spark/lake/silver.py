@@ -1,8 +1,8 @@
 """Silver: one row for each delivery, one for each message, and the sums that gold is made of.
 
-A message's events may lie in many batches. So each step takes the new events and the rows that were still open, and
-makes of both the rows as they are now: those that can change no more are kept for good, the others are open for the
-next step. The cost of a step is that of what is new and what is open, never that of all history.
+The events of a message may be in many batches. So each step merges the new events with the rows that were still open:
+rows that can no longer change are closed, the others stay open for the next step. The cost of a step depends on the new
+events and the open rows, never on the whole history.
 
 Numbers of events follow cause and effect within a message, so "the newest" is by number, never by time.
 """
@@ -23,7 +23,7 @@ from waypost.values import EventName
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-#: A claim so soon after its message became claimable found a worker that was awake, or was woken for it.
+#: A claim within this time after its message became claimable counts as prompt: a worker was awake or woken.
 PROMPT_MS: Final = 100
 #: Numbers and names of events together as one number: the largest has both of the newest event.
 _CODES: Final = {name: code for code, name in enumerate(get_args(EventName))}
@@ -104,7 +104,7 @@ def message_steps(events: DataFrame) -> DataFrame:
 
 
 def open_steps(messages: DataFrame) -> DataFrame:
-    """Rows of messages so that new events can be put to them."""
+    """Return rows of messages in the form to which new events can be merged."""
     columns = [name for name in SILVER_MESSAGES.columns if name not in ("state", "last_event")]
     otherwise = f.col("state") == _lookup(OTHERWISE, f.col("last_event"))
     newest = _newest_code(f.col("last_event"), f.col("last_number"), otherwise)
@@ -151,7 +151,7 @@ def messages(steps: DataFrame) -> DataFrame:
 
 
 def partition_messages(rows: DataFrame) -> DataFrame:
-    """Rows of messages with where they are kept: for good, or open; and by the day of their first event."""
+    """Return rows of messages with their part, closed or open, and the day of their first event."""
     part = f.when(f.col("last_event").isin(*CLOSING), "closed").otherwise("open")
     day = day_of(f.coalesce(f.col("published_ms"), f.col("last_ms")))
     return rows.withColumn(PART, part).withColumn(DATE, day)
@@ -190,7 +190,7 @@ def delivery_steps(events: DataFrame) -> DataFrame:
 
 
 def open_deliveries(deliveries: DataFrame) -> DataFrame:
-    """Rows of deliveries so that their ends can be put to them."""
+    """Return rows of deliveries in the form to which their ends can be merged."""
     columns = [name for name in SILVER_DELIVERIES.columns if name != "late_ms"]
     known = deliveries.withColumn("claim", f.coalesce("claim", "token"))
     return known.select(*columns, f.col("late_ms").isNotNull().cast("int").alias("timer"))
@@ -228,7 +228,7 @@ def deliveries(steps: DataFrame) -> DataFrame:
 
 
 def partition_deliveries(rows: DataFrame) -> DataFrame:
-    """Rows of deliveries with where they are kept, and by the day they were claimed."""
+    """Return rows of deliveries with their part, closed or open, and the day of their claim."""
     part = f.when(f.col("ends") > 0, "closed").otherwise("open")
     day = day_of(f.coalesce(f.col("claimed_ms"), f.col("ended_ms")))
     return rows.withColumn(PART, part).withColumn(DATE, day)
