@@ -1,7 +1,7 @@
-"""The journal and the messages of a PostgreSQL store, read in bulk: COPY in, Arrow out, no row made in Python.
+"""Bulk reads of the journal and the messages of a PostgreSQL store: COPY in, Arrow out, no Python object per row.
 
-The one adapter to the tables of the store (`migrations/`). A journal entry holds the events of one kind that one step
-made, as arrays; an array of one element stands for all of them. They are spread out here, by column.
+The only module besides the store that knows its tables (`migrations/`). A journal entry has the events of one kind of
+one step, as arrays; an array of one element applies to all of them. They are expanded here, by column.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _LEASE_COLUMNS = frozenset(("claimed_ms", "lease_end_ms", "worker"))
 
 
 class PostgresBulkReader:
-    """A PostgreSQL store. Planning goes through the store's own connection, reading through one of ADBC."""
+    """A PostgreSQL store. Planning uses the store's own connection, reading a connection of ADBC."""
 
     def __init__(self, store: PostgresStore, connection: BulkConnection) -> None:
         self._store = store
@@ -70,11 +70,11 @@ class PostgresBulkReader:
         if connection is not None:
             try:
                 connection.close()
-            except Exception:  # a connection that is lost cannot be closed either
+            except Exception:  # closing a lost connection fails too
                 return
 
     def _copied(self, query: str) -> Any:
-        """The answer to a query as one Arrow table; again within a budget when the connection fails."""
+        """Return the result of a query as one Arrow table; repeated within a budget if the connection fails."""
         return self._connection.attempt(lambda: self._copy(query))
 
     def _copy(self, query: str) -> Any:
@@ -127,7 +127,7 @@ class PostgresBulkReader:
     # ---- the journal -------------------------------------------------------------------------------------------
 
     def journal(self, queue: str, after: int, to: int, columns: Sequence[str]) -> Iterator[Any]:
-        """Events with numbers in (after, to]. They have their numbers already: the planning step has seen to that."""
+        """Yield events with numbers in (after, to]. The planning step has assigned the numbers."""
         known = self._number_of(queue)
         if known is None:
             return
@@ -149,7 +149,7 @@ class PostgresBulkReader:
     def _entries(self, queue: int, after: int, to: int, arrays: Sequence[str]) -> str:
         """The entries that hold these events, each with the number of events before it.
 
-        A mark has the number of its entry's last event; behind it, entries are counted. All numbers here are our own.
+        A mark has the number of its entry's last event; after it, entries are counted. All numbers are our own.
         """
         names = self._store.names
         mark, entry = names.of("mark"), names.of("entry")

@@ -19,7 +19,7 @@ from waypost.values import Stats
 if TYPE_CHECKING:
     from waypost.store.postgres.store import PostgresStore
 
-#: A transaction open for longer keeps dead rows and holds journal readers back.
+#: A transaction open for longer keeps dead rows and delays journal readers.
 OPEN_SECONDS_MAX = 60
 #: Rows of a table that are measured.
 ROWS_MEASURED = 1_000
@@ -79,7 +79,7 @@ def check_server(connection: Any) -> Findings:
 
 
 def check_drift(connection: Any, names: Names) -> Findings:
-    """Whether tables and functions are what this release makes."""
+    """Check whether tables and functions are those of this release."""
     try:
         found = compare(connection, names)
     except AccessDenied:
@@ -95,7 +95,7 @@ def check_drift(connection: Any, names: Names) -> Findings:
 
 
 def check_rights(connection: Any, names: Names) -> Findings:
-    """Whether this role may do all that clients do."""
+    """Check whether this role has all rights that clients need."""
     user = connection.execute("SELECT current_user").fetchone()[0]
     made = [one for _, name in MIGRATIONS for one in MADE.findall(migration_text(name))]
     lacking = []
@@ -127,7 +127,7 @@ def check_rights(connection: Any, names: Names) -> Findings:
 
 
 def check_transactions(connection: Any) -> Findings:
-    """Transactions left open: journal readers wait for them, and vacuum keeps what they might read."""
+    """Find transactions left open: journal readers wait for them, and vacuum keeps the rows that they might read."""
     rows = connection.execute(
         "SELECT pid, extract(epoch FROM clock_timestamp() - xact_start)::float8, coalesce(usename, ''), "
         "coalesce(application_name, ''), coalesce(state, '') FROM pg_stat_activity "
@@ -174,7 +174,7 @@ def check_bytes(connection: Any, names: Names, found: Sequence[Stats]) -> Findin
 
 
 def check_dead_rows(connection: Any, names: Names) -> Findings:
-    """Whether vacuum keeps up."""
+    """Check whether vacuum keeps up."""
     rows = connection.execute(
         "SELECT relname, n_live_tup, n_dead_tup FROM pg_stat_user_tables WHERE schemaname = %s "
         "AND starts_with(relname, %s) AND n_dead_tup > %s AND n_dead_tup > 4 * n_live_tup",

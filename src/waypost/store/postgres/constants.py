@@ -1,6 +1,6 @@
-"""The numbers that Python and SQL share, by the names that stand for them in the SQL files: `{LEASED}`, `{REPLAY_MAX}`.
+"""The constants that Python and SQL share, with their names in the SQL files: `{LEASED}`, `{REPLAY_MAX}`.
 
-They are written into the functions as literals when these are made, so that the planner sees constants, as the
+They are written into the functions as literals when these are created, so that the planner sees constants, as the
 predicates of partial indexes need them. Migrations have their own numbers: they are history and must not change.
 """
 
@@ -11,7 +11,7 @@ import re
 from waypost import identity, policy
 from waypost.values import MessageState
 
-#: Appended to only: rows and indexes hold these numbers.
+#: Only append: rows and indexes contain these numbers.
 STATES: dict[MessageState, int] = {"ready": 0, "delayed": 1, "leased": 2, "waiting": 3, "dead": 4, "done": 5}
 #: A state that no message can have.
 NO_STATE = 7
@@ -39,7 +39,7 @@ CONSTANTS: dict[str, int] = {
     "DEFAULT_LEASE_MS": policy.DEFAULT_POLICY.lease_ms or 0,
     # Ranks rise where priorities fall, so that an index lists the most urgent first.
     "RANK_DEFAULT": policy.PRIORITY_MAX - policy.PRIORITY_DEFAULT,
-    # A sleeper is registered anew when half of its time is over.
+    # The registration of a sleeper is renewed when half of its time has passed.
     "SLEEPER_RENEW_MS": policy.SLEEPER_TTL_MS // 2,
     "STAMP_BYTES": STAMP_BYTES,
     # Places in a value, counted from 1 as SQL does.

@@ -1,7 +1,7 @@
-"""Connections lent by the caller's own SQLAlchemy engine: one for each call, never disposed of by us.
+"""Connections borrowed from the caller's own SQLAlchemy engine, one for each call; the engine is never disposed of.
 
-Only what the engine's pool hands out is used, its psycopg connection, and that without SQLAlchemy's transactions: a
-call of ours is one statement that commits by itself. The engine's own timeouts, pre-ping and events stay in force.
+Only the psycopg connection of the engine's pool is used, without SQLAlchemy's transactions: a
+call is one statement that commits by itself. The engine's own timeouts, pre-ping and events apply.
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ class EngineSource:
                 "QueuePool, the default, or with a NullPool"
             )
         self.engine = engine
-        #: What is lent now: the pool wants back what it gave, not the connection inside.
+        #: Borrowed connections: the pool needs its own object back, not the connection inside.
         self._lent: dict[int, PoolProxiedConnection] = {}
         self.display_name = f"the caller's {type(engine).__name__}"
         self._url = engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
         self.place: object = self._url
 
     def dedicated(self, start_timeout: float) -> psycopg.Connection[Any]:
-        """A connection for one purpose, whose owner closes it: beside the pool, which may be small."""
+        """Return a separate connection, which the caller closes, because the pool may be small."""
         return psycopg.connect(self._url, **options(start_timeout))
 
     def uri(self) -> str:
-        """Where the connections lead, secrets included, for another driver on libpq."""
+        """Return the connection string with secrets, for another driver based on libpq."""
         return self._url
 
     def take(self, start_timeout: float) -> psycopg.Connection[Any]:
@@ -114,7 +114,7 @@ def _end(lent: PoolProxiedConnection, closed: bool) -> None:
 
 
 def _plain(error: SQLAlchemyError) -> Exception:
-    """The same failure as psycopg or the system would raise it."""
+    """Return the error of psycopg or the system inside an error of SQLAlchemy."""
     if isinstance(error, DBAPIError) and isinstance(error.orig, psycopg.Error):
         return error.orig
     if isinstance(error, PoolTimeout):

@@ -1,8 +1,8 @@
 """Executors: the only part that touches a socket.
 
 A statement is sent with its parameters in one message and its reply awaited: one round trip, one transaction. The
-connection is kept for the next call, or goes back to the caller's pool. What the server refused because two steps met
-(a deadlock, a unique index) was undone and is sent again at once.
+connection is kept for the next call, or returned to the caller's pool. A step that was rolled back after a conflict
+with another one (a deadlock, a unique index) is sent again at once.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ Steps = Generator[Any, Any, T]
 
 #: A silence that lasts longer means a dead connection. A step may wait for a row that a user's transaction holds.
 REPLY_TIMEOUT_SECONDS = 30.0
-#: Two steps that meet again and again are not left to it forever.
+#: How often a step is repeated after conflicts with others.
 REPEATS_MAX = 10
-#: So many calls of one client are in progress at once; the others wait for their turn. A server has some hundred places
+#: The number of concurrent calls of one client; the others wait for their turn. A server has some hundred connections
 #: for all clients, and more than a few dozen make it slower.
 CONNECTIONS_MAX = 32
 #: A connection idle for longer is checked before it is used: the server may have closed it.
@@ -66,21 +66,21 @@ def receive(connection: PGconn) -> Steps[PGresult]:
 
 
 def execute(connection: PGconn, call: PostgresCall[Any]) -> Steps[PGresult]:
-    """One statement and its reply; sent again if it was undone because it met another one."""
+    """Run one statement and return its reply; sent again if it was rolled back because of a conflict."""
     for repeats in range(REPEATS_MAX):
         yield from send(connection, call)
         result = yield from receive(connection)
         if result.status in _GOOD:
             break
         state = _state(result)
-        # Who stored a message of this id has committed: a repeat of that one is answered by now, or it is another.
+        # The step that stored this message id has committed: now a repeat of it is answered, and another one fails.
         if state not in AT_ONCE and (state != KNOWN_ID or repeats > 0):
             break
     return result
 
 
 def in_time(steps: Steps[T], connection: PGconn) -> Steps[T]:
-    """The same steps, given up when nothing comes or goes for too long."""
+    """Run the same steps with a timeout while nothing is received or sent."""
     deadline, sending = time.monotonic() + REPLY_TIMEOUT_SECONDS, Sending()
     try:
         wanted = next(steps)
@@ -105,7 +105,7 @@ def _state(result: PGresult) -> str:
 
 
 def read(call: PostgresCall[T], result: PGresult) -> T:
-    """What a reply means, or the error it is."""
+    """Return the result of a reply, or raise its error."""
     if result.status in _GOOD:
         return call.decode(result)
     text = (result.error_field(DiagnosticField.MESSAGE_PRIMARY) or b"").decode(errors="replace")
@@ -149,7 +149,7 @@ class _Common:
             raise ForkedClient("this client was made before a fork; make a new one in the child process")
 
     def _from_idle(self) -> Any:
-        """A connection that is at hand and still good, None if there is none."""
+        """Return an idle connection that is still open, or None."""
         self._check_process()
         while True:
             try:
@@ -165,7 +165,7 @@ class _Common:
 
 
 def _is_alive(connection: PGconn) -> bool:
-    """Whether a connection that rested has not been closed by the server meanwhile."""
+    """Return whether the server has not closed an idle connection meanwhile."""
     try:
         connection.consume_input()
     except psycopg.Error:
@@ -180,7 +180,7 @@ class PostgresExecutor(_Common):
         super().__init__(source, names, start_timeout)
         self._places = threading.Semaphore(CONNECTIONS_MAX)
         connection = self._take()
-        version = connection.pgconn.server_version  # now: the caller's pool may close it when it comes back
+        version = connection.pgconn.server_version  # now, because the caller's pool may close it when it is returned
         self._keep(connection)
         try:
             check_server(version, source.display_name)

@@ -23,9 +23,9 @@ from waypost.urls import redact_text
 AT_ONCE = frozenset(("40001", "40P01", "23505", "WPAGN"))
 #: Nothing was done, and a later call may succeed: starting, stopping, no connection to spare, read-only for now.
 PASSING = frozenset(("57P03", "53300", "25006", "55P03", "57014"))
-#: The server stops, and ends a connection at whatever moment: its step may have been committed just before.
+#: The server stops, and closes connections at any time: the step may have been committed just before.
 CUT_OFF = frozenset(("57P01", "57P02"))
-#: Our own: a message of this id is there. Asked again once, since a repeat on another connection may have stored it.
+#: Our own code: a message with this id exists. Repeated once: a repeat on another connection may have stored it.
 KNOWN_ID = "WPKNW"
 FULL = frozenset(("53100", "53200", "53000"))
 DENIED = frozenset(("42501", "28000", "28P01"))
@@ -33,7 +33,7 @@ MISSING = frozenset(("42883", "42P01", "3F000", "42703"))
 
 
 def map_error(state: str, text: str, queue: str, verb: str) -> WaypostError:
-    """The server answered with an error: nothing was written."""
+    """Map an error reply of the server: nothing was written."""
     if state == "WPFUL":
         waiting, _, cap = text.partition(" ")
         return QueueFull(
@@ -75,7 +75,7 @@ REFUSAL = re.compile(r"FATAL: +([^\n]+)")
 
 
 def map_connection_error(error: BaseException, display_name: str, *, sent: bool) -> StoreError:
-    """The connection failed: before the request was sent, or after."""
+    """Map a failure of the connection, before or after the request was sent."""
     text = redact_text(str(error))
     if "authentication failed" in text or "no pg_hba.conf entry" in text or "no password supplied" in text:
         return AccessDenied(f"{display_name} refused this user; check the name and password in the URL")

@@ -36,7 +36,7 @@ ORDERS: dict[MessageState, tuple[str, ...]] = {
     "dead": ("ended_ms", "id"),
     "done": ("number",),
 }
-#: The fields of a journal entry as `journal` and `trace` hand them out.
+#: The fields of a journal entry as `journal` and `trace` return them.
 ENTRY = (
     "before, (entry).count, (entry).at_ms, (entry).event, (entry).operation, (entry).schedule, (entry).ids, "
     "(entry).keys, (entry).groups, (entry).ranks, (entry).tokens, (entry).deliveries, (entry).attempts, "
@@ -53,7 +53,7 @@ def listing(
     cursor: str | None,
     filters: dict[str, str | None],
 ) -> tuple[bytes, list[Parameter]]:
-    """One page of a state and one message more, behind the place of the last message seen."""
+    """Return the statement for one page of a state and one more message, after the last message seen."""
     order = ORDERS[state]
     table = names.of("completed" if state == "done" else "message")
     parameters = [text(queue), number(limit + 1)]
@@ -83,7 +83,7 @@ def listing(
 
 
 def read_listing(state: MessageState, limit: int, result: PGresult) -> Page:
-    """The page, and where the next begins."""
+    """Return the page, and the cursor of the next one."""
     rows = rows_of(result)
     messages = [
         Stored(

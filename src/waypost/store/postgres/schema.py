@@ -33,8 +33,8 @@ FUNCTIONS = (
 SCHEMA = re.compile(r"[A-Za-z_][A-Za-z0-9_$]{0,62}")
 NAME = re.compile(r"\{(#?)([a-z_]+)\}")
 MADE = re.compile(r"^CREATE (?:OR REPLACE |UNLOGGED )?(TABLE|SEQUENCE|FUNCTION) \{([a-z_]+)\}", re.MULTILINE)
-#: Plans are made once and for any size of a table: the planner's guesses about a queue that was empty a moment ago are
-#: wrong in both directions, and every statement here has its index. So only the index is left to choose.
+#: Plans are made once, for any size of a table: the planner's estimates for a table that was just empty are
+#: wrong in both directions, and every statement here has its index. So the settings leave only the index.
 SETTINGS = (
     "SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off "
     "SET enable_hashjoin = off SET enable_mergejoin = off SET enable_sort = off SET jit = off"
@@ -80,7 +80,7 @@ def function_text(name: str) -> str:
 
 
 def sql(*, schema: str = "public", namespace: str = "wp", since: int = 0) -> str:
-    """All that `migrate` would run on a database at version `since`, as one script."""
+    """Return the script that `migrate` runs on a database at version `since`."""
     names = Names(schema, namespace)
     parts = [names.fill(migration_text(name)) for version, name in MIGRATIONS if version > since]
     # A function may call one that is made later in the same script.
@@ -97,7 +97,7 @@ def sql(*, schema: str = "public", namespace: str = "wp", since: int = 0) -> str
 
 
 def grants(role: str, *, schema: str = "public", namespace: str = "wp") -> str:
-    """What lets a role that owns nothing work with a namespace, and nothing beside it, as one script."""
+    """Return the script that grants a role exactly what clients of a namespace need."""
     if not isinstance(role, str) or SCHEMA.fullmatch(role) is None:
         raise InvalidName("a role's name has letters, digits, _ and $, and begins with a letter or _")
     names = Names(schema, namespace)
@@ -124,9 +124,9 @@ def grants(role: str, *, schema: str = "public", namespace: str = "wp") -> str:
 def migrate(
     url: str, *, schema: str = "public", namespace: str = "wp", grant: str | None = None, start_timeout: float = 3.0
 ) -> int:
-    """Bring a namespace of a database to this release's version; what it was before, 0 if it was not there.
+    """Update a namespace of a database to this release's version; return its version before, 0 for none.
 
-    With `grant`, the role of that name may work with it from then on.
+    With `grant`, the role of that name gets the rights that clients need.
     """
     names = Names(schema, namespace)
     granted = "" if grant is None else grants(grant, schema=schema, namespace=namespace)
@@ -177,7 +177,7 @@ def failure(error: psycopg.Error, names: Names) -> Exception:
 
 
 def command_for(names: Names) -> str:
-    """What to type so that these tables are made."""
+    """Return the command that creates these tables."""
     schema = "" if names.schema == "public" else f" --schema {names.schema}"
     namespace = "" if names.namespace == "wp" else f" --namespace {names.namespace}"
     return f"`waypost migrate URL{namespace}{schema}`"

@@ -1,4 +1,4 @@
-"""Whether the tables and functions of a namespace are what this release would make: what differs, by name.
+"""Compares the tables and functions of a namespace with those of this release, by name.
 
 The same script that migrates is run on temporary tables, both are compared, and the transaction is rolled back. So
 there is no second description that could be out of date. What was added by hand (a column, an index, a table) is left
@@ -70,9 +70,9 @@ def check(url: str, *, schema: str = "public", namespace: str = "wp", start_time
 
 
 def drift(database: str | psycopg.Connection[Any], namespace: str = "wp", *, schema: str = "public") -> list[str]:
-    """What differs between a namespace of a database and this release, a line for each; nothing if all is well.
+    """Return the differences between a namespace of a database and this release, one per line.
 
-    `database` is a URL, or a connection of psycopg, which is left in the state it was in.
+    `database` is a URL, or a psycopg connection, which is left unchanged.
     """
     names = Names(schema, namespace)
     if isinstance(database, str):
@@ -89,7 +89,7 @@ def drift(database: str | psycopg.Connection[Any], namespace: str = "wp", *, sch
 
 
 def compare(connection: psycopg.Connection[Any], names: Names) -> SchemaCheck:
-    """The same on a connection of psycopg, which is left in the state it was in."""
+    """The same on a psycopg connection, which is left unchanged."""
     try:
         with connection.transaction(force_rollback=True):
             return _compare(connection, names)

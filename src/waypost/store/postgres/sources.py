@@ -1,7 +1,7 @@
 """Where connections come from: a URL, or the caller's own pool or engine.
 
 From a URL each executor keeps as many connections as calls run at once; the caller's pool lends one per call. Nothing
-is prepared and nothing is set on a connection, so pgbouncer in transaction mode may stand between.
+is prepared and nothing is set on a connection, so pgbouncer in transaction mode works.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ except ImportError as error:  # pragma: no cover - exercised in a subprocess wit
     raise MissingExtra('the PostgreSQL store needs psycopg: pip install "waypost[postgres]"') from error
 
 OLDEST_SERVER = 140000
-#: After a server's restart a pool may be full of connections that have ended; each is thrown away once it is met.
+#: After a restart of the server a pool may be full of closed connections; each is discarded when it is found.
 STALE_MAX = 100
 #: The settings of a pool that determine the server and the user.
 CONNECTION_OPTIONS = frozenset(
@@ -47,7 +47,7 @@ CONNECTION_OPTIONS = frozenset(
 
 
 class Source(Protocol):
-    """Lends connections, and takes them back."""
+    """Provides connections, and takes them back."""
 
     display_name: str
     #: Identity: two sources with the same place lead to the same database as the same user.
@@ -101,7 +101,7 @@ def check_server(version: int, display_name: str) -> None:
 
 
 def check_isolation(found: int | None, display_name: str) -> int | None:
-    """Refuse sessions whose statements see the state from before they waited: limits would not hold there."""
+    """Refuse sessions with an isolation in which limits would not be exact."""
     if found == 0:
         raise ConfigurationError(
             f"{display_name} begins transactions as repeatable read or serializable; limits of queues are exact only "
@@ -111,10 +111,10 @@ def check_isolation(found: int | None, display_name: str) -> int | None:
 
 
 def is_fresh(connection: PGconn) -> bool:
-    """Whether a connection that rested in a pool is still one.
+    """Return whether an idle connection of a pool is still open.
 
-    A server says nothing to a client that is idle, unless it ended the session: only what can be read is a reason to
-    look.
+    A server sends nothing to an idle client unless it ended the session, so a connection is checked only if there is
+    something to read.
     """
     waiting = select.poll()
     waiting.register(connection.socket, select.POLLIN)
@@ -182,7 +182,7 @@ class PoolSource:
         self.place: object = pool
 
     def dedicated(self, start_timeout: float) -> psycopg.Connection[Any]:
-        """A connection to where the pool's lead, whose owner closes it: forever is too long to borrow one."""
+        """Return a separate connection to the pool's server, which the caller closes."""
         address = self.uri()
         given = {name: value for name, value in dict(self._pool.kwargs or {}).items() if name in CONNECTION_OPTIONS}
         return psycopg.connect(address, **(given | options(start_timeout)))

@@ -1,6 +1,6 @@
-"""A call of a function as what goes over the socket: the statement, and its parameters in the server's binary form.
+"""A function call in the form of the protocol: the statement, and its parameters in the server's binary format.
 
-The general adapters of a driver look at every element of every list. Here the types are known, so a batch is packed
+The general adapters of a driver inspect every element of every list. Here the types are known, so a batch is packed
 with one join, and the reply of most verbs is one text.
 """
 
