@@ -90,7 +90,7 @@ CREATE INDEX {message:reason} ON {message} (queue, reason, ended_ms, id) WHERE s
 CREATE UNIQUE INDEX {message:owner} ON {message} (queue, key) WHERE key IS NOT NULL AND state < {WAITING};
 CREATE UNIQUE INDEX {message:parked} ON {message} (queue, key) WHERE key IS NOT NULL AND state = {WAITING};
 
--- Finished messages, kept to look at if the queue's policy says so.
+-- Completed messages, kept if the queue's policy says so.
 CREATE TABLE {completed} (
     seq INTEGER PRIMARY KEY REFERENCES {envelope} (seq),
     queue INTEGER NOT NULL,
@@ -213,7 +213,7 @@ CREATE TABLE {waiter} (
     UNIQUE (queue, id, name)
 );
 CREATE INDEX {waiter:until} ON {waiter} (until_ms);
--- Ends that somebody waited for.
+-- Ends of messages that a client waited for.
 CREATE TABLE {ending} (
     queue INTEGER NOT NULL,
     id TEXT NOT NULL,
@@ -266,7 +266,7 @@ CREATE TABLE {replay} (
     PRIMARY KEY (queue, session, number)
 ) WITHOUT ROWID;
 
--- Who works: what each worker last told of itself, and until when that counts.
+-- Workers: the last report of each, and its expiry.
 CREATE TABLE {worker} (
     name TEXT NOT NULL,
     record BLOB NOT NULL,

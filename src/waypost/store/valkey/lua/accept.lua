@@ -11,7 +11,7 @@ local function pending() return call('ZCARD', READY) + call('ZCARD', DUE) + call
 
 local function refuse(waiting) error(format('WP-FULL %.0f %.0f', waiting, policy.max_pending)) end
 
--- The ids that go first when the queue is full: lowest priority, oldest in it, none that this call concerns.
+-- The ids that are dropped first when the queue is full: lowest priority, oldest in it, none that this call concerns.
 local function droppable(number, concerned)
   local chosen = {}
   for priority = 0, 9 do
@@ -28,7 +28,7 @@ local function droppable(number, concerned)
   return chosen
 end
 
--- What has to go so that `added` fit in: a list of ids, or an error before anything is written.
+-- What must be dropped so that `added` fit: a list of ids, or an error before anything is written.
 local function room_for(added, concerned)
   if not policy.max_pending or added == 0 then return {} end
   local waiting = pending()
@@ -148,7 +148,7 @@ local function note_published(draft, s, cause)
   local body = '\0\0\0\0'
   if policy.journal == 'full' then
     body = draft.copy or draft.envelope
-    body = struct_pack('>I4', #body + 1) .. body -- 0 says that there is none: a redacted copy may be empty
+    body = struct_pack('>I4', #body + 1) .. body -- 0 means that there is none: a redacted copy may be empty
   end
   local packed_event = (cause and codes().cause[cause] or '\0') .. s.id .. s.raw .. body
   add_item(fired_by and 'F' .. packed_event .. struct_pack('>H', #fired_by) .. fired_by or 'P' .. packed_event)

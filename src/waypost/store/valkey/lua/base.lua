@@ -71,7 +71,7 @@ local now8 = struct_pack('>I8', now)
 local policy, paused, counts
 local gone -- it is no queue: nothing was added yet, or it was removed
 local makes = false -- this step adds something: from now on it is a queue
-local uneven -- the number of states and leases says nothing about ready messages: see claim.lua
+local uneven -- the number of states and leases does not show the ready messages: see claim.lua
 local damaged = {} -- ids that this step set aside
 local past_field, past_minute -- a minute that ended: written with the counters
 local items, item_count, last_tail = {}, 0, nil
@@ -107,7 +107,7 @@ local function is_sound(raw, status)
   return #raw > ends + 26 and #raw == ends + 1 + byte(raw, ends + 1)
 end
 
--- Take a message whose record cannot be used out of its place, so that it blocks no other. Nil: it is out already.
+-- Remove a message whose record cannot be used from its index, so that it blocks no other. Nil: it was removed before.
 local function set_aside(id, place)
   if place then call('ZREM', place, id) end
   redis.pcall('ZADD', BASE .. 'damaged', now, id)
@@ -299,7 +299,7 @@ local function remember_arrivals(arrivals, length)
   call('PEXPIRE', ARRIVALS, ARRIVAL_TTL_MS)
 end
 
--- ---- whom to wake --------------------------------------------------------------------------------------------
+-- ---- sleepers to wake ----------------------------------------------------------------------------------------
 
 -- Milliseconds until the first member of a sorted set of times, or nil.
 local function until_first(key)
@@ -307,7 +307,7 @@ local function until_first(key)
   if first[2] then return max(0, tonumber(first[2]) - now) end
 end
 
--- Take up to `number` sleepers out of the memory, the last to fall asleep first; '*' if the memory is gone.
+-- Remove up to `number` sleepers from the record, the last registered first; '*' if the record is lost.
 local function choose_sleepers(number)
   if number == 0 or paused then return {} end
   number = min(number, CHUNK_MESSAGES_MAX)

@@ -1,8 +1,8 @@
 -- chains: what a step means for chains, for messages that wait for them, and for clients that wait for an end.
 --
--- Included by every script that can end a message, behind all that it does: the steps that have nothing to tell do not pay for
+-- Included by every script that can end a message, after everything else: steps without effects on chains do not pay for
 -- it. Keys, all derived in the slot of the queue:
---   chain:<id>           hash    a chain, kept in the queue of its first message (its home): until, open (how many members have a count
+--   chain:<id>           hash    a chain, kept in the queue of its first message: until, open (how many members have a count
 --                                that is not 0), last, failed (member NUL reason), watched ('1' if there are watchers), and
 --                                each member (queue/id) with its count: + 1 when it began, - 1 when it ended
 --   chains               set     the chains of this queue that have not finished: a queue with some is not removed
@@ -12,7 +12,7 @@
 --                                lost with a server or a notice must not keep a message waiting for ever
 --   waiters:<id>, waiters:chain:<id>  zset  clients that wait for an end, by the time until which they do
 --   end:<id>             string  until (8) and how a message ended that a client waited for
--- Invariant: an end is counted once. It is acted on here if the chain's home is this queue, otherwise it is in outgoing in the
+-- Invariant: an end is counted once. It is applied here if this is the first queue of the chain, otherwise it is in outgoing in the
 -- same step; so is all that would make one step too long. Where a derived key is not ours, nothing of ours lies there.
 
 if #news > 0 then

@@ -13,7 +13,7 @@ local function codes()
   return tables
 end
 
--- ---- counting and telling --------------------------------------------------------------------------------------
+-- ---- counting and events --------------------------------------------------------------------------------------
 
 local function tally(name, by) count_up(codes().count[name], codes().minute[name], by) end
 

@@ -92,6 +92,6 @@ for i = 1, many do
   reply[place + 2] = lease and max(0, lease - now) or -1
   reply[place + 3] = rules.lease_ms or -1
 end
--- Heard by the worker itself: that its wake-ups arrive is proven without a request for it.
+-- Received by the worker itself: it proves that notifications arrive, without another request.
 if echo_channel ~= '' then redis.pcall('PUBLISH', echo_channel, '') end
 return reply

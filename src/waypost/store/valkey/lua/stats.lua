@@ -1,4 +1,4 @@
--- stats: a queue at a glance. Writes nothing.
+-- stats: the figures of a queue. Writes nothing.
 --
 -- Arguments: how many of the last minutes to show.
 -- Touches: queue, ready, due, leases, waiting, dead, sleepers, readers, state, messages.
