@@ -26,12 +26,12 @@
     │   ├── SchemaTooNew / SchemaTooOld         the data belongs to another release
     │   ├── JournalTrimmed (LookupError)        events that a reader needs are no longer in the journal
     │   ├── OperationTooOld                     a repeat that arrived too late; it did not run again
-    │   ├── SessionTaken                        another process has this client's session; nothing was done
-    │   ├── MessageIdTaken                      the store has a message with this id; nothing was written
+    │   ├── SessionInUse                        another process has this client's session; nothing was done
+    │   ├── MessageIdInUse                      the store has a message with this id; nothing was written
     │   └── StoreFailed                         another error of the store
     ├── QueueFull                            `max_pending` is reached; nothing of the call was written
     ├── QueueNotEmpty (RuntimeError)         a queue that is not empty is not removed
-    ├── KeyTaken (KeyError)                  `on_conflict="error"` and the key is in use
+    ├── KeyInUse (KeyError)                  `on_conflict="error"` and the key is in use
     ├── UnknownSchedule (KeyError)           there is no schedule with that name or key
     ├── PartialPublish                       a later part of a batch failed; has what is known
     ├── QueueDrained (RuntimeError)          this object was drained and no longer publishes
@@ -184,14 +184,14 @@ class OperationTooOld(StoreError):
         self.store_ms = store_ms
 
 
-class SessionTaken(StoreError):
+class SessionInUse(StoreError):
     """Raised when another process uses this client's session, for example a cloned machine. Nothing was done.
 
     Clients take a new session and repeat the call; only direct callers of a store get this error.
     """
 
 
-class MessageIdTaken(StoreError):
+class MessageIdInUse(StoreError):
     """Raised when a publish has the id of an existing message. Nothing of the call was written."""
 
 
@@ -215,7 +215,7 @@ class QueueNotEmpty(WaypostError, RuntimeError):
         self.left = dict(left)
 
 
-class KeyTaken(WaypostError, KeyError):
+class KeyInUse(WaypostError, KeyError):
     """Raised when `on_conflict="error"` finds the key in use."""
 
     def __init__(self, message: str, *, id: str) -> None:

@@ -55,7 +55,7 @@ PRIORITY_MIN, PRIORITY_MAX, PRIORITY_DEFAULT = 0, 9, 5
 
 #: A script reads at most this many entries, and about `CHUNK_BYTES_MAX` of bodies, when it searches: a
 #: filter with few matches must not block the server. The client continues from there; others are served in between.
-LOOKED_AT_MAX = 2_000
+SCANNED_MAX = 2_000
 #: A claim promotes and reclaims at most this many, so that a backlog cannot make it long.
 PROMOTE_MAX = 512
 RECLAIM_MAX = 256
@@ -83,9 +83,9 @@ WORKER_BYTES_MAX = 16 * 1024
 #: Expired workers that one heartbeat may remove.
 WORKERS_SWEPT_MAX = 100
 #: The longest time for which a worker may announce its next poll: after a crash nothing is polled until it ends.
-COVER_MS_MAX = 100
+POLL_SOON_MS_MAX = 100
 #: A step that makes more messages ready wakes sleepers although a worker polls soon: one alone would be slow.
-COVERED_MAX = 8
+POLL_SOON_MESSAGES_MAX = 8
 #: A continuation that cannot be delivered for this long is dead, `undeliverable`.
 OUTGOING_TTL_MS = 12 * 3_600_000
 #: How long a queue remembers which continuations arrived: longer than any of them can be resent.

@@ -73,7 +73,7 @@ class Published(Struct, frozen=True, gc=False):
 
     `duplicate` carries the id of the message that holds the key. `replaced` carries the id of the new message,
     `extended` that of the message whose due time moved. `conflict` never reaches a caller of the clients: with
-    `on_conflict="error"` they raise `KeyTaken`.
+    `on_conflict="error"` they raise `KeyInUse`.
     """
 
     id: str
@@ -686,7 +686,7 @@ class Damage(Struct, frozen=True):
 class CheckPage(Struct, frozen=True):
     """A bounded part of a check. `cursor` is None at its end."""
 
-    looked_at: int
+    examined: int
     damages: list[Damage]
     cursor: str | None
 
@@ -695,7 +695,7 @@ class CheckReport(Struct, frozen=True):
     """What a check of a queue found. `balance` is that of its ledger afterwards: 0 if each message is accounted for."""
 
     queue: str
-    looked_at: int
+    examined: int
     damages: list[Damage]
     #: None if its counters cannot be read.
     balance: int | None

@@ -8,7 +8,7 @@ import pytest
 
 from tests.outbox.conftest import Place
 from waypost import Published
-from waypost.errors import InvalidInput, KeyTaken, PartialPublish, QueueFull
+from waypost.errors import InvalidInput, KeyInUse, PartialPublish, QueueFull
 
 
 @pytest.mark.promise("BOX-1")
@@ -74,7 +74,7 @@ def test_a_duplicate_key_does_not_abort_the_transaction(place: Place) -> None:
         ],
         row=8,
     )
-    assert isinstance(error, KeyTaken)
+    assert isinstance(error, KeyInUse)
     assert after.status == "queued"
     assert place.bodies("orders") == [1, 3]
     assert place.rows() == [8]

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from tests.postgres.test_sets import ask
-from waypost.errors import MessageIdTaken
+from waypost.errors import MessageIdInUse
 from waypost.store.port import Call
 from waypost.store.postgres import PostgresStore, migrate
 from waypost.testing.bench import Bench, fresh_namespace
@@ -277,6 +277,6 @@ def test_a_message_id_that_exists_is_refused_whatever_the_options_of_its_draft(b
         bench.draft(id=published.id, chain=chain_id("orders", published.id)),
         bench.draft(id=published.id, key="other"),
     ):
-        with pytest.raises(MessageIdTaken, match="already"):
+        with pytest.raises(MessageIdInUse, match="already"):
             bench.publish_drafts([draft])
     assert bench.ids("ready") == [published.id]

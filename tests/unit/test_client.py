@@ -87,7 +87,7 @@ def test_a_key_stands_for_one_message(post: Any) -> None:
     assert post.publish("orders", {"n": 3}, key="a", on_conflict="extend", delay=5).status == "extended"
     replaced = post.publish("orders", {"n": 4}, key="a", on_conflict="replace")
     assert replaced.status == "replaced"
-    with pytest.raises(errors.KeyTaken, match="key 'a' belongs to message") as caught:
+    with pytest.raises(errors.KeyInUse, match="key 'a' belongs to message") as caught:
         post.publish("orders", {}, key="a", on_conflict="error")
     assert caught.value.id == replaced.id
     with post.receive("orders") as message:
@@ -186,9 +186,9 @@ def test_keys_in_use_in_a_batch_are_reported(post: Any) -> None:
     post.publish("orders", "b", key="b")
     with pytest.raises(errors.PartialPublish) as caught:
         post.publish_many("orders", ["a", "b", "c"], key=str, on_conflict="error")
-    assert isinstance(caught.value.cause, errors.KeyTaken)
+    assert isinstance(caught.value.cause, errors.KeyInUse)
     assert [published is None for published in caught.value.results] == [False, True, False]
-    with pytest.raises(errors.KeyTaken):
+    with pytest.raises(errors.KeyInUse):
         post.publish_many("orders", ["a", "b", "c"], key=str, on_conflict="error")
 
 

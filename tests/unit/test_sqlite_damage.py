@@ -128,7 +128,7 @@ def test_a_damaged_record_is_logged_and_reported_once_and_a_client_can_mend_it(
         assert [event.message_id for event in events if event.event == "damaged_record"] == [broken]
         seen: list[int] = []
         checked = post.check("orders", progress=seen.append)
-        assert (checked.looked_at, seen) == (1, [1])
+        assert (checked.examined, seen) == (1, [1])
         assert {damage.kind for damage in checked.damages} <= {"unreadable", "counters"}
         assert post.check("orders", mend=True).balance == 0
         assert [event.message_id for event in events if event.event == "mended"][:1] == [broken]

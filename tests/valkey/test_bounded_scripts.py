@@ -10,14 +10,14 @@ import redis
 
 from tests.valkey.inspector import Inside
 from waypost import Waypost
-from waypost.policy import ARRIVAL_TTL_MS, ARRIVALS_FORGOTTEN_MAX, CHUNK_MESSAGES_MAX, LOOKED_AT_MAX
+from waypost.policy import ARRIVAL_TTL_MS, ARRIVALS_FORGOTTEN_MAX, CHUNK_MESSAGES_MAX, SCANNED_MAX
 from waypost.store.port import Target
 from waypost.testing.bench import QUEUE, Bench
 from waypost.testing.servers import ValkeyServer
 
 ENTRIES = 5_000
 #: Calls that look at all of them.
-CALLS = -(-ENTRIES // LOOKED_AT_MAX)
+CALLS = -(-ENTRIES // SCANNED_MAX)
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_a_cancel_of_many_reads_the_kept_messages_once(
     before = calls_of("lrange")
     statuses = plain_bench.run(plain_bench.store.cancel(QUEUE, targets, plain_bench.operation(QUEUE))).result
     assert set(statuses) == {"unknown"}
-    assert 0 < calls_of("lrange") - before <= LOOKED_AT_MAX // 20
+    assert 0 < calls_of("lrange") - before <= SCANNED_MAX // 20
 
 
 def bury(bench: Bench, count: int, reason: str) -> list[str]:
@@ -143,7 +143,7 @@ def test_outgoing_entries_that_cannot_be_decoded_are_read_in_bounded_calls(
     inside.client.hset(inside.key("outgoing"), mapping={f"{number:024}": "damaged" for number in range(ENTRIES)})
     before = calls_of("hscan")
     assert plain_bench.run(plain_bench.store.outgoing(QUEUE, 100)) == []
-    assert calls_of("hscan") - before <= LOOKED_AT_MAX // 100 + 1
+    assert calls_of("hscan") - before <= SCANNED_MAX // 100 + 1
     inside.client.delete(inside.key("outgoing"))
 
 

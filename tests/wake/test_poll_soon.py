@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from waypost.policy import COVER_MS_MAX
+from waypost.policy import POLL_SOON_MS_MAX
 from waypost.worker.waiter import LATE_COMMIT_POLL_SECONDS, POLL_SOON_SECONDS_MAX, PollSoon
 
 
@@ -38,7 +38,7 @@ def test_a_worker_that_finds_much_polls_again_soon_and_says_when() -> None:
     assert all(polled_soon[50:])
     assert 0 < scenario.poll_soon.seconds <= POLL_SOON_SECONDS_MAX
     assert scenario.poll_soon.poll_soon_ms is not None
-    assert scenario.poll_soon.seconds * 1000 < scenario.poll_soon.poll_soon_ms <= COVER_MS_MAX
+    assert scenario.poll_soon.seconds * 1000 < scenario.poll_soon.poll_soon_ms <= POLL_SOON_MS_MAX
 
 
 @pytest.mark.promise("WAKE-2")

@@ -9,7 +9,7 @@ from waypost.errors import (
     AccessDenied,
     ConfigurationError,
     InvalidInput,
-    KeyTaken,
+    KeyInUse,
     QueueNotEmpty,
     SchemaTooNew,
     SchemaTooOld,
@@ -63,6 +63,6 @@ def exit_code_of(error: WaypostError) -> int:
             return UNREACHABLE
         case InvalidInput() | ConfigurationError():
             return USAGE
-        case KeyTaken() | QueueNotEmpty() | UnknownSchedule():
+        case KeyInUse() | QueueNotEmpty() | UnknownSchedule():
             return FOUND
     return FAILED

@@ -248,7 +248,7 @@ class AsyncWaypost(BaseClient):
 
         `key` (text, a function of the body, or `CONTENT`) makes it the only one of its key: while it is unfinished,
         or for `window` seconds. `on_conflict` decides what happens to a second one: `keep` the first (the default),
-        `replace` it, `extend` its due time, or `error` (`KeyTaken`).
+        `replace` it, `extend` its due time, or `error` (`KeyInUse`).
         `delay` (seconds, timedelta) or `at` (with a time zone) makes it a timer. `priority` is 0 to 9, higher first.
         `group`, `headers`, `trace` (W3C), `correlation_id` and `reply_to` travel along. `chain=True` begins a chain,
         which goes on with `message.then` and can be waited for; `after` (chain ids, or what `publish` returned for

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from waypost import lease_clock
 from waypost.errors import (
-    MessageIdTaken,
+    MessageIdInUse,
     OperationTooOld,
     OutcomeUnknown,
-    SessionTaken,
+    SessionInUse,
     StoreUnavailable,
     WaypostError,
 )
@@ -450,7 +450,7 @@ FROZEN_SECONDS = 5.0
 #: How often a call that was refused before it ran is created again: each time the cause is removed first.
 ANEW_MAX = 4
 #: A store refuses an operation with one of these: it did not run now.
-REFUSALS = (OperationTooOld, SessionTaken, MessageIdTaken)
+REFUSALS = (OperationTooOld, SessionInUse, MessageIdInUse)
 
 
 class Sending(Generic[T]):
@@ -522,7 +522,7 @@ class Sending(Generic[T]):
             self._retries = RetryBudget(self._context, self._budget, self._started)
         return self._retries.pause(verb, error)
 
-    def _begin_anew(self, error: OperationTooOld | SessionTaken | MessageIdTaken) -> None:
+    def _begin_anew(self, error: OperationTooOld | SessionInUse | MessageIdInUse) -> None:
         """Replace this operation by another one, because it has not run; raise if it may have run.
 
         A refusal is the reply to the last attempt. If that was the only one, nothing has run. Neither has it if the

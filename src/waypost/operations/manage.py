@@ -202,10 +202,10 @@ def check(
     context: ClientContext, queue: str, *, mend: bool, progress: Callable[[int], object] | None = None
 ) -> Flow[CheckReport]:
     """Find damaged records of a queue step by step, and mend them with `mend`."""
-    looked_at, damages, cursor = 0, list[Damage](), None
+    examined, damages, cursor = 0, list[Damage](), None
     while True:
         page: CheckPage = yield from context.attempt(context.store.check(queue, cursor, mend=mend))
-        looked_at += page.looked_at
+        examined += page.examined
         damages += page.damages
         for damage in page.damages:
             context.emit(
@@ -213,7 +213,7 @@ def check(
                 message_id=damage.id, reason=damage.kind,
             )  # fmt: skip
         if progress is not None:
-            progress(looked_at)
+            progress(examined)
         cursor = page.cursor
         if cursor is None:
             break
@@ -223,7 +223,7 @@ def check(
     balance: int | None = None
     with suppress(StoreFailed):  # unreadable counters are one kind of damage
         balance = (yield from context.attempt(context.store.stats(queue))).ledger.balance
-    return CheckReport(queue, looked_at, damages, balance)
+    return CheckReport(queue, examined, damages, balance)
 
 
 def purge(context: ClientContext, queue: str, state: MessageState) -> Flow[int]:

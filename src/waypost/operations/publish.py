@@ -27,7 +27,7 @@ from waypost.checks import (
 from waypost.errors import (
     InvalidInput,
     InvalidName,
-    KeyTaken,
+    KeyInUse,
     OutcomeUnknown,
     PartialPublish,
     QueueFull,
@@ -297,8 +297,8 @@ def _emit_failed(context: ClientContext, queue: str, error: Exception, count: in
     context.emit("published", queue, outcome, count=count, error_type=error_type(error), error=error_text(error))
 
 
-def _key_in_use(key: str | None, holder: str) -> KeyTaken:
-    return KeyTaken(
+def _key_in_use(key: str | None, holder: str) -> KeyInUse:
+    return KeyInUse(
         f"key {key!r} belongs to message {holder}; nothing was published. "
         'Use on_conflict="keep", "replace" or "extend" to accept that',
         id=holder,
@@ -357,7 +357,7 @@ class _Chunk:
         )
         self.results: list[Published | None] = []
         self.error: Exception | None = None
-        self.conflict: KeyTaken | None = None
+        self.conflict: KeyInUse | None = None
 
     def identify(self, context: ClientContext, queue: str) -> None:
         """Give the messages new ids."""
@@ -614,7 +614,7 @@ def publish_within(
         yield from _check_chains_exist(context, options.after, within=True)
     results: list[Published | None] = []
     error: Exception | None = None
-    conflict: KeyTaken | None = None
+    conflict: KeyInUse | None = None
     for drafts in cutter.chunks():
         operation = context.replay_windows.begin(queue)
         try:

@@ -14,7 +14,7 @@ from waypost.errors import (
     EnvelopeTooNew,
     OperationTooOld,
     OutcomeUnknown,
-    SessionTaken,
+    SessionInUse,
     StoreUnavailable,
     Undecodable,
     WaypostError,
@@ -310,7 +310,7 @@ def claim_lost(
         if context.on_event is not None and claimed.leases:
             emit_claimed(context, queue, claimed)
         return structs.replace(claimed, sent_at=sent)
-    except (OperationTooOld, SessionTaken):
+    except (OperationTooOld, SessionInUse):
         answered = True
         return None
     finally:

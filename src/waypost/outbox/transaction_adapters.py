@@ -348,7 +348,7 @@ def transaction_support(store: Store) -> TransactionSupport:
 
 # ---- executors in the transaction ----------------------------------------------------------------------------
 
-_NOT_CHECKED = object()
+_CHECKS_NEEDED = object()
 
 
 def open_executor(store: Store, given: object, queue: str, run_on_client: Callable[[Call[Any]], Any]) -> Executor:
@@ -389,17 +389,17 @@ async def run_in_transaction(
     """Run a flow that only makes calls, without pauses, in the caller's async transaction."""
     transaction, support = _adapt_for(store, given, awaited=True)
     if support.waits and isinstance(transaction, AsyncSqlAlchemyTransaction):
-        done: Any = await transaction.inside(lambda blocking: _run_if_checked(support, blocking, queue, flow))
-        if done is not _NOT_CHECKED:
+        done: Any = await transaction.inside(lambda blocking: _run_without_checks(support, blocking, queue, flow))
+        if done is not _CHECKS_NEEDED:
             return cast(T, done)
     return await drive_async(await open_async_executor(store, transaction, queue, run_on_client), flow)
 
 
-def _run_if_checked(support: TransactionSupport, transaction: Transaction, queue: str, flow: Flow[T]) -> T | object:
-    """Run a flow if the connection needs no check first; otherwise return `_NOT_CHECKED` without starting it."""
+def _run_without_checks(support: TransactionSupport, transaction: Transaction, queue: str, flow: Flow[T]) -> T | object:
+    """Run a flow if the connection needs no check first; otherwise return `_CHECKS_NEEDED` without starting it."""
     connection = transaction.begin()
-    if not support.is_checked(connection, queue):
-        return _NOT_CHECKED
+    if not support.needs_no_checks(connection, queue):
+        return _CHECKS_NEEDED
     return drive(support.executor(transaction, connection, queue), flow)
 
 

@@ -209,10 +209,10 @@ class Store(Protocol):
     def check(self, queue: str, cursor: str | None, *, mend: bool = False) -> Call[CheckPage]: ...
 
     # idle workers: whether a claim of many queues may return something. The registrations of sleepers are renewed. The
-    # calls run together: each returns the result for its part of `idle`, in order; the first has the heartbeat. `echo`
-    # is published on the store's own channel: a client that receives it knows that wake-ups arrive.
+    # calls run together: each returns the result for its part of `idle`, in order; the first has the heartbeat, and is
+    # published on the store's own channel to the worker `repeat_to`: so that worker knows that wake-ups arrive.
     def poll(
-        self, idle: Sequence[Idle], *, registration: Registration | None = None, echo: str | None = None
+        self, idle: Sequence[Idle], *, registration: Registration | None = None, repeat_to: str | None = None
     ) -> list[Call[Polled]]: ...
 
     # workers: `heartbeat` returns the store's time, `unregister` whether the worker was registered
@@ -315,8 +315,8 @@ class Capabilities(Struct, frozen=True):
     spans_queues: bool = True
     #: A step can become visible after one that began later, so that a poll in between misses it: poll again soon.
     commits_out_of_order: bool = False
-    #: A poll is sent back over the store's own channel (`echo`).
-    echoes_polls: bool = False
+    #: A poll is sent back over the store's own channel (`repeat_to`).
+    repeats_polls: bool = False
 
 
 class NaturalChannel(Struct, frozen=True):

@@ -7,7 +7,7 @@ than `STAMP_AHEAD_MS` before its stamp, a repeat is accepted until `window` afte
 
 from __future__ import annotations
 
-from waypost.errors import MessageIdTaken, OperationTooOld, SessionTaken
+from waypost.errors import MessageIdInUse, OperationTooOld, SessionInUse
 from waypost.identity import Operation
 from waypost.policy import REPLAY_MAX, STAMP_AHEAD_MS
 
@@ -36,7 +36,7 @@ def is_repeat(
         # The store's clock was set back. If accepted, it could be repeated for longer than it is remembered.
         raise too_old(queue, now_ms)
     if known is not None:
-        raise session_taken(queue)
+        raise session_in_use(queue)
     return False
 
 
@@ -72,16 +72,16 @@ def removed_since(queue: str, store_ms: int) -> OperationTooOld:
     )
 
 
-def session_taken(queue: str) -> SessionTaken:
+def session_in_use(queue: str) -> SessionInUse:
     """Return the error for a session that another process uses too: a machine or a process was cloned."""
-    return SessionTaken(
+    return SessionInUse(
         f"another process uses the session of this client on queue {queue} (was the machine or the process cloned?); "
         "nothing was done: create a new client, and call again"
     )
 
 
-def id_taken(queue: str, message_id: str) -> MessageIdTaken:
+def id_in_use(queue: str, message_id: str) -> MessageIdInUse:
     """Return the error for a message id that exists, stored by another publish."""
-    return MessageIdTaken(
+    return MessageIdInUse(
         f"queue {queue} already has a message {message_id}; nothing of this publish was written: publish with new ids"
     )

@@ -41,8 +41,8 @@ class TransactionSupport(Protocol):
         """Yield the calls that must run before calls about a queue run there. Raises `another_database`."""
         ...
 
-    def is_checked(self, connection: Any, queue: str) -> bool:
-        """Whether `checks` has nothing to run."""
+    def needs_no_checks(self, connection: Any, queue: str) -> bool:
+        """Return whether `checks` has nothing to run."""
         ...
 
     def executor(self, transaction: CallerTransaction, connection: Any, queue: str) -> Executor:

@@ -50,7 +50,7 @@ def _store_channel(store: Store, timeout: float) -> Wakeups:
     if not own.by_server:
         return Wakeups(_local(store), store.namespace)
     hub = (_valkey if own.transport == "valkey" else _postgres)(own.address, timeout)
-    return Wakeups(hub, store.namespace, by_store=True, repeats_polls=store.capabilities.echoes_polls)
+    return Wakeups(hub, store.namespace, by_store=True, repeats_polls=store.capabilities.repeats_polls)
 
 
 def _local(store: Store) -> Hub:
@@ -116,10 +116,12 @@ def _postgres(source: Any, timeout: float) -> Hub:
 def _nats(url: str, timeout: float) -> Hub:
     from waypost.wake.nats import NatsTransport
 
-    parts, shown = check_url(url), redact_url(url)
+    parts, display_name = check_url(url), redact_url(url)
     if len(parts.hosts) != 1:
         raise InvalidUrl("a nats:// URL names one host, as in nats://127.0.0.1:4222")
-    return shared_hub("nats", url, lambda: ThreadHub("nats", lambda: NatsTransport(url, timeout), shown, url=url))
+    return shared_hub(
+        "nats", url, lambda: ThreadHub("nats", lambda: NatsTransport(url, timeout), display_name, url=url)
+    )
 
 
 __all__ = ["NO_WAKEUPS", "open_wakeups"]

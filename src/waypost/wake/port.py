@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 #: `ready`: there is work for the named sleepers, or a message or chain that a client waits for has ended. `held`: a
-#: running message is to be cancelled. `echo`: a poll of a worker, sent back to it.
-Kind: TypeAlias = Literal["ready", "held", "echo"]
+#: running message is to be cancelled. `poll`: a poll of a worker, sent back to it.
+Kind: TypeAlias = Literal["ready", "held", "poll"]
 #: `idle`: there is no listener. `broken`: it will be retried; until then listeners must poll.
 State: TypeAlias = Literal["idle", "starting", "working", "broken"]
 

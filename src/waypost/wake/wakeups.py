@@ -178,7 +178,7 @@ class Wakeups:
         """Listen to polls that the store sends back to this name: proof that notifications arrive. Or return None."""
         if self.channel is None or not self._repeats_polls:
             return None
-        return self.channel.listen(Topic(self.namespace, "echo", name), None, lambda notification: None)
+        return self.channel.listen(Topic(self.namespace, "poll", name), None, lambda notification: None)
 
     def reserve_blocking_wait(self) -> bool:
         """Return whether one more loop may use blocking waits, and count it. The store must wake sleepers itself."""

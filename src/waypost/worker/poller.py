@@ -234,7 +234,7 @@ class Poller:
             calls = self._context.store.poll(
                 [one.idle for one in due],
                 registration=self._heartbeat(electable) if heartbeats else None,
-                echo=self._context.worker if self._own_polls is not None else None,
+                repeat_to=self._context.worker if self._own_polls is not None else None,
             )
             answers: list[PolledQueue] = []
             elected: Elected | None = None

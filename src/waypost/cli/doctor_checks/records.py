@@ -29,14 +29,14 @@ def check(post: Waypost, names: Sequence[str], *, mend: bool, quiet: bool) -> Fi
                 yield wrong("records", str(error), "run `waypost doctor --mend`", queue=name)
                 damaged += 1
                 continue
-            record_count += result.looked_at
+            record_count += result.examined
             damaged += len(result.damages)
             yield from _list_damages(name, result.damages, mend=mend)
     if not damaged:
         yield ok(
             "records",
             f"{format_count(record_count, 'record')} in {format_count(len(names), 'queue')}, none damaged",
-            looked_at=record_count,
+            examined=record_count,
         )
 
 

@@ -18,12 +18,12 @@ from waypost.policy import (
     ARRIVAL_TTL_MS,
     BURY_MAX,
     CLAIM_BYTES_MAX,
-    COVER_MS_MAX,
-    COVERED_MAX,
     DEFAULT_POLICY,
     FAILURE_EVENTS,
     HEAD_OFFSET,
     MINUTES_KEPT,
+    POLL_SOON_MESSAGES_MAX,
+    POLL_SOON_MS_MAX,
     PROMOTE_MAX,
     RECLAIM_MAX,
     REMOVED_TTL_MS,
@@ -34,7 +34,7 @@ from waypost.policy import (
 from waypost.store.memory import chains
 from waypost.store.memory.records import ChainRecord, Holder, Record, Replays, run_of
 from waypost.store.port import Draft, Hold, SideEffects, Target
-from waypost.store.repeats import id_taken, is_repeat
+from waypost.store.repeats import id_in_use, is_repeat
 from waypost.values import (
     FAILURE_REASONS,
     MINUTE_COUNTERS,
@@ -141,7 +141,7 @@ class QueueModel:
         plans = [self._plan(now, draft) for draft in drafts]
         for draft, (action, _) in zip(drafts, plans, strict=True):
             if action in ("new", "park", "replace") and draft.id in self.messages:
-                raise id_taken(self.name, draft.id)
+                raise id_in_use(self.name, draft.id)
         self._make_room(now, drafts, plans, operation)
         results = [
             self._store(now, draft, action, holder_id, operation, schedule)
@@ -313,7 +313,7 @@ class QueueModel:
             self.sleepers_known_until = now + SLEEPER_TTL_MS
         if poll_soon_ms and len(leases) < limit and not more:
             self.polling_soon = {name: until for name, until in self.polling_soon.items() if until > now}
-            self.polling_soon[worker] = now + min(poll_soon_ms, COVER_MS_MAX)
+            self.polling_soon[worker] = now + min(poll_soon_ms, POLL_SOON_MS_MAX)
         return self._claimed(now, leases, next_rate_ms, more), [lease.id for lease in leases]
 
     def claim_again(self, now: int, ids: Iterable[str], held: bytes, nonce: bytes) -> Claimed:
@@ -877,7 +877,9 @@ class QueueModel:
         """Take up to `count` sleepers out of the memory, the last to fall asleep first; `*` if the memory is gone."""
         if count == 0 or self.paused:
             return []
-        if count <= COVERED_MAX and any(now < until <= now + COVER_MS_MAX for until in self.polling_soon.values()):
+        if count <= POLL_SOON_MESSAGES_MAX and any(
+            now < until <= now + POLL_SOON_MS_MAX for until in self.polling_soon.values()
+        ):
             return []
         if self.sleepers_known_until <= now:
             self.sleepers.clear()

@@ -477,7 +477,7 @@ class MemoryStore:
     # ---- who works -----------------------------------------------------------------------------------------
 
     def poll(
-        self, idle: Sequence[Idle], *, registration: Registration | None = None, echo: str | None = None
+        self, idle: Sequence[Idle], *, registration: Registration | None = None, repeat_to: str | None = None
     ) -> list[Call[Polled]]:
         def part(chosen: Sequence[Idle], given: Registration | None) -> Call[Polled]:
             record = b"" if given is None else pack(given.heartbeat)
@@ -590,9 +590,9 @@ class MemoryStore:
 
 def take(items: list[T]) -> list[T]:
     """Return all items of a list and empty it."""
-    items_taken = items[:]
+    result = items[:]
     items.clear()
-    return items_taken
+    return result
 
 
 def worth_resuming(model: QueueModel) -> int:

@@ -15,7 +15,7 @@ from waypost.errors import (
     StoreUnavailable,
     WaypostError,
 )
-from waypost.store.repeats import id_taken, removed_since, session_taken, too_old
+from waypost.store.repeats import id_in_use, removed_since, session_in_use, too_old
 from waypost.urls import redact_text
 
 #: Nothing was done, and the same call may succeed at once: deadlock, serialization, two that met at a unique index,
@@ -45,9 +45,9 @@ def map_error(state: str, text: str, queue: str, verb: str) -> WaypostError:
     if state == "WPGON":
         return removed_since(queue, int(text))
     if state == "WPSES":
-        return session_taken(queue)
+        return session_in_use(queue)
     if state == KNOWN_ID:
-        return id_taken(queue, text)
+        return id_in_use(queue, text)
     if state in CUT_OFF:
         return OutcomeUnknown(f"the server closed the connection during {verb} ({state} {text[:120]})")
     if state in AT_ONCE or state in PASSING or state.startswith("08"):

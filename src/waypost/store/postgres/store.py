@@ -479,8 +479,8 @@ class PostgresStore:
 
     def check(self, queue: str, cursor: str | None, *, mend: bool = False) -> Call[CheckPage]:
         def decode(result: PGresult) -> CheckPage:
-            looked_at, found, after = _check_reply(one(result) or b"")
-            return CheckPage(looked_at, [Damage(queue, *damage) for damage in found], after)
+            examined, found, after = _check_reply(one(result) or b"")
+            return CheckPage(examined, [Damage(queue, *damage) for damage in found], after)
 
         parameters = [text(queue), self._now(), text(cursor), flag(mend)]
         return self._call("check", queue, parameters, decode)
@@ -607,7 +607,7 @@ class PostgresStore:
     # ---- workers -----------------------------------------------------------------------------------------------
 
     def poll(
-        self, idle: Sequence[Idle], *, registration: Registration | None = None, echo: str | None = None
+        self, idle: Sequence[Idle], *, registration: Registration | None = None, repeat_to: str | None = None
     ) -> list[Call[Polled]]:
         return [self._poll(part, None if at else registration) for at, part in enumerate(poll_parts(idle))]
 

@@ -118,7 +118,7 @@ class PostgresTransactions:
                 self._queues.clear()
             self._queues.add(queue)
 
-    def is_checked(self, connection: Any, queue: str) -> bool:
+    def needs_no_checks(self, connection: Any, queue: str) -> bool:
         return connection in self._known and queue in self._queues
 
     def executor(self, transaction: CallerTransaction, connection: Any, queue: str) -> Executor:

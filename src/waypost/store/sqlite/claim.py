@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from waypost.identity import Operation
-from waypost.policy import BURY_MAX, COVER_MS_MAX, PROMOTE_MAX, RECLAIM_MAX, SLEEPER_TTL_MS
+from waypost.policy import BURY_MAX, POLL_SOON_MS_MAX, PROMOTE_MAX, RECLAIM_MAX, SLEEPER_TTL_MS
 from waypost.store.sqlite.check import is_sound, usable
 from waypost.store.sqlite.moves import bury, end, ends_otherwise, make_claimable, to_head, trim_dead
 from waypost.store.sqlite.queue_records import COLUMNS, QueueRecords, Record, as_list
@@ -81,7 +81,7 @@ def claim(
         step.execute(_SLEEPER_IN, (records.number, sleeper, now + SLEEPER_TTL_MS))
         records.numbers["sleepers_known_until"] = now + SLEEPER_TTL_MS
     if poll_soon_ms and len(leases) < limit and not more:
-        step.execute(_SLEEPER_IN, (records.number, POLLS_SOON + worker, now + min(poll_soon_ms, COVER_MS_MAX)))
+        step.execute(_SLEEPER_IN, (records.number, POLLS_SOON + worker, now + min(poll_soon_ms, POLL_SOON_MS_MAX)))
     return _claimed(records, leases, next_rate_ms, more), [lease.id for lease in leases]
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from waypost.errors import QueueFull
 from waypost.policy import ARRIVAL_TTL_MS, BURY_MAX, PRIORITY_MAX, PRIORITY_MIN
 from waypost.store.port import Draft
-from waypost.store.repeats import id_taken
+from waypost.store.repeats import id_in_use
 from waypost.store.sqlite.moves import begin, end, make_claimable, notify_chain, placed
 from waypost.store.sqlite.queue_records import COLUMNS, Holder, QueueRecords, Record, as_list
 from waypost.store.sqlite.schema import LEASED, READY, WAITING
@@ -47,7 +47,7 @@ def publish(
     for draft, (action, holder_id) in zip(drafts, plans, strict=True):
         known = action == "replace" and holder_id == draft.id
         if known or (of_chains and action == "new" and draft.id in records.messages):
-            raise id_taken(records.name, draft.id)
+            raise id_in_use(records.name, draft.id)
     _make_room(records, drafts, plans, operation)
     records.make()
     seq = records.step.take_seq(len(drafts))
@@ -125,7 +125,7 @@ def _make_room(records: QueueRecords, drafts: Sequence[Draft], plans: list[Plan]
     records.load(stored)
     for id in stored:
         if id in records.messages:
-            raise id_taken(records.name, id)
+            raise id_in_use(records.name, id)
     if records.policy.overload == "drop_oldest":
         droppable = _oldest(records, over, {holder_id for _, holder_id in plans})
         if len(droppable) == over:

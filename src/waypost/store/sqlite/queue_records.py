@@ -16,7 +16,7 @@ from msgspec import Struct, structs
 
 from waypost.errors import SchemaTooNew
 from waypost.policy import DEFAULT_POLICY, FAILURE_EVENTS, MINUTES_KEPT, Policy
-from waypost.store.repeats import id_taken
+from waypost.store.repeats import id_in_use
 from waypost.store.sqlite.remove import RemovalMark, read_mark, write_mark
 from waypost.store.sqlite.schema import DEAD, LEASED, WAITING
 from waypost.values import MINUTE_COUNTERS, SIDE_EVENTS, EventName, is_side_effect
@@ -450,7 +450,7 @@ class QueueRecords:
             except sqlite3.IntegrityError as error:
                 if not str(error).endswith(".id"):
                     raise
-                raise id_taken(self.name, self._known_id(rows)) from None
+                raise id_in_use(self.name, self._known_id(rows)) from None
             self._added.clear()
 
     def _known_id(self, rows: list[tuple[Any, ...]]) -> str:

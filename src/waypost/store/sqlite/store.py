@@ -371,7 +371,7 @@ class SqliteStore:
     # ---- who works -----------------------------------------------------------------------------------------
 
     def poll(
-        self, idle: Sequence[Idle], *, registration: Registration | None = None, echo: str | None = None
+        self, idle: Sequence[Idle], *, registration: Registration | None = None, repeat_to: str | None = None
     ) -> list[Call[Polled]]:
         def part(chosen: Sequence[Idle], given: Registration | None) -> Call[Polled]:
             record = b"" if given is None else pack(given.heartbeat)

@@ -43,7 +43,7 @@ class SqliteTransactions:
             raise another_database(self._store.kind)
         yield from ()
 
-    def is_checked(self, connection: Any, queue: str) -> bool:
+    def needs_no_checks(self, connection: Any, queue: str) -> bool:
         return isinstance(connection, sqlite3.Connection)
 
     def executor(self, transaction: CallerTransaction, connection: Any, queue: str) -> Executor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from waypost.policy import COVER_MS_MAX, COVERED_MAX, SLEEPER_TTL_MS
+from waypost.policy import POLL_SOON_MESSAGES_MAX, POLL_SOON_MS_MAX, SLEEPER_TTL_MS
 from waypost.store.sqlite.queue_records import QueueRecords
 
 T = TypeVar("T")
@@ -37,8 +37,8 @@ def _wake(records: QueueRecords, count: int) -> list[str]:
     """Take up to `count` sleepers out of the memory, the last to fall asleep first; `*` if the memory is gone."""
     if count == 0 or records.paused:
         return []
-    if count <= COVERED_MAX:
-        found = records.step.execute(_POLLING_SOON, (records.number, records.now, records.now + COVER_MS_MAX))
+    if count <= POLL_SOON_MESSAGES_MAX:
+        found = records.step.execute(_POLLING_SOON, (records.number, records.now, records.now + POLL_SOON_MS_MAX))
         if found.fetchone() is not None:
             return []
     if records.numbers["sleepers_known_until"] <= records.now:

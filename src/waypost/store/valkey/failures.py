@@ -32,7 +32,7 @@ from waypost.errors import (
     StoreUnavailable,
     WaypostError,
 )
-from waypost.store.repeats import id_taken, removed_since, session_taken, too_old
+from waypost.store.repeats import id_in_use, removed_since, session_in_use, too_old
 
 OURS = re.compile(r"WP-([A-Z]+) ?(.*?)(?: script: |, on @|$)", re.DOTALL)
 #: The server is up but cannot serve yet, or not here: nothing was done, and a repeat may succeed.
@@ -128,9 +128,9 @@ def _ours(code: str, details: str, queue: str) -> WaypostError:
     if code == "NEWER":
         return too_new(queue, details)
     if code == "SESSION":
-        return session_taken(queue)
+        return session_in_use(queue)
     if code == "KNOWN":
-        return id_taken(queue, details)
+        return id_in_use(queue, details)
     if code == "GONE":
         return removed_since(queue, int(details))
     return too_old(queue, int(details) if details.isdigit() else None)

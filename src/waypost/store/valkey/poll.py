@@ -22,7 +22,7 @@ NEEDS_CLAIM, BLOCKED = 1, 2
 
 
 def poll(
-    store: ValkeyStore, idle: Sequence[Idle], registration: Registration | None, echo: str | None
+    store: ValkeyStore, idle: Sequence[Idle], registration: Registration | None, repeat_to: str | None
 ) -> list[Call[Polled]]:
     """The calls of a poll; the first carries the heartbeat."""
     if not idle and registration is None:
@@ -30,7 +30,7 @@ def poll(
     if not store.source.cluster:
         parts = poll_parts(idle)
         return [
-            _poll(store, part, registration if at == 0 else None, echo if at == 0 else None)
+            _poll(store, part, registration if at == 0 else None, repeat_to if at == 0 else None)
             for at, part in enumerate(parts)
         ]
     calls: list[Call[Polled]] = []
@@ -38,11 +38,11 @@ def poll(
         calls.append(_heartbeat(store, registration))
         if registration.role is not None:
             calls.append(_elect(store, registration, registration.role))
-    return [*calls, *(_poll(store, [one], None, echo if at == 0 else None) for at, one in enumerate(idle))]
+    return [*calls, *(_poll(store, [one], None, repeat_to if at == 0 else None) for at, one in enumerate(idle))]
 
 
 def _poll(
-    store: ValkeyStore, idle: Sequence[Idle], registration: Registration | None, echo: str | None
+    store: ValkeyStore, idle: Sequence[Idle], registration: Registration | None, repeat_to: str | None
 ) -> Call[Polled]:
     text, namespace = script("poll"), store.namespace
     clock = b"%d" % store.clock() if store.clock else b""
@@ -63,7 +63,7 @@ def _poll(
     if store.source.cluster:
         # Never written: so that no script begins while the slot is moving.
         keys.append(f"{bases[0]}never".encode())
-    channel = b"" if echo is None else f"{{{namespace}:{echo}}}:echo".encode()
+    channel = b"" if repeat_to is None else f"{{{namespace}:{repeat_to}}}:poll".encode()
     packed = command(
         b"EVALSHA", text.sha, b"%d" % len(keys), *keys, clock, b"", b"", b"", b"%d" % len(idle), b"%d" % before,
         channel, *worker, *((one.sleeper or "").encode() for one in idle),

@@ -148,7 +148,7 @@ class ValkeyStore:
         self.place = source.place
         self.channel = NaturalChannel("valkey", source)
         self.capabilities = Capabilities(
-            reach="network", durability=DURABILITY[durability], spans_queues=False, echoes_polls=True
+            reach="network", durability=DURABILITY[durability], spans_queues=False, repeats_polls=True
         )
         self.blocking_waits = None if source.cluster else ValkeyBlockingWaits(self.namespace)
         #: Tests only: store time comes from here instead of the server.
@@ -720,9 +720,9 @@ class ValkeyStore:
     # ---- workers -----------------------------------------------------------------------------------------------
 
     def poll(
-        self, idle: Sequence[Idle], *, registration: Registration | None = None, echo: str | None = None
+        self, idle: Sequence[Idle], *, registration: Registration | None = None, repeat_to: str | None = None
     ) -> list[Call[Polled]]:
-        return poll.poll(self, idle, registration, echo)
+        return poll.poll(self, idle, registration, repeat_to)
 
     def heartbeat(self, heartbeat: Heartbeat, ttl_ms: int) -> Call[int]:
         return workers.heartbeat(self, heartbeat, ttl_ms)

@@ -9,7 +9,7 @@ import pytest
 from msgspec import structs
 
 from waypost.codec import with_id
-from waypost.errors import MessageIdTaken, OperationTooOld, SessionTaken
+from waypost.errors import MessageIdInUse, OperationTooOld, SessionInUse
 from waypost.identity import OPERATIONS_MAX, Operation, new_mark
 from waypost.policy import REPLAY_MAX, REPLAY_TTL_MS, STAMP_AHEAD_MS
 from waypost.testing.bench import QUEUE, Bench
@@ -359,7 +359,7 @@ class TestClonedSessions:
             lambda: bench.purge("ready", operation=clone),
         ]
         for call in calls:
-            with pytest.raises(SessionTaken) as refusal:
+            with pytest.raises(SessionInUse) as refusal:
                 call()
             assert refusal.value.outcome == "not done"
         assert bench.ledger() == ledger
@@ -423,7 +423,7 @@ class TestClonedSessions:
         draft = bench.draft(**wish)
         copied = structs.replace(draft, id=known.id, envelope=with_id(draft.envelope, known.id))
         for drafts in ([copied], [bench.draft(), copied, bench.draft()]):
-            with pytest.raises(MessageIdTaken, match=known.id) as refusal:
+            with pytest.raises(MessageIdInUse, match=known.id) as refusal:
                 bench.publish_drafts(drafts)
             assert refusal.value.outcome == "not done"
         assert bench.ledger() == ledger
@@ -436,7 +436,7 @@ class TestClonedSessions:
     def test_a_message_is_not_replaced_by_one_of_its_own_id(self, bench: Bench) -> None:
         known = bench.draft(key="k")
         bench.publish_drafts([known])
-        with pytest.raises(MessageIdTaken):
+        with pytest.raises(MessageIdInUse):
             bench.publish_drafts([structs.replace(known, on_conflict="replace")])
         assert bench.ledger().replaced == 0
         assert bench.publish_drafts([known])[0].status == "duplicate"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from waypost.policy import COVER_MS_MAX, COVERED_MAX, SLEEPER_TTL_MS
+from waypost.policy import POLL_SOON_MESSAGES_MAX, POLL_SOON_MS_MAX, SLEEPER_TTL_MS
 from waypost.testing.bench import Bench
 
 
@@ -281,7 +281,7 @@ class TestPollSoon:
     def test_many_messages_wake_sleepers_though_a_worker_polls_again_soon(self, bench: Bench) -> None:
         put_to_sleep(bench, "a", "b")
         bench.claim(10, poll_soon_ms=20)
-        bench.publish_drafts([bench.draft() for _ in range(COVERED_MAX + 1)])
+        bench.publish_drafts([bench.draft() for _ in range(POLL_SOON_MESSAGES_MAX + 1)])
         assert bench.woken == {"orders": ["b", "a"]}
 
     @pytest.mark.promise("WAKE-2")
@@ -306,6 +306,6 @@ class TestPollSoon:
         put_to_sleep(bench, "a")
         bench.claim(10, poll_soon_ms=60_000)
         assert bench.stats().sleepers == 1
-        bench.after(COVER_MS_MAX / 1000)
+        bench.after(POLL_SOON_MS_MAX / 1000)
         bench.publish()
         assert bench.woken == {"orders": ["a"]}

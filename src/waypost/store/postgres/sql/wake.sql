@@ -37,11 +37,11 @@ BEGIN
     -- In line, because every publish runs it; on a busy queue this is all.
     SELECT bool_or(NOT s.awake) FILTER (WHERE s.name NOT LIKE '~%'),
         bool_or(s.woken_ms > p_now - 250) FILTER (WHERE s.name NOT LIKE '~%'),
-        bool_or(s.name LIKE '~%' AND s.until_ms <= p_now + {COVER_MS_MAX})
+        bool_or(s.name LIKE '~%' AND s.until_ms <= p_now + {POLL_SOON_MS_MAX})
     INTO v_sleeping, v_recent, v_poll_soon FROM {sleeper} s
     WHERE s.queue = q.number AND s.until_ms > p_now;
     -- A worker that polls soon takes a few messages anyway.
-    IF NOT (v_sleeping OR v_recent) OR (p_count <= {COVERED_MAX} AND v_poll_soon) THEN
+    IF NOT (v_sleeping OR v_recent) OR (p_count <= {POLL_SOON_MESSAGES_MAX} AND v_poll_soon) THEN
         RETURN '{}';
     END IF;
     SELECT s.names, s.again INTO v_names, v_again FROM {choose_sleepers}(q, p_now, p_count, false, v_sleeping) s;
@@ -71,10 +71,10 @@ BEGIN
     END IF;
     SELECT bool_or(NOT s.awake) FILTER (WHERE s.name NOT LIKE '~%'),
         bool_or(s.woken_ms > v_now - 250) FILTER (WHERE s.name NOT LIKE '~%'),
-        bool_or(s.name LIKE '~%' AND s.until_ms <= v_now + {COVER_MS_MAX})
+        bool_or(s.name LIKE '~%' AND s.until_ms <= v_now + {POLL_SOON_MS_MAX})
     INTO v_sleeping, v_recent, v_poll_soon FROM {sleeper} s
     WHERE s.queue = NEW.queue AND s.until_ms > v_now;
-    IF NOT (v_sleeping OR v_recent) OR (NEW.wake <= {COVERED_MAX} AND v_poll_soon) THEN
+    IF NOT (v_sleeping OR v_recent) OR (NEW.wake <= {POLL_SOON_MESSAGES_MAX} AND v_poll_soon) THEN
         RETURN NULL;
     END IF;
     SELECT * INTO q FROM {queue} t WHERE t.number = NEW.queue AND NOT t.paused;
@@ -149,7 +149,7 @@ LANGUAGE plpgsql AS $body$
 BEGIN
     IF p_ms > 0 THEN
         INSERT INTO {sleeper} (queue, name, until_ms, awake)
-        VALUES (p_queue, '~' || p_worker, p_now + least(p_ms, {COVER_MS_MAX}), true)
+        VALUES (p_queue, '~' || p_worker, p_now + least(p_ms, {POLL_SOON_MS_MAX}), true)
         ON CONFLICT (queue, name) DO UPDATE SET until_ms = excluded.until_ms;
     ELSE
         UPDATE {sleeper} s SET until_ms = p_now

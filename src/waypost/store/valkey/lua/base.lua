@@ -321,7 +321,7 @@ local function choose_sleepers(number)
     if byte(name) == 126 then
       -- A worker polls again so soon that it takes a few messages anyway. One that promises it for longer
       -- than it can was there before the clock was set back.
-      if number <= COVERED_MAX and tonumber(found[i + 1]) <= now + COVER_MS_MAX then return {} end
+      if number <= POLL_SOON_MESSAGES_MAX and tonumber(found[i + 1]) <= now + POLL_SOON_MS_MAX then return {} end
     else
       known = true
       if name ~= '' and #names < number then names[#names + 1] = name end
@@ -332,9 +332,9 @@ local function choose_sleepers(number)
     call('PEXPIRE', SLEEPERS, SLEEPER_TTL_MS * 2)
     return {'*'}
   end
-  if #names > 0 and number <= COVERED_MAX then
+  if #names > 0 and number <= POLL_SOON_MESSAGES_MAX then
     -- Workers that poll again soon are at the other end: their entries last milliseconds, not a minute.
-    local soon = call('ZRANGEBYSCORE', SLEEPERS, '(' .. format('%.0f', now), now + COVER_MS_MAX, 'LIMIT', 0, 64)
+    local soon = call('ZRANGEBYSCORE', SLEEPERS, '(' .. format('%.0f', now), now + POLL_SOON_MS_MAX, 'LIMIT', 0, 64)
     for i = 1, #soon do
       if byte(soon[i]) == 126 then return {} end
     end

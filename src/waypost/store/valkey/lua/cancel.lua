@@ -57,7 +57,7 @@ local function is_kept(id)
         bytes = bytes + #part[i]
       end
       seen = seen + #part
-    until #part < 20 or seen >= LOOKED_AT_MAX or bytes >= CHUNK_BYTES_MAX
+    until #part < 20 or seen >= SCANNED_MAX or bytes >= CHUNK_BYTES_MAX
   end
   return kept[id]
 end

@@ -323,7 +323,7 @@ if sleeper ~= '' and leased < limit and not more then
   call('PEXPIRE', SLEEPERS, SLEEPER_TTL_MS * 2)
 end
 if poll_soon_ms and poll_soon_ms > 0 and leased < limit and not more then
-  call('ZADD', SLEEPERS, now + min(poll_soon_ms, COVER_MS_MAX), '~' .. worker)
+  call('ZADD', SLEEPERS, now + min(poll_soon_ms, POLL_SOON_MS_MAX), '~' .. worker)
   call('PEXPIRE', SLEEPERS, SLEEPER_TTL_MS * 2)
 end
 if not plain then enforce_dead_limits() end

@@ -90,7 +90,7 @@ repeat
   end
   local once_more = cursor == '0' and not from_first
   from_first = from_first or once_more
-until (cursor == '0' and not once_more) or #reply >= limit * 2 or read_count >= LOOKED_AT_MAX
+until (cursor == '0' and not once_more) or #reply >= limit * 2 or read_count >= SCANNED_MAX
 
 -- include chains
 

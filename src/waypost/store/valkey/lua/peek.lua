@@ -2,7 +2,7 @@
 --
 -- Arguments: state, limit, cursor or '', then id, key, group and reason to filter by, each or ''.
 -- Touches: queue, messages, state, ready, due, leases, waiting, dead, errors, completed.
--- A page reads no more than LOOKED_AT_MAX messages and about CHUNK_BYTES_MAX bytes, so a filter that matches nothing
+-- A page reads no more than SCANNED_MAX messages and about CHUNK_BYTES_MAX bytes, so a filter that matches nothing
 -- cannot hold up the server: it may come back short or empty, with a cursor to go on from. A cursor is the last message seen and its score; of done, how many
 -- were seen.
 -- Reply: cursor or '', then score, value, state and failure of each.
@@ -32,7 +32,7 @@ if state == 'done' then
   local length = must_be('list', COMPLETED)
   -- Newest first in the list, oldest first for the reader: count from the end.
   local seen = cursor == '' and 0 or tonumber(cursor)
-  local last = min(length, seen + LOOKED_AT_MAX)
+  local last = min(length, seen + SCANNED_MAX)
   -- The server walks along the list once for each part. Parts are small, because bodies may be large.
   while seen < last and found < limit and bytes < CHUNK_BYTES_MAX do
     local size = min(20, last - seen)
@@ -83,7 +83,7 @@ if cursor ~= '' then
   start = rank and rank + 1 or call('ZCOUNT', place, '-inf', '(' .. score)
 end
 local seen, last_score, last_id = 0, nil, nil
-while found < limit and seen < LOOKED_AT_MAX and bytes < CHUNK_BYTES_MAX do
+while found < limit and seen < SCANNED_MAX and bytes < CHUNK_BYTES_MAX do
   local page = call('ZRANGE', place, start, start + 199, 'WITHSCORES')
   if #page == 0 then return reply end
   for i = 1, #page, 2 do

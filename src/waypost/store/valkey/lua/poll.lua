@@ -3,7 +3,7 @@
 --
 -- KEYS: with a heartbeat workers, records, leader:<role>; then the key `queue` of each queue, whose others follow from it.
 -- On a Cluster the queues of a call are of one slot, and `never` comes last.
--- Arguments: how many queues, how many keys come before theirs (3 with a heartbeat, otherwise 0), the channel of an echo or '',
+-- Arguments: how many queues, how many keys come before theirs (3 with a heartbeat, otherwise 0), the worker's own channel or '',
 -- then of a heartbeat name, record, time to live, how many workers are remembered, and how long it would lead ('': it does
 -- not want to); then the sleeper of each queue or ''.
 -- Touches: workers, records, leader:<role>, queue, ready, due, leases, outgoing, dead, sleepers.
@@ -16,7 +16,7 @@
 -- include leader
 
 local many, before = tonumber(ARGV[FIRST_ARGUMENT]), tonumber(ARGV[FIRST_ARGUMENT + 1])
-local echo_channel = ARGV[FIRST_ARGUMENT + 2]
+local own_channel = ARGV[FIRST_ARGUMENT + 2]
 local sleepers_from = FIRST_ARGUMENT + 2
 local reply = {now, {}}
 
@@ -93,5 +93,5 @@ for i = 1, many do
   reply[place + 3] = rules.lease_ms or -1
 end
 -- Received by the worker itself: it proves that notifications arrive, without another request.
-if echo_channel ~= '' then redis.pcall('PUBLISH', echo_channel, '') end
+if own_channel ~= '' then redis.pcall('PUBLISH', own_channel, '') end
 return reply

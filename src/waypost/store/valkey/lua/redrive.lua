@@ -3,7 +3,7 @@
 -- Arguments: limit, reason or '', cursor or '', then ids if only these are meant.
 -- Touches: queue, messages, state, ready, due, waiting, keys, dead, errors, journal, sleepers, operations, window:<key>.
 -- Invariant: a key that is in use meanwhile keeps its letter dead, as `duplicate`. The first write removes.
--- A call reads no more than LOOKED_AT_MAX letters. A cursor is the last letter seen that is still dead, and its score: the
+-- A call reads no more than SCANNED_MAX letters. A cursor is the last letter seen that is still dead, and its score: the
 -- next call goes on behind it. With a cursor and '0' it is not known yet whether more match.
 -- Reply: '1' if more match and behind it the cursor or '', the ids made ready in one text, those left dead in another, then the sleepers to wake.
 
@@ -61,7 +61,7 @@ else
       seen[#seen + 1] = {letters[i], letters[i + 1]}
     end
     start = start + 200
-  until #letters < 400 or #chosen > limit or #seen >= LOOKED_AT_MAX
+  until #letters < 400 or #chosen > limit or #seen >= SCANNED_MAX
   at_end = #letters < 400 and #chosen <= limit
 end
 local more = #chosen > limit

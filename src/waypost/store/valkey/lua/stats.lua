@@ -45,7 +45,7 @@ end
 -- All but the entry that ends last and those of workers that poll again soon, which end first: a bounded number of them.
 local from = '(' .. format('%.0f', now)
 local sleepers = call('ZCOUNT', SLEEPERS, from, '+inf')
-local first_to_end = call('ZRANGEBYSCORE', SLEEPERS, from, '+inf', 'LIMIT', 0, LOOKED_AT_MAX)
+local first_to_end = call('ZRANGEBYSCORE', SLEEPERS, from, '+inf', 'LIMIT', 0, SCANNED_MAX)
 for i = 1, #first_to_end do
   if byte(first_to_end[i]) == 126 then sleepers = sleepers - 1 end
 end
