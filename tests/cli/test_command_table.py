@@ -14,11 +14,11 @@ import msgspec
 import pytest
 
 from tests.cli.test_every_command import list_commands
+from tests.waiting import WAIT_SECONDS_MAX
 from waypost.cli.main import main, make_parser
 
 SOURCE = Path(__file__).parents[2] / "src"
 ID = "1m7fra5gs06ap4cfk9b5jsq9"
-SECONDS_MAX = 60
 
 
 class Row(NamedTuple):
@@ -135,7 +135,7 @@ def test_a_command_that_runs_says_that_it_makes_a_file(row: Row, tmp_path: Path)
         # Its next line says that it runs.
         process.stderr.readline()
         process.send_signal(signal.SIGTERM)
-        _, rest = process.communicate(timeout=SECONDS_MAX)
+        _, rest = process.communicate(timeout=WAIT_SECONDS_MAX)
     assert process.returncode == 0, rest
     assert path.exists()
 
@@ -175,7 +175,7 @@ def test_a_command_without_its_extra_says_so_in_one_line(tmp_path: Path) -> None
             tried.append((given(row, ""), row.extra or ("valkey" if row.arguments.startswith("worker") else None)))
     done = subprocess.run(
         [sys.executable, "-S", "-c", RUNNER], input=json.dumps([arguments for arguments, _ in tried]),
-        capture_output=True, text=True, timeout=SECONDS_MAX, check=True, cwd=tmp_path,
+        capture_output=True, text=True, timeout=WAIT_SECONDS_MAX, check=True, cwd=tmp_path,
         env={"PATH": os.environ["PATH"], "PYTHONPATH": f"{SOURCE}:{packages}"},
     )  # fmt: skip
     wrong = []

@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,12 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import STORES, Desk
+from tests.waiting import WAIT_SECONDS_MAX, until
 from waypost.cli.main import GROUPS, make_parser
 
 pytestmark = pytest.mark.promise("FACE-2")
 
 ROOT = Path(__file__).parents[2]
-SECONDS_MAX = 60.0
 ID = re.compile(r"[0-9a-z]{24}")
 #: Commands that have tests of their own, because they are more than a call of the store.
 ELSEWHERE = {"demo", "pipeline", "web"}
@@ -293,13 +292,6 @@ def schedules(desk: Desk) -> None:
 # ---- run -------------------------------------------------------------------------------------------------------------
 
 
-def until(condition: Callable[[], Any], what: str) -> None:
-    deadline = time.monotonic() + SECONDS_MAX
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} did not happen"
-        time.sleep(0.02)
-
-
 def started(desk: Desk, *arguments: str) -> subprocess.Popen[str]:
     """A command as a process of its own."""
     return subprocess.Popen(
@@ -315,7 +307,7 @@ def stopped(process: subprocess.Popen[str], condition: Callable[[], Any], what: 
     try:
         until(condition, what)
         process.send_signal(signal.SIGTERM)
-        printed, printed_text = process.communicate(timeout=SECONDS_MAX)
+        printed, printed_text = process.communicate(timeout=WAIT_SECONDS_MAX)
     finally:
         process.kill()
     assert process.returncode == 0, printed_text

@@ -19,6 +19,7 @@ from textual.widgets import DataTable, Static
 
 from tests.cli.conftest import Desk
 from tests.fault.proxy import Proxy
+from tests.waiting import WAIT_SECONDS_MAX
 from waypost import Waypost
 from waypost.cli.watch.collector import (
     HEADERS,
@@ -34,7 +35,6 @@ from waypost.testing.bench import fresh_namespace
 
 pytestmark = pytest.mark.promise("FACE-2")
 
-SECONDS_MAX = 60.0
 ROOT = Path(__file__).parents[2]
 
 
@@ -158,7 +158,7 @@ def screen(view: WatchScreen) -> list[str]:
 
 
 async def until(pilot: Any, condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + SECONDS_MAX
+    deadline = time.monotonic() + WAIT_SECONDS_MAX
     while not condition():
         assert time.monotonic() < deadline, "what was waited for did not happen"
         await pilot.pause(0.05)
@@ -241,7 +241,7 @@ def on_a_terminal(desk: Desk, program: str, until_told: bytes, keys: bytes = b""
         env=os.environ | {"PYTHONPATH": str(ROOT / "src"), "TERM": "xterm", "COLUMNS": "80", "LINES": "24"},
     )  # fmt: skip
     os.close(theirs)
-    printed, deadline = b"", time.monotonic() + SECONDS_MAX
+    printed, deadline = b"", time.monotonic() + WAIT_SECONDS_MAX
     try:
         while time.monotonic() < deadline:
             if not select.select([ours], [], [], 0.1)[0]:
@@ -256,7 +256,7 @@ def on_a_terminal(desk: Desk, program: str, until_told: bytes, keys: bytes = b""
         if process.poll() is None and time.monotonic() >= deadline:
             process.kill()
         os.close(ours)
-    return process.wait(SECONDS_MAX), printed
+    return process.wait(WAIT_SECONDS_MAX), printed
 
 
 PROGRAM = "import sys; from waypost.cli.main import main; sys.exit(main())"

@@ -16,7 +16,8 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from tests.fault.figure import Figure
-from tests.fault.wake_figures import ROOT, Server, until
+from tests.fault.wake_figures import ROOT, Server
+from tests.waiting import until
 
 #: Requests that a client of ours sends. Scripts call others, and are counted as one.
 REQUESTS = ("evalsha", "ping", "blpop", "hgetall", "get", "smembers", "sadd", "subscribe", "script|load")

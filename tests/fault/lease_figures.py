@@ -15,14 +15,15 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from tests.fault.exiting_app import DELIVERIES, POISONS
 from tests.fault.figure import Figure
 from tests.fault.proxy import Proxy
-from tests.fault.wake_figures import ROOT, WAIT_SECONDS_MAX, Server
+from tests.fault.wake_figures import ROOT, Server
+from tests.waiting import WAIT_SECONDS_MAX, until
 from waypost import Waypost
 
 WORKERS = 5
@@ -31,15 +32,6 @@ LEASE_SECONDS = 2.0
 LATE_LEASE_SECONDS = 0.5
 KINDS = ("async", "process", "thread")
 FINE = 30
-
-
-def wait_for(condition: Callable[[], object], what: str) -> None:
-    """Wait for a condition."""
-    deadline = time.monotonic() + WAIT_SECONDS_MAX
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{what} did not happen")
-        time.sleep(0.005)
 
 
 class DisconnectedWorker:
@@ -150,7 +142,7 @@ def _disconnect_once(
     post: Waypost, worker: DisconnectedWorker, turn: int, claimed_at: dict[str, int], published: Counter[str]
 ) -> None:
     ids = {kind: post.publish(f"{kind}-{worker.number}", turn).id for kind in KINDS}
-    wait_for(lambda: worker.noted("began").keys() >= set(ids.values()), "the start of the handlers")
+    until(lambda: worker.noted("began").keys() >= set(ids.values()), "the start of the handlers")
     worker.cut("silent" if (turn + worker.number) % 2 else "refused")
 
     def claim_message(kind: str) -> None:
@@ -200,12 +192,12 @@ def _hold_once(post: Waypost, worker: DisconnectedWorker, turn: int, mark: bytes
     while True:
         worker.proxy.hold_replies(to=mark)
         published = post.publish(queue, turn)
-        wait_for(lambda: worker.proxy.held, "the answer that is held back")
+        until(lambda: worker.proxy.held, "the answer that is held back")
         if post.ledger(queue).leased:
             break
         # That of a claim which had found nothing before.
         worker.proxy.heal()
-        wait_for(lambda: published.id in worker.noted("began"), "the message that was not claimed")  # noqa: B023
+        until(lambda: published.id in worker.noted("began"), "the message that was not claimed")  # noqa: B023
     with post.receive(queue, wait=WAIT_SECONDS_MAX) as message:
         assert message is not None
         was_held = (message.id, message.deliveries) == (published.id, 2)
@@ -214,8 +206,8 @@ def _hold_once(post: Waypost, worker: DisconnectedWorker, turn: int, mark: bytes
     worker.proxy.heal()
     # The worker goes on, and the late answer did not keep it from that.
     after = post.publish(queue, "after")
-    wait_for(lambda: after.id in worker.noted("began"), "the next message")
-    wait_for(lambda: not post.ledger(queue).leased, "its end")
+    until(lambda: after.id in worker.noted("began"), "the next message")
+    until(lambda: not post.ledger(queue).leased, "its end")
     if not was_held:
         # The claim was sent again and held back again before the other client came: that is not what is counted.
         _hold_once(post, worker, turn, mark, held)
@@ -249,14 +241,14 @@ def poison_by_exit(url: str, namespace: str) -> Iterator[Figure]:
             command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         ) as workers:
             try:
-                wait_for(lambda: _ended(post) == poisons - 1 + FINE * (len(POISONS) - 1), "the end of the poison")
+                until(lambda: _ended(post) == poisons - 1 + FINE * (len(POISONS) - 1), "the end of the poison")
                 post.publish_many("worker", POISONS["worker"])
-                wait_for(lambda: post.ledger("worker").dead, "the end of the one that kills its worker")
+                until(lambda: post.ledger("worker").dead, "the end of the one that kills its worker")
                 # They go on: what comes now is handled.
                 for queue in POISONS:
                     post.publish(queue, "after")
                 wanted = FINE * (len(POISONS) - 1) + len(POISONS)
-                wait_for(lambda: sum(post.ledger(queue).done for queue in POISONS) >= wanted, "the others")
+                until(lambda: sum(post.ledger(queue).done for queue in POISONS) >= wanted, "the others")
             finally:
                 workers.terminate()
                 workers.wait(60)

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 from scripts import system_parts
 from tests.fault.figure import Figure
-from tests.relay.target_systems import SYSTEMS, RabbitKilled, TargetSystem, until
+from tests.relay.target_systems import SYSTEMS, RabbitKilled, TargetSystem
+from tests.waiting import until
 from waypost import Waypost
 
 MESSAGES, MESSAGES_QUICK = 10_000, 1_000

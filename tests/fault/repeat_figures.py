@@ -23,6 +23,7 @@ from typing import Any
 
 from tests.fault.figure import Figure
 from tests.fault.proxy import Proxy
+from tests.waiting import WAIT_SECONDS_MAX, until
 from waypost import Waypost
 from waypost.errors import OperationTooOld, OutcomeUnknown
 from waypost.policy import STAMP_AHEAD_MS
@@ -33,7 +34,6 @@ ROOT = Path(__file__).parents[2]
 WINDOW_MS = 2_000
 #: No store remembers longer than this after a call: Valkey keeps a session's results for up to twice the time.
 FORGOTTEN_MS = 2 * (WINDOW_MS + STAMP_AHEAD_MS) + 500
-WAIT_SECONDS_MAX = 60.0
 TICK_SECONDS = 0.02
 #: A longer pause between two ticks is a stop of the process, and counts for no more than this.
 STEP_SECONDS_MAX = 0.5
@@ -156,13 +156,6 @@ def process(*arguments: object) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-def wait_until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + WAIT_SECONDS_MAX
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
-
-
 def is_stopped(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
@@ -214,15 +207,15 @@ def frozen_figures(post: Waypost, url: str, port: int | None, calls: int) -> Ite
             send_line(child, "go")
         for kind, child in children.items():
             queue = kind.replace(" ", "-")
-            wait_until(lambda queue=queue: post.ledger(queue).published == calls + 1)  # type: ignore[misc]
+            until(lambda queue=queue: post.ledger(queue).published == calls + 1)  # type: ignore[misc]
             if proxy is not None:
                 os.kill(child.pid, signal.SIGSTOP)
-            wait_until(lambda child=child: is_stopped(child.pid))  # type: ignore[misc]
+            until(lambda child=child: is_stopped(child.pid))  # type: ignore[misc]
         if proxy is not None:
             proxy.cut()
             proxy.heal()
         end_ms = post._call(post.store.time()) + FORGOTTEN_MS
-        wait_until(lambda: post._call(post.store.time()) > end_ms)
+        until(lambda: post._call(post.store.time()) > end_ms)
         post.publish("others", 1)  # a step that sweeps
         for kind, child in children.items():
             os.kill(child.pid, signal.SIGCONT)

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests.fault.proxy import Proxy
-from tests.fault.worker_group import ROOT, until
+from tests.fault.worker_group import ROOT
 from tests.servers.valkey_setups import ClusterSetup
+from tests.waiting import until
 from waypost import AsyncWaypost, Message, Waypost
 from waypost.store.postgres import migrate
 from waypost.testing.postgres import PostgresServer

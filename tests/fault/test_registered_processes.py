@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.fault.worker_group import ROOT, WorkerGroup, until
+from tests.fault.worker_group import ROOT, WorkerGroup
+from tests.waiting import until
 from waypost.testing.servers import EmbeddedServer, ValkeyServer
 
 pytestmark = pytest.mark.promise("SEE-4")

@@ -6,13 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.fault.scheduler_processes import ROOT, run_faulty_schedulers
+from tests.waiting import until
 from waypost import Waypost
 from waypost.testing.bench import fresh_namespace
 from waypost.testing.servers import ValkeyServer
@@ -61,11 +61,8 @@ def test_a_process_of_its_own_leads_works_and_hands_over_at_a_signal(role: str, 
             text=True,
         )
         try:
-            deadline = time.monotonic() + 30
             queue = "ticks" if role == "scheduler" else "later"
-            while post.ledger(queue).ready == 0:
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
+            until(lambda: post.ledger(queue).ready, "a message in the queue")
         finally:
             process.send_signal(signal.SIGTERM)
             output = process.communicate(timeout=30)[1]
@@ -89,18 +86,16 @@ def test_workers_fire_what_they_declare_and_one_that_is_stopped_hands_over_at_on
     def ticks() -> list[str]:
         return [line.split()[0] for line in notes.read_text().splitlines()]
 
-    def wait_for(count: int) -> None:
-        deadline = time.monotonic() + 30
-        while len(ticks()) < count:
-            assert time.monotonic() < deadline, "no more ticks"
-            time.sleep(0.01)
+    def wait_for_ticks(more: int) -> None:
+        count = len(ticks()) + more
+        until(lambda: len(ticks()) >= count, f"{more} more ticks")
 
     with Waypost(url) as post:
         executor = post.store.connect(start_timeout=5)
         workers = {worker.pid: worker for worker in (start(), start())}
         try:
             for _ in range(2):
-                wait_for(len(ticks()) + 10)
+                wait_for_ticks(10)
                 leader = executor.run(post.store.elect("scheduler", "the test", 1)).leader
                 # The names of workers hold their process.
                 stopped = workers.pop(int(leader.split(":")[1]))
@@ -108,7 +103,7 @@ def test_workers_fire_what_they_declare_and_one_that_is_stopped_hands_over_at_on
                 assert stopped.wait(30) == 0
                 fresh = start()
                 workers[fresh.pid] = fresh
-                wait_for(len(ticks()) + 10)
+                wait_for_ticks(10)
         finally:
             for worker in workers.values():
                 worker.kill()

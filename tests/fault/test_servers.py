@@ -9,7 +9,6 @@ import socket
 import stat
 import subprocess
 import sys
-import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import pytest
 from tests.servers.nats import NatsServer
 from tests.servers.rabbitmq import RabbitServer
 from tests.servers.valkey_setups import ClusterSetup, SentinelSetup
+from tests.waiting import until
 from waypost import Waypost
 from waypost.errors import AccessDenied, MissingExtra, WaypostError
 from waypost.testing.servers import EmbeddedServer, RedisServer, ValkeyServer, answers
@@ -101,10 +101,7 @@ def test_an_interrupt_at_the_start_of_a_server_leaves_none() -> None:
     )
     assert "KeyboardInterrupt" in ran.stderr
     pid, directory = ran.stdout.split()
-    deadline = time.monotonic() + 20
-    while not is_gone(int(pid)) or Path(directory).exists():
-        assert time.monotonic() < deadline, f"the server {pid} was left behind"
-        time.sleep(0.01)
+    until(lambda: is_gone(int(pid)) and not Path(directory).exists(), f"the end of server {pid}")
 
 
 @pytest.mark.parametrize(("module", "kind"), [("servers", "ValkeyServer"), ("postgres", "PostgresServer")])
@@ -120,11 +117,7 @@ def test_a_server_ends_when_the_process_that_started_it_is_killed(module: str, k
         assert owner.stdout is not None
         pid, directory = owner.stdout.readline().decode().split()
         os.kill(owner.pid, signal.SIGKILL)
-    deadline = time.monotonic() + 30
-    while not (is_gone(int(pid)) and not Path(directory).exists()) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert is_gone(int(pid))
-    assert not Path(directory).exists()
+    until(lambda: is_gone(int(pid)) and not Path(directory).exists(), f"the end of server {pid}")
 
 
 def test_a_missing_wheel_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.fault.worker_group import ROOT, SERVERS, WAIT_SECONDS_MAX, WorkerGroup, is_there, until, worker_group_on
+from tests.fault.worker_group import ROOT, SERVERS, WorkerGroup, is_there, worker_group_on
+from tests.waiting import WAIT_SECONDS_MAX, until
 
 LEASE = 0.8
 

@@ -26,6 +26,7 @@ from typing import IO, Any
 import psycopg
 
 from tests.fault.figure import Figure
+from tests.waiting import WAIT_SECONDS_MAX, until
 from waypost import Waypost
 from waypost.errors import WaypostError
 from waypost.identity import Session
@@ -40,7 +41,6 @@ PROCESSES = 3
 #: Claims of this queue wait for the disk, and those of the other do not.
 LIMITED, PLAIN = "limited", "plain"
 RUNNING_MAX = 5
-WAIT_SECONDS_MAX = 60.0
 
 
 class Claimer:
@@ -76,7 +76,7 @@ def stop_at_once(server: PostgresServer) -> None:
     """An immediate shutdown."""
     assert server.pid is not None
     os.kill(server.pid, signal.SIGQUIT)
-    wait_until(lambda: server.pid is None)
+    until(lambda: server.pid is None)
     server.restart()
 
 
@@ -85,7 +85,7 @@ def kill_server(server: PostgresServer) -> None:
     with psycopg.connect(server.url, autocommit=True) as connection:
         pids = [pid for (pid,) in connection.execute("SELECT pid FROM pg_stat_activity")]
     server.kill()
-    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
     server.restart()
 
 
@@ -109,15 +109,8 @@ def kill_backend(server: PostgresServer) -> None:
         with suppress(psycopg.OperationalError), psycopg.connect(server.url, autocommit=True) as killed:
             os.kill(killed.info.backend_pid, signal.SIGKILL)
         # All others are ended before it recovers.
-        wait_until(lambda: is_lost(other))
-    wait_until(lambda: started() == before)
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_SECONDS_MAX
-    while not condition():
-        assert time.monotonic() < deadline, "the server did not end or recover"
-        time.sleep(0.02)
+        until(lambda: is_lost(other))
+    until(lambda: started() == before)
 
 
 CRASHES: tuple[Callable[[PostgresServer], None], ...] = (stop_at_once, kill_backend, kill_server)

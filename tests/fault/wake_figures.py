@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +23,7 @@ from typing import Any
 
 from tests.fault.figure import Figure
 from tests.fault.proxy import Proxy
+from tests.waiting import until
 from waypost import Waypost
 from waypost.policy import SAFETY_POLL_SECONDS
 from waypost.testing.bench import fresh_namespace
@@ -30,7 +31,6 @@ from waypost.testing.bench import fresh_namespace
 ROOT = Path(__file__).parents[2]
 PROCESSES, LOOPS, MESSAGES = 5, 10, 5
 NEVER = 600.0
-WAIT_SECONDS_MAX = 60.0
 #: So few rounds are judged by what is usual: other work on the machine makes commits late, and each of those may cost a
 #: claim more.
 QUICK_ROUNDS = 3
@@ -137,13 +137,6 @@ class Server:
 
         with psycopg.connect(self.url, autocommit=True) as connection:
             connection.execute(f'DELETE FROM "{self.namespace}_sleeper"')
-
-
-def until(condition: Callable[[], Any], what: str) -> None:
-    deadline = time.monotonic() + WAIT_SECONDS_MAX
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} did not happen"
-        time.sleep(0.01)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,29 +7,17 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import Any
 
+from tests.waiting import WAIT_SECONDS_MAX, until
 from waypost import Waypost
 from waypost.store.postgres import migrate
 from waypost.testing.postgres import PostgresServer
 from waypost.testing.servers import EmbeddedServer, ValkeyServer
 
 ROOT = Path(__file__).parents[2]
-WAIT_SECONDS_MAX = 30.0
-
-
-def until(condition: Callable[[], Any], what: str) -> Any:
-    deadline = time.monotonic() + WAIT_SECONDS_MAX
-    while True:
-        found = condition()
-        if found:
-            return found
-        assert time.monotonic() < deadline, f"{what} did not happen"
-        time.sleep(0.01)
 
 
 def is_there(pid: int) -> bool:

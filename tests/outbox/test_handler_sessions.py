@@ -321,6 +321,6 @@ def test_an_impossible_session_is_refused_when_the_handler_is_registered(
 
 
 def _until(condition: Callable[[], bool]) -> None:
-    from tests.wake.conftest import until
+    from tests.waiting import until
 
     until(condition)

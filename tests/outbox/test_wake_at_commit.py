@@ -12,7 +12,7 @@ import pytest
 
 from tests.servers.pgbouncer import PgBouncer
 from tests.unit.clients import begin_operation
-from tests.wake.conftest import until
+from tests.waiting import until
 from tests.wake.test_postgres import Listener, put_to_sleep
 from waypost import Retry, Waypost
 from waypost.testing.postgres import PostgresServer

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -18,22 +17,11 @@ import redis
 
 from tests.servers.nats import JetStreamServer
 from tests.servers.rabbitmq import RabbitServer
+from tests.waiting import WAIT_SECONDS_MAX
 from waypost import Waypost
 from waypost.testing.servers import EmbeddedServer, ValkeyServer
 
-TIMEOUT_SECONDS = 90.0
 ROOT = Path(__file__).parents[2]
-
-
-def until(condition: Callable[[], Any], what: str = "what was waited for") -> Any:
-    """Wait for a condition; what it gave in the end."""
-    deadline = time.monotonic() + TIMEOUT_SECONDS
-    while True:
-        found = condition()
-        if found:
-            return found
-        assert time.monotonic() < deadline, f"{what} did not happen"
-        time.sleep(0.01)
 
 
 class Arrival(NamedTuple):
@@ -150,7 +138,7 @@ class Nats(TargetSystem):
         found: list[Arrival] = []
         reader = await stream.subscribe(name, ordered_consumer=True)
         while len(found) < count:
-            message = await reader.next_msg(timeout=TIMEOUT_SECONDS)
+            message = await reader.next_msg(timeout=WAIT_SECONDS_MAX)
             headers = dict(message.headers or {})
             found.append(Arrival(headers["waypost-id"], message.data, headers, headers.get("waypost-key")))
         await client.close()
@@ -256,11 +244,11 @@ class Kafka(TargetSystem):
         )
         found: list[Arrival] = []
         try:
-            partitions = consumer.list_topics(name, timeout=TIMEOUT_SECONDS).topics[name].partitions
+            partitions = consumer.list_topics(name, timeout=WAIT_SECONDS_MAX).topics[name].partitions
             consumer.assign([TopicPartition(name, number, OFFSET_BEGINNING) for number in partitions])
             ended: set[int] = set()
             while len(ended) < len(partitions):
-                message: Any = consumer.poll(TIMEOUT_SECONDS)
+                message: Any = consumer.poll(WAIT_SECONDS_MAX)
                 assert message is not None
                 error = message.error()
                 if error is not None:

@@ -12,7 +12,7 @@ import msgspec
 import pyarrow.parquet as parquet
 import pytest
 
-from tests.relay.target_systems import until
+from tests.waiting import until
 from waypost import Waypost
 from waypost.errors import ConfigurationError, InvalidUrl
 from waypost.outbox.relay.lake import LakeTarget, file_name

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.relay.target_systems import until
+from tests.waiting import until
 from waypost import AsyncWaypost, Drop, Message, Waypost, codec
 from waypost.cli.main import main
 from waypost.errors import ConfigurationError, InvalidUrl, MissingExtra

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from tests.fault.proxy import Proxy
-from tests.relay.target_systems import Store, Streams, TargetSystem, until
+from tests.relay.target_systems import Store, Streams, TargetSystem
+from tests.waiting import until
 from waypost import Message, Waypost
 from waypost.outbox.relay.rabbitmq import RabbitTarget
 

@@ -10,7 +10,8 @@ from typing import Any, cast
 
 import pytest
 
-from tests.worker.harness import Harness, until
+from tests.waiting import until
+from tests.worker.harness import Harness
 from waypost import AsyncWaypost, CatchUp, Message, Waypost
 from waypost.codec import open_envelope
 from waypost.errors import ConfigurationError, InvalidHeaders, InvalidSchedule, InvalidTime, UnknownSchedule

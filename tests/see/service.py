@@ -5,36 +5,23 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-#: The machine may be busy.
-WAIT_SECONDS = 60.0
+from tests.waiting import WAIT_SECONDS_MAX, until
+
 Figures = dict[tuple[str, frozenset[tuple[str, str]]], float]
-
-
-def until(condition: Callable[[], Any], what: str = "what was waited for", seconds: float = WAIT_SECONDS) -> Any:
-    """Wait for a condition; what it gave in the end."""
-    deadline = time.monotonic() + seconds
-    while True:
-        found = condition()
-        if found:
-            return found
-        assert time.monotonic() < deadline, f"{what} did not happen"
-        time.sleep(0.02)
 
 
 def get(url: str, **headers: str) -> tuple[int, str, str]:
     """Status, content type and body of an answer."""
     request = urllib.request.Request(url, headers=headers)
     try:
-        with urllib.request.urlopen(request, timeout=WAIT_SECONDS) as answer:
+        with urllib.request.urlopen(request, timeout=WAIT_SECONDS_MAX) as answer:
             return answer.status, answer.headers["Content-Type"], answer.read().decode()
     except urllib.error.HTTPError as error:
         with error:

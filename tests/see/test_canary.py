@@ -13,8 +13,9 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from tests.see.conftest import Start
-from tests.see.service import Service, get, until
+from tests.see.service import Service, get
 from tests.servers.nats import NatsServer
+from tests.waiting import until
 from waypost import NoRetry, Waypost, WaypostError
 from waypost.cli.main import main
 from waypost.see import Prometheus, Tracing

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 
-from tests.see.service import Figures, figures, until, value
+from tests.see.service import Figures, figures, value
+from tests.waiting import until
 from waypost import Middleware, Observed, Retry, Waypost
 from waypost.errors import ConfigurationError, QueueFull
 from waypost.see import Prometheus

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import redis.asyncio
 
-from tests.see.service import figures, get, get_json, until, value
+from tests.see.service import figures, get, get_json, value
+from tests.waiting import until
 from waypost import AsyncWaypost, Waypost
 from waypost.errors import ConfigurationError
 from waypost.see import Endpoint, Prometheus

@@ -9,7 +9,8 @@ import socket
 import pytest
 
 from tests.see.conftest import Start
-from tests.see.service import Service, figures, get, get_json, until, value
+from tests.see.service import Service, figures, get, get_json, value
+from tests.waiting import until
 from waypost import Waypost
 from waypost.see.metrics import METRICS
 from waypost.testing.servers import free_port

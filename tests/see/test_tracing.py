@@ -19,7 +19,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from tests.see.conftest import ROOT, Start
 from tests.see.process_handler import square
-from tests.see.service import until
+from tests.waiting import until
 from waypost import AsyncWaypost, Dead, Message, NoRetry, Waypost, codec
 from waypost.see import Tracing
 

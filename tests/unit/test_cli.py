@@ -6,12 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.waiting import until
 from waypost import Drained, Waypost, __version__
 from waypost.cli.commands.worker import describe_end, describe_start
 from waypost.cli.main import main
@@ -134,9 +134,7 @@ def test_a_signal_stops_a_worker_in_order(shop: Path, name: str, number: signal.
         preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # noqa: PLW1509
     ) as worker, Waypost(f"sqlite:///{shop / 'shop.db'}") as post:  # fmt: skip
         try:
-            deadline = time.monotonic() + 30
-            while post.ledger("orders").done < 3 and time.monotonic() < deadline:
-                time.sleep(0.01)
+            until(lambda: post.ledger("orders").done == 3, "three handled messages")
             worker.send_signal(number)
             _, printed_text = worker.communicate(timeout=30)
         finally:

@@ -22,7 +22,7 @@ from redis.sentinel import Sentinel
 
 from tests.fault.proxy import Proxy
 from tests.unit.clients import MODES, open_client
-from tests.worker.harness import until
+from tests.waiting import until
 from waypost import AsyncWaypost, Waypost
 from waypost.errors import ConfigurationError, InvalidUrl, StoreError, StoreUnavailable, UnusableClient
 from waypost.store.port import Store

@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ import redis.sentinel
 from tests.servers.valkey_setups import SentinelSetup, client_of
 from tests.unit.clients import MODES, open_client
 from tests.valkey.test_connections import check_use
+from tests.waiting import until
 from waypost import AsyncWaypost, Waypost
 from waypost.errors import InvalidUrl, MissingExtra, StoreUnavailable
 from waypost.store.port import Store
@@ -264,7 +264,7 @@ def test_a_promotion_while_many_publish_and_receive(record_property: Callable[[s
         threads = [threading.Thread(target=publish), threading.Thread(target=receive)]
         for thread in threads:
             thread.start()
-        wait_for(lambda: len(acknowledged) > goal // 4 and len(tokens) > goal // 10)
+        until(lambda: len(acknowledged) > goal // 4 and len(tokens) > goal // 10)
         setup.fail_over(wait=False)
         before = len(acknowledged)
         for thread in threads:
@@ -333,18 +333,11 @@ def server_or_skip(kind: type[EmbeddedServer]) -> EmbeddedServer:
         pytest.skip(f"needs the wheel {kind.wheel}")
 
 
-def wait_for(holds: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, "it did not come to that"
-        time.sleep(0.01)
-
-
 def wait_for_replica(setup: SentinelSetup) -> None:
     """Until a replica has everything that was written so far."""
     with client_of(setup.primary) as client:
         client.set("marker", os.urandom(8))
-        wait_for(lambda: bool(client.wait(1, 100)))
+        until(lambda: client.wait(1, 100), "a replica that has everything")
 
 
 @contextmanager

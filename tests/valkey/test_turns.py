@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.valkey.test_connections import QUEUE, connections_named
-from tests.worker.harness import until
+from tests.waiting import until
 from waypost import AsyncWaypost, Waypost
 from waypost.store.valkey.executor import CONNECTIONS_MAX
 from waypost.testing.bench import fresh_namespace

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -16,25 +15,13 @@ import pytest
 
 from tests.fault.proxy import Proxy
 from tests.servers.nats import NatsServer
+from tests.waiting import until
 from waypost.store.postgres import migrate
 from waypost.testing.bench import fresh_namespace
 from waypost.testing.postgres import PostgresServer
 from waypost.testing.servers import ValkeyServer
 from waypost.wake.hub import Hub, ThreadHub
 from waypost.wake.port import Topic
-
-TIMEOUT_SECONDS = 20.0
-
-
-def until(condition: Callable[[], Any], what: str = "what was waited for") -> Any:
-    """Wait for a condition; what it gave in the end."""
-    deadline = time.monotonic() + TIMEOUT_SECONDS
-    while True:
-        found = condition()
-        if found:
-            return found
-        assert time.monotonic() < deadline, f"{what} did not happen"
-        time.sleep(0.005)
 
 
 class Notes:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 
+from tests import waiting
 from tests.servers.valkey_setups import client_of
-from tests.wake.conftest import TIMEOUT_SECONDS, until
 from tests.worker.harness import Harness
 from waypost import Waypost
 from waypost.operations import receive
@@ -17,12 +18,16 @@ from waypost.testing.servers import EmbeddedServer, RedisServer
 from waypost.values import Claimed, Observed
 from waypost.wake.wakeups import BLOCKING_WAITS_MAX, Wakeups
 
+#: Less than the safety poll of these tests, which would otherwise find what no notification announced.
+WAIT_SECONDS_MAX = 20.0
+until = partial(waiting.until, seconds=WAIT_SECONDS_MAX)
+
 
 @pytest.fixture(autouse=True)
 def _no_poll_comes_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     # Later than a test waits for anything, and sooner than a lease that began in it ends: a lease that would end
     # before the next poll keeps a worker from its blocking wait.
-    monkeypatch.setattr(receive, "SAFETY_POLL_SECONDS", 1.5 * TIMEOUT_SECONDS)
+    monkeypatch.setattr(receive, "SAFETY_POLL_SECONDS", 1.5 * WAIT_SECONDS_MAX)
     # With its echo, a poll of the worker is carried by the server too, and is none of the notifications counted here.
     monkeypatch.setattr(Wakeups, "listen_to_own_polls", lambda self, name: None)
 

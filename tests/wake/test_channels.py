@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.servers.valkey_setups import ClusterSetup, SentinelSetup, client_of
-from tests.wake.conftest import Line, Notes, served_hub, until
+from tests.waiting import until
+from tests.wake.conftest import Line, Notes, served_hub
 from waypost.operations import receive
 from waypost.operations.flow import drive
 from waypost.testing.servers import ValkeyServer

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.wake.conftest import until
+from tests.waiting import until
 from waypost import AsyncWaypost, Waypost
 from waypost.errors import ConfigurationError, InvalidUrl
 from waypost.testing.servers import ValkeyServer

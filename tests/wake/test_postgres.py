@@ -13,7 +13,8 @@ import psycopg
 import pytest
 
 from tests.servers.pgbouncer import PgBouncer
-from tests.wake.conftest import Notes, served_hub, until
+from tests.waiting import until
+from tests.wake.conftest import Notes, served_hub
 from waypost import Waypost
 from waypost.operations import receive
 from waypost.operations.flow import drive

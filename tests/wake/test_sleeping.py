@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.unit.clients import begin_operation
-from tests.wake.conftest import until
+from tests.waiting import until
 from tests.worker.harness import Harness
 from waypost import AsyncWaypost, Retry, Waypost
 from waypost.errors import ChainFailed, MessageDead, MessageRemoved

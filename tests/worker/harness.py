@@ -5,26 +5,14 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Self, TypeVar
 
+from tests.waiting import WAIT_SECONDS_MAX
 from waypost import AsyncWaypost, Drained, Waypost
 
 F = TypeVar("F", bound=Callable[..., Any])
-TIMEOUT_SECONDS = 20.0
-
-
-def until(condition: Callable[[], Any], what: str = "what was waited for") -> Any:
-    """Wait for a condition; what it gave in the end."""
-    deadline = time.monotonic() + TIMEOUT_SECONDS
-    while True:
-        found = condition()
-        if found:
-            return found
-        assert time.monotonic() < deadline, f"{what} did not happen"
-        time.sleep(0.005)
 
 
 class Harness:
@@ -50,7 +38,7 @@ class Harness:
     def done(self, answer: Any) -> Any:
         """The result of a call: awaited if it must be."""
         if inspect.iscoroutine(answer):
-            return asyncio.run_coroutine_threadsafe(answer, self.loop).result(TIMEOUT_SECONDS * 2)
+            return asyncio.run_coroutine_threadsafe(answer, self.loop).result(WAIT_SECONDS_MAX * 2)
         return answer
 
     def handler(self, queue: Any, **options: Any) -> Callable[[F], F]:

@@ -13,8 +13,9 @@ import pytest
 from msgspec import structs
 
 from tests.unit.clients import MODES, open_client
+from tests.waiting import until
 from tests.worker import process_handlers
-from tests.worker.harness import Harness, until
+from tests.worker.harness import Harness
 from waypost import AsyncWaypost, Dead, Message, Middleware, NoRetry, Outgoing, Published, Queue, Waypost
 from waypost.errors import ConfigurationError, InvalidInput, UnknownQueue
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.worker.harness import Harness, until
+from tests.waiting import until
+from tests.worker.harness import Harness
 from waypost import Waypost, lease_clock
 from waypost.errors import StoreUnavailable
 from waypost.worker.renewer import Renewer

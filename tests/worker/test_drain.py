@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.worker.harness import Harness, until
+from tests.waiting import until
+from tests.worker.harness import Harness
 from waypost import Message, Waypost
 from waypost.errors import ConfigurationError, ForkedClient, QueueDrained
 from waypost.worker.consumer import Consumer

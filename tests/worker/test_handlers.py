@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from tests.worker.harness import Harness, until
+from tests.waiting import until
+from tests.worker.harness import Harness
 from waypost import (
     ByException,
     Constant,

@@ -11,7 +11,8 @@ from typing import Any, cast
 import pytest
 
 from tests.unit.clients import begin_operation
-from tests.worker.harness import Harness, until
+from tests.waiting import until
+from tests.worker.harness import Harness
 from waypost import Waypost, lease_clock
 from waypost.operations import receive
 from waypost.operations.receive import Nap, safety_poll_seconds

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.worker.harness import Harness, until
+from tests.waiting import until
+from tests.worker.harness import Harness
 from waypost import Message, Waypost, lease_clock
 from waypost.errors import StoreUnavailable
 from waypost.values import Claimed

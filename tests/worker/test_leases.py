@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.worker.harness import Harness, until
+from tests.waiting import until
+from tests.worker.harness import Harness
 from waypost import Message, NoRetry, Waypost, lease_clock
 
 LEASE = 0.6

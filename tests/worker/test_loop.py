@@ -12,7 +12,8 @@ from unittest.mock import ANY
 import pytest
 
 from tests.unit.clients import ShakyStore
-from tests.worker.harness import Harness, until
+from tests.waiting import until
+from tests.worker.harness import Harness
 from waypost import Constant, Message, Observed, Retry, Waypost
 from waypost.errors import InvalidInput
 

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
+from tests.waiting import until
 from tests.worker import process_handlers
-from tests.worker.harness import Harness, until
+from tests.worker.harness import Harness
 from waypost import ByException, Constant, Message, Middleware, NoRetry, Queue, Waypost
 from waypost.errors import ConfigurationError, ProcessFailed, ResultNotKept
 from waypost.worker.handler import find_object

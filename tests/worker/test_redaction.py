@@ -12,8 +12,9 @@ import psycopg
 import pytest
 
 import waypost
+from tests.waiting import until
 from tests.worker import process_handlers
-from tests.worker.harness import Harness, until
+from tests.worker.harness import Harness
 from waypost import Message
 from waypost.codec import open_envelope
 

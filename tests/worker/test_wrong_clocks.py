@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.worker.harness import Harness, until
+from tests.waiting import until
+from tests.worker.harness import Harness
 
 DAY = 86_400
 #: By how many seconds the clock is off, one after the other each time that it is looked at.
