@@ -43,9 +43,9 @@ def test_a_worker_that_falls_asleep_after_the_publish_is_woken_by_its_commit(
 ) -> None:
     post.publish("orders", 1, transaction=connection)
     put_to_sleep(post, "@late")
-    assert listener.heard() == []
+    assert listener.received() == []
     connection.commit()
-    assert listener.heard() == ["@late"]
+    assert listener.received() == ["@late"]
 
 
 @pytest.mark.promise("BOX-2", "WAKE-2")
@@ -57,7 +57,7 @@ def test_a_worker_that_is_awake_again_by_the_commit_is_not_woken(
     # What it does is its own step, and nothing of the open transaction holds it up.
     wake_up(post, "@busy")
     connection.commit()
-    assert listener.heard() == ["@asleep"]
+    assert listener.received() == ["@asleep"]
 
 
 @pytest.mark.promise("BOX-2", "WAKE-2")
@@ -71,7 +71,7 @@ def test_a_transaction_wakes_one_sleeper_per_message_and_none_for_a_savepoint_ro
     post.publish("orders", 2, key="k", transaction=connection)
     post.publish_many("orders", [3, 4], transaction=connection)
     connection.commit()
-    assert sorted(listener.heard()) == ["@5", "@6", "@7", "@8"]
+    assert sorted(listener.received()) == ["@5", "@6", "@7", "@8"]
     assert post.stats("orders").sleepers == 5
 
 
@@ -81,13 +81,13 @@ def test_a_commit_without_sleepers_sends_no_notification(
 ) -> None:
     post.publish("orders", 0, transaction=connection)
     connection.commit()
-    assert listener.heard() == ["*"], "the sleepers are unknown: all are woken, once"
+    assert listener.received() == ["*"], "the sleepers are unknown: all are woken, once"
     for number in range(30):
         post.publish("orders", number, transaction=connection)
         if number % 3 == 0:
             post.publish_many("orders", [number, number], transaction=connection)
         connection.commit()
-    assert listener.heard() == []
+    assert listener.received() == []
 
 
 @pytest.mark.promise("BOX-2")
@@ -98,14 +98,14 @@ def test_a_paused_queue_wakes_no_worker_and_one_resumed_before_the_commit_does(
     post.pause("orders")
     post.publish("orders", 1, transaction=connection)
     connection.commit()
-    assert listener.heard() == []
+    assert listener.received() == []
     assert post.purge("orders") == 1
     post.publish("orders", 2, transaction=connection)
     post.publish("orders", 3, key="k", transaction=connection)
     post.resume("orders")
-    assert listener.heard() == []
+    assert listener.received() == []
     connection.commit()
-    assert listener.heard() == ["@a"]
+    assert listener.received() == ["@a"]
 
 
 @pytest.mark.promise("BOX-1", "BOX-2", "WAKE-2")
@@ -120,22 +120,22 @@ def test_a_repeatable_read_transaction_wakes_all_sleepers_and_does_not_fail(
     wake_up(post, "@a")
     put_to_sleep(post, "@a", "@b")
     connection.commit()
-    assert listener.heard() == ["*"]
+    assert listener.received() == ["*"]
     assert post.ledger("orders").ready == 1
 
 
 @pytest.mark.promise("BOX-2", "BOX-3")
 def test_a_settle_in_a_transaction_wakes_workers_for_released_messages(post: Waypost, listener: Listener) -> None:
     post.publish("orders", 1)
-    listener.heard()
+    listener.received()
     with post.receive("orders") as message:
         assert message is not None
         with message.transaction():
             message.outcome = Retry(after=0)
             put_to_sleep(post, "@a")
-            assert listener.heard() == []
+            assert listener.received() == []
         assert message.settled == "retried"
-    assert listener.heard() == ["@a"]
+    assert listener.received() == ["@a"]
 
 
 @pytest.mark.promise("CHAIN-2", "BOX-2")
@@ -151,9 +151,9 @@ def test_the_end_of_a_chain_in_a_transaction_delays_no_sleeper(
             pass
         wake_up(post, "@a")
         put_to_sleep(post, "@a")
-        assert listener.heard() == []
+        assert listener.received() == []
         connection.commit()
-    assert listener.heard() == ["@a"]
+    assert listener.received() == ["@a"]
 
 
 @pytest.mark.needs("pgbouncer")
@@ -188,9 +188,9 @@ def test_a_queue_with_a_cap_is_woken_at_the_commit_too(
     put_to_sleep(post, "@a")
     post.publish("orders", 1, transaction=connection)
     put_to_sleep(post, "@b")
-    assert listener.heard() == []
+    assert listener.received() == []
     connection.commit()
-    assert listener.heard() == ["@b"]
+    assert listener.received() == ["@b"]
 
 
 @pytest.mark.promise("WAKE-2")
@@ -198,5 +198,5 @@ def test_a_schedule_that_fires_takes_its_sleeper_out_of_the_memory(post: Waypost
     post.save_schedule("rollup", queue="orders", cron="0 9 * * *", body=1)
     put_to_sleep(post, "@a")
     post.trigger_schedule("rollup", queue="orders")
-    assert listener.heard() == ["@a"]
+    assert listener.received() == ["@a"]
     assert post.stats("orders").sleepers == 0

@@ -1,4 +1,4 @@
-"""Both clients as one, so that each test is written once; and a store whose connection fails on command."""
+"""Both clients behind one interface, so that a test is written once, and a store whose connection fails on command."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ MODES = ("sync", "async")
 
 
 def begin_operation(context: ClientContext, queue: str) -> Operation:
-    """An operation of a client, for a store on this machine: its flows ask the store for the time by themselves."""
+    """Begin an operation of a client on a local store, whose time need not be requested first."""
     context.session.time.correct(time.time_ns() // 1_000_000)
     return context.replay_windows.begin(queue)
 
 
 class Awaited:
-    """An `AsyncWaypost` that is called like a `Waypost`: each call is run to its end on one event loop."""
+    """An `AsyncWaypost` that is called like a `Waypost`: each call runs to its end on one event loop."""
 
     def __init__(self, post: AsyncWaypost, runner: asyncio.Runner) -> None:
         self.post = post
@@ -76,7 +76,7 @@ class Awaited:
 
 @contextmanager
 def open_client(mode: str, url: str | None = None, **options: Any) -> Iterator[Any]:
-    """A client of this mode."""
+    """Return a client of this mode."""
     if mode == "sync":
         with Waypost(url, **options) as post:
             yield post
@@ -94,7 +94,7 @@ Fault = Literal["refuse", "cut"]
 
 
 class ShakyStore:
-    """A memory store behind a connection that fails as told.
+    """A memory store behind a connection that fails on command.
 
     `faults` are used up one per call: `refuse` sends nothing, `cut` does the work and loses the reply, None is calm.
     """

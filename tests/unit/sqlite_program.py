@@ -51,7 +51,7 @@ class Pair:
         return Operation(b"session1", self.numbers[queue], self.clock(), self.numbers[queue].to_bytes(8))
 
     def both(self, verb: Callable[[Store], Call[T]]) -> T | None:
-        """The answer of both stores; None if both refused in the same way."""
+        """Return the answer of both stores; None if both refused in the same way."""
         answers: list[T | str] = []
         for store, executor in zip(self.stores, self.executors, strict=True):
             try:
@@ -63,13 +63,13 @@ class Pair:
         return None if isinstance(model, str) else model
 
     def once(self, queue: str, verb: Callable[[Store, Operation], Call[T]]) -> T | None:
-        """A verb with an operation of its own, remembered so that it can be repeated."""
+        """Run a verb with a new operation, and remember it so that it can be repeated."""
         operation = self.operation(queue)
         self.repeats.append(lambda store: verb(store, operation))
         return self.both(lambda store: verb(store, operation))
 
     def check(self, queue: str) -> None:
-        """Whatever one can see of a queue must be the same in both stores."""
+        """Check that everything visible of a queue is the same in both stores."""
         self.both(lambda store: store.stats(queue, minutes=60))
         self.both(lambda store: store.journal(queue, 0, 100_000))
         for state in STATES:
@@ -82,7 +82,7 @@ class Pair:
     # ---- the steps of a random program -------------------------------------------------------------------
 
     def step(self) -> str:
-        """One random step; the queue that it concerned."""
+        """Run one random step, and return its queue."""
         queue = self.random.choice(QUEUES)
         verbs = [self.publish] * 4 + [self.claim] * 4 + [self.settle] * 4
         verbs += [self.extend, self.cancel, self.redrive, self.purge, self.configure, self.pause, self.read, self.again]
@@ -196,6 +196,6 @@ class Pair:
             self.both(lambda store, id=lease.id: store.trace(queue, id))  # type: ignore[misc]
 
     def again(self, queue: str) -> None:
-        """A repeat of something done lately or long ago: the first answer, or too old."""
+        """Repeat a recent or an old operation: the result is the first one, or the operation is too old."""
         if self.repeats:
             self.both(self.random.choice(self.repeats[-40:] + self.repeats[:1]))

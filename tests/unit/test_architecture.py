@@ -1,4 +1,4 @@
-"""The page that leads a newcomer through the code names files and functions that exist."""
+"""The architecture page names files and functions that exist."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STEPS = [(found["file"], found["function"]) for found in STEP.finditer(PAGE.read
 
 
 def names(path: Path) -> set[str]:
-    """The functions and methods of a module, as `function` or `Class.method`."""
+    """Return the functions and methods of a module, as `function` or `Class.method`."""
     found: set[str] = set()
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -26,7 +26,7 @@ def names(path: Path) -> set[str]:
     return found
 
 
-def test_the_page_leads_through_every_part_of_a_message() -> None:
+def test_the_page_follows_a_message_through_every_step() -> None:
     assert len(STEPS) > 15
     assert {"client", "operations", "store", "worker"} <= {file.split("/")[2] for file, _ in STEPS}
 

@@ -1,4 +1,4 @@
-"""The benchmarks measure what they say: environments of peers, slots, turns, and waypost by the protocol of peers."""
+"""The benchmarks measure what they claim: environments of peers, slots, turns, and waypost by the protocol of peers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def folder() -> Iterator[Host]:
         yield found
 
 
-# ---- who the peers are, and how they are set up --------------------------------------------------------------------
+# ---- the peers and their environments --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("one", PEERS, ids=names(PEERS))
@@ -57,7 +57,7 @@ def test_a_peer_has_exact_versions_and_a_program(one: Peer) -> None:
     assert one.program.is_file()
 
 
-def test_programs_of_peers_know_nothing_of_waypost() -> None:
+def test_programs_of_peers_do_not_import_waypost() -> None:
     """They run in environments where it is not installed."""
     programs = [one.program for one in PEERS if one.language == "python"]
     for path in [*programs, Path(protocol.__file__)]:
@@ -75,10 +75,10 @@ def test_without_npm_its_peers_are_named_and_nothing_is_left_behind(
 ) -> None:
     monkeypatch.setenv("PATH", str(no_environments))
     assert setup.main(["bullmq", "graphile-worker"]) == 1
-    told = capsys.readouterr()
-    assert "bullmq" in told.out
-    assert "node and npm are needed" in told.out
-    assert "not measured beside waypost until they are set up: bullmq, graphile-worker" in told.err
+    output = capsys.readouterr()
+    assert "bullmq" in output.out
+    assert "node and npm are needed" in output.out
+    assert "not measured beside waypost until they are set up: bullmq, graphile-worker" in output.err
     assert [path.name for path in no_environments.iterdir() if path.is_dir()] == []
 
 
@@ -98,9 +98,9 @@ def test_other_versions_need_another_environment(no_environments: Path) -> None:
     assert not replace(one, requirements=("bullmq==1.0.0",)).is_ready
 
 
-def test_a_peer_nobody_knows_is_an_error_that_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
-    assert setup.main(["nobody"]) == 2
-    assert "there is no peer 'nobody': dramatiq, " in capsys.readouterr().err
+def test_an_unknown_peer_is_an_error_that_lists_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    assert setup.main(["unknown"]) == 2
+    assert "there is no peer 'unknown': dramatiq, " in capsys.readouterr().err
 
 
 # ---- slots -----------------------------------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ def test_times_are_complete_when_every_message_has_one() -> None:
         assert times.filled() == 3
 
 
-def test_a_slot_file_is_gone_after_its_turn() -> None:
+def test_a_slot_file_is_removed_after_its_turn() -> None:
     with slot_file(1) as times:
         assert isinstance(times, Times)
         assert times.path.exists()
@@ -148,23 +148,23 @@ def test_contenders_take_turns() -> None:
     seen: list[tuple[str, int]] = []
     with Turns(quick=False) as turns:
         entries = turns.ours(["sqlite"], 1) + turns.ours(["sqlite"], 2)
-        taken = turns.take(entries, 2, lambda contestant, place: seen.append((contestant.name, contestant.count)))
+        results = turns.take(entries, 2, lambda contestant, place: seen.append((contestant.name, contestant.count)))
     assert seen == [("waypost", 1), ("waypost", 2), ("waypost", 2), ("waypost", 1)]
-    assert [len(results) for results in taken.values()] == [2, 2]
+    assert [len(figures) for figures in results.values()] == [2, 2]
 
 
-def test_one_that_fails_is_named_and_the_others_go_on(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_contender_that_fails_is_named_and_the_others_go_on(capsys: pytest.CaptureFixture[str]) -> None:
     def measure(contestant: Contestant, place: Host) -> int:
         if contestant.count == 1:
-            raise TurnFailed("broken ended with 1: it said why")
+            raise TurnFailed("broken ended with 1: the reason")
         return contestant.count
 
     with Turns(quick=False) as turns:
-        taken = turns.take(turns.ours(["sqlite"], 1, "broken") + turns.ours(["sqlite"], 2), 3, measure)
-    assert list(taken.values()) == [[2, 2, 2]]
-    told = capsys.readouterr().err
-    assert told.count("it said why") == 1
-    assert "not measured: waypost (failed)" in told
+        results = turns.take(turns.ours(["sqlite"], 1, "broken") + turns.ours(["sqlite"], 2), 3, measure)
+    assert list(results.values()) == [[2, 2, 2]]
+    output = capsys.readouterr().err
+    assert output.count("the reason") == 1
+    assert "not measured: waypost (failed)" in output
 
 
 def test_a_peer_without_an_environment_is_left_out_with_a_line(
@@ -172,12 +172,12 @@ def test_a_peer_without_an_environment_is_left_out_with_a_line(
 ) -> None:
     with Turns(quick=True) as turns:
         assert turns.theirs("dramatiq", "pgqueuer") == []
-    told = capsys.readouterr().err
-    assert "dramatiq is left out" in told
-    assert "not measured: dramatiq (not set up), pgqueuer (not set up)" in told
+    output = capsys.readouterr().err
+    assert "dramatiq is left out" in output
+    assert "not measured: dramatiq (not set up), pgqueuer (not set up)" in output
 
 
-def test_only_the_store_that_was_asked_for_is_measured() -> None:
+def test_only_the_requested_store_is_measured() -> None:
     with Turns(quick=False, only="sqlite") as turns:
         assert [entry.store for entry in turns.ours(("valkey", "sqlite"), 1)] == ["sqlite"]
         assert turns.theirs("dramatiq") == []
@@ -194,19 +194,19 @@ def test_a_drain_handles_every_message(folder: Host, variant: str) -> None:
     assert drained.cpu_us >= 0
 
 
-def test_a_latency_is_taken_of_each_message_but_the_first(folder: Host) -> None:
+def test_latency_is_measured_for_each_message_but_the_first(folder: Host) -> None:
     waited = latencies(OURS, folder, rate=100.0, seconds=1.0)
     assert len(waited) == 100
     assert min(waited) > 0
 
 
-def test_timers_of_ours_are_never_early(folder: Host) -> None:
+def test_waypost_timers_are_never_early(folder: Host) -> None:
     late = latenesses(OURS, folder, count=50, span=0.5, lead=0.5)
     assert len(late) == 50
     assert min(late) >= 0
 
 
-def test_a_program_that_ends_too_soon_tells_what_it_said(folder: Host) -> None:
+def test_the_output_of_a_program_that_ends_too_soon_is_reported(folder: Host) -> None:
     def turn() -> None:
         with slot_file(1) as times, running(OURS, *work(OURS, "no-such-scheme://", times)) as worker:
             worker.wait_for(times)

@@ -1,4 +1,4 @@
-"""The command line of the worker: what it finds, what it says, how it ends."""
+"""The command line of the worker: what it finds, what it prints, how it ends."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def command(shop: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("name", ["post", "async_post"])
-def test_a_worker_says_what_it_runs_and_how_it_ended(shop: Path, name: str) -> None:
+def test_a_worker_prints_what_it_runs_and_how_it_ended(shop: Path, name: str) -> None:
     done = command(shop, "worker", f"shop:{name}", "--until-empty", "--queues", "orders")
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.split()) == ["1", "2", "3", "charged", "charged", "charged"]
@@ -78,7 +78,7 @@ def test_all_handlers_run_unless_some_are_chosen(shop: Path) -> None:
         ("postgresql://127.0.0.1:1/x", {}, "as the server's synchronous_commit setting"),
     ],
 )
-def test_the_start_tells_the_store_and_how_durable_it_is(url: str, options: dict[str, Any], printed: str) -> None:
+def test_the_first_line_names_the_store_and_its_durability(url: str, options: dict[str, Any], printed: str) -> None:
     post = Waypost(url, **options)
 
     @post.handler("a-queue-with-a-long-name", timeout=30)
@@ -91,7 +91,7 @@ def test_the_start_tells_the_store_and_how_durable_it_is(url: str, options: dict
     assert "charge: 10 at once on the event loop, at most 30 s each" in start
 
 
-def test_the_end_tells_what_is_left() -> None:
+def test_the_final_line_reports_what_is_left() -> None:
     report = Drained(handled=5, released=2, cancelled=1, running=1, unsettled=3)
     assert describe_end(report) == (
         "waypost worker stopped: 5 handled, 2 released, 1 cancelled, 1 still running: delivered again when their "
@@ -108,7 +108,7 @@ def test_the_end_tells_what_is_left() -> None:
         ("shop:missing", "shop:missing is NoneType"),
     ],
 )
-def test_a_client_that_cannot_be_found_is_told_in_one_line(shop: Path, target: str, printed: str) -> None:
+def test_a_client_that_cannot_be_found_is_reported_in_one_line(shop: Path, target: str, printed: str) -> None:
     done = command(shop, "worker", target)
     assert done.returncode == 2
     assert printed in done.stderr
@@ -116,7 +116,7 @@ def test_a_client_that_cannot_be_found_is_told_in_one_line(shop: Path, target: s
 
 
 @pytest.mark.promise("SEE-4")
-def test_a_health_window_that_is_none_is_told_in_one_line(shop: Path) -> None:
+def test_an_invalid_health_window_is_reported_in_one_line(shop: Path) -> None:
     done = command(shop, "worker", "shop:post", "--health-window", "0")
     assert done.returncode == 2
     assert done.stderr == "waypost: health_window must be seconds from 0.001 to 1e+09 or a timedelta, not 0.0\n"
@@ -130,7 +130,7 @@ def test_a_signal_stops_a_worker_in_order(shop: Path, name: str, number: signal.
         [sys.executable, "-W", "error", "-m", "waypost.cli.main", "worker", f"shop:{name}"],
         cwd=shop, env=os.environ | {"PYTHONPATH": str(ROOT / "src")}, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        # Whoever runs the tests may ignore it (nohup, a shell's background), and then a worker leaves it at that.
+        # The process that runs the tests may ignore it (nohup, a shell's background), and then a worker ignores it too.
         preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # noqa: PLW1509
     ) as worker, Waypost(f"sqlite:///{shop / 'shop.db'}") as post:  # fmt: skip
         try:
@@ -143,7 +143,7 @@ def test_a_signal_stops_a_worker_in_order(shop: Path, name: str, number: signal.
     assert "3 handled" in printed_text
 
 
-def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["--version"])
     assert ended.value.code == 0

@@ -1,4 +1,4 @@
-"""`waypost workers`: who is listed, what nobody serves, and what scripts can use."""
+"""`waypost workers`: the workers listed, the queues without a worker, and the output for scripts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def url(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path / 'shop.db'}"
 
 
-def tell(url: str, *heartbeats: Heartbeat, namespace: str = "wp") -> None:
+def register(url: str, *heartbeats: Heartbeat, namespace: str = "wp") -> None:
     with Waypost(url, namespace=namespace) as post:
         post.publish("orders", 1)
         post.publish("mails", 1)
@@ -27,14 +27,14 @@ def tell(url: str, *heartbeats: Heartbeat, namespace: str = "wp") -> None:
             post._call(post.store.heartbeat(heartbeat, 30_000))
 
 
-def test_a_store_without_workers_says_so_and_names_its_queues(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    tell(url)
+def test_a_store_without_workers_is_reported_with_its_queues(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    register(url)
     assert main(["workers", url]) == 0
     assert capsys.readouterr().out == "no workers\nserved by no worker: mails, orders\n"
 
 
 def test_workers_are_listed_with_what_they_serve(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    tell(url, Heartbeat("web1:7:ab", "web1", 7, "0.1.0", queues=(ServedQueue("orders", 10, 3, 99, 1_500),)))
+    register(url, Heartbeat("web1:7:ab", "web1", 7, "0.1.0", queues=(ServedQueue("orders", 10, 3, 99, 1_500),)))
     assert main(["workers", url]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "web1:7:ab  running, green",
@@ -45,11 +45,11 @@ def test_workers_are_listed_with_what_they_serve(url: str, capsys: pytest.Captur
     ]
 
 
-def test_a_worker_that_is_red_ends_with_its_own_code_and_its_reason(
+def test_an_unhealthy_worker_gives_an_exit_code_of_its_own_and_its_reason(
     url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     queues = (ServedQueue("orders"), ServedQueue("mails"))
-    tell(url, Heartbeat("a", status="red", reasons=("queue orders: stuck",), queues=queues, unlisted=2))
+    register(url, Heartbeat("a", status="red", reasons=("queue orders: stuck",), queues=queues, unlisted=2))
     assert main(["workers", url]) == 1
     printed = capsys.readouterr().out
     assert "\n    queue orders: stuck\n" in printed
@@ -58,8 +58,8 @@ def test_a_worker_that_is_red_ends_with_its_own_code_and_its_reason(
     assert "served by no worker" not in printed
 
 
-def test_json_has_all_of_it(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    tell(url, Heartbeat("a", "host", 7, queues=(ServedQueue("orders", 10),)), namespace="shop")
+def test_json_output_has_every_field(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    register(url, Heartbeat("a", "host", 7, queues=(ServedQueue("orders", 10),)), namespace="shop")
     assert main(["workers", url, "--namespace", "shop", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed["unserved"] == ["mails"]
@@ -67,6 +67,6 @@ def test_json_has_all_of_it(url: str, capsys: pytest.CaptureFixture[str]) -> Non
     assert (worker["name"], worker["status"], worker["queues"][0]["concurrency"]) == ("a", "green", 10)
 
 
-def test_a_url_that_cannot_be_read_is_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_url_is_reported_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["workers", "nowhere://"]) == 2
     assert capsys.readouterr().err.startswith("waypost: the scheme nowhere:// is not known")

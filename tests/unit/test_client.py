@@ -71,7 +71,7 @@ def test_a_typed_queue_gives_typed_bodies(post: Any) -> None:
         assert message.decode(dict) == {"id": 7}
 
 
-def test_a_dataclass_travels_with_its_type_name(post: Any) -> None:
+def test_a_dataclass_is_stored_with_its_type_name(post: Any) -> None:
     post.publish_many("notes", [Note("a"), Note("b"), {"plain": 1}])
     first, second, plain = post.peek("notes")
     assert first.type_name == second.type_name == f"{__name__}.Note"
@@ -103,7 +103,7 @@ def test_content_as_a_key_ignores_the_order_of_names(post: Any) -> None:
     assert statuses == ["queued", "queued"]
 
 
-def test_a_window_outlives_the_message(post: Any, clock: ManualClock) -> None:
+def test_a_deduplication_window_outlives_its_message(post: Any, clock: ManualClock) -> None:
     post.publish("orders", 1, key="a", window=timedelta(seconds=10))
     with post.receive("orders"):
         pass
@@ -114,7 +114,7 @@ def test_a_window_outlives_the_message(post: Any, clock: ManualClock) -> None:
 
 
 @pytest.mark.promise("TIMER-1")
-def test_a_timer_comes_at_its_time_and_is_listed(post: Any, clock: ManualClock) -> None:
+def test_a_timer_is_listed_and_due_at_its_time(post: Any, clock: ManualClock) -> None:
     now = datetime.fromtimestamp(clock() / 1000, UTC)
     post.publish("orders", "late", at=now + timedelta(hours=2))
     assert post.publish("orders", "soon", delay=timedelta(minutes=1)).status == "delayed"
@@ -238,7 +238,7 @@ def test_the_oldest_makes_room_with_drop_oldest(post: Any) -> None:
     assert post.ledger("orders").dropped == 1
 
 
-# ---- looking and running -------------------------------------------------------------------------------------
+# ---- listing and managing ------------------------------------------------------------------------------------
 
 
 @pytest.mark.promise("LEASE-12")
@@ -352,14 +352,14 @@ def test_finished_messages_can_be_kept_and_purged(post: Any) -> None:
     assert post.purge("orders", "done") == 0
 
 
-def test_a_listing_can_be_narrowed(post: Any) -> None:
+def test_a_listing_can_be_filtered(post: Any) -> None:
     post.publish_many("orders", ["a", "b"], key=str, group=str)
     assert [stored.body for stored in post.messages("orders", key="a")] == ["a"]
     assert [stored.body for stored in post.messages("orders", group="b")] == ["b"]
     assert post.queues() == ["orders"]
 
 
-# ---- what is refused before anything is sent -----------------------------------------------------------------
+# ---- arguments refused before anything is sent -----------------------------------------------------------------
 
 
 def nested(depth: int) -> list[Any]:
@@ -417,7 +417,7 @@ REFUSED: list[tuple[str, tuple[Any, ...], dict[str, Any], type[Exception]]] = [
 @pytest.mark.promise("PUB-8")
 @pytest.mark.parametrize(("method", "given", "options", "kind"), REFUSED)
 @pytest.mark.parametrize("mode", MODES)
-def test_what_cannot_be_right_is_refused_before_anything_is_written(
+def test_invalid_arguments_are_refused_before_anything_is_written(
     mode: str, method: str, given: tuple[Any, ...], options: dict[str, Any], kind: type[Exception]
 ) -> None:
     with open_client(mode, "memory://") as client:

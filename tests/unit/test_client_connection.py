@@ -23,7 +23,7 @@ from waypost.testing.clock import ManualClock
 
 @pytest.mark.parametrize("kind", [Waypost, AsyncWaypost])
 @pytest.mark.parametrize(
-    ("given", "error", "told"),
+    ("given", "error", "expected"),
     [
         ({}, errors.ConfigurationError, "exactly one of"),
         ({"url": "memory://", "store": MemoryStore()}, errors.ConfigurationError, "exactly one of"),
@@ -49,10 +49,10 @@ from waypost.testing.clock import ManualClock
         ({"client": object()}, errors.UnusableClient, "not a builtins.object"),
     ],
 )
-def test_a_client_built_wrongly_names_the_fault_and_no_password(
-    kind: type[Waypost] | type[AsyncWaypost], given: dict[str, Any], error: type[Exception], told: str
+def test_the_error_of_a_wrongly_built_client_names_the_mistake_and_no_password(
+    kind: type[Waypost] | type[AsyncWaypost], given: dict[str, Any], error: type[Exception], expected: str
 ) -> None:
-    with pytest.raises(error, match=told) as caught:
+    with pytest.raises(error, match=expected) as caught:
         kind(**given)
     assert "hunter2" not in str(caught.value)
     assert isinstance(caught.value, ValueError)
@@ -167,7 +167,7 @@ def test_a_first_connection_that_fails_is_an_error_at_once(mode: str, monkeypatc
 
     def refuse(start_timeout: float) -> Any:
         given.append(start_timeout)
-        raise errors.StoreUnavailable("nobody there")
+        raise errors.StoreUnavailable("connection refused")
 
     async def refuse_async(*, start_timeout: float) -> Any:
         refuse(start_timeout)
@@ -175,7 +175,7 @@ def test_a_first_connection_that_fails_is_an_error_at_once(mode: str, monkeypatc
     monkeypatch.setattr(store, "connect", lambda *, start_timeout: refuse(start_timeout))
     monkeypatch.setattr(store, "connect_async", refuse_async)
     with (
-        pytest.raises(errors.StoreUnavailable, match="nobody there"),
+        pytest.raises(errors.StoreUnavailable, match="connection refused"),
         open_client(mode, store=store, start_timeout=0.5),
     ):
         pass
@@ -198,7 +198,7 @@ def test_a_lost_reply_never_publishes_twice(mode: str) -> None:
 
 @pytest.mark.promise("PUB-3")
 @pytest.mark.parametrize("mode", MODES)
-def test_lost_replies_within_a_batch_are_asked_for_again(mode: str) -> None:
+def test_lost_replies_within_a_batch_are_requested_again(mode: str) -> None:
     store = ShakyStore(faults=[None, "cut", "refuse"])
     with open_client(mode, store=store) as post:
         results = post.publish_many("orders", range(2000))
@@ -220,29 +220,29 @@ def test_a_batch_whose_connection_stays_away_reports_what_is_known(mode: str, fa
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_batch_that_meets_a_full_store_stops(mode: str) -> None:
+def test_a_batch_stops_at_a_full_store(mode: str) -> None:
     store = ShakyStore(faults=[None] * 64 + [errors.StoreFull("no room")])
     with open_client(mode, store=store) as post:
         with pytest.raises(errors.PartialPublish) as caught:
             post.publish_many("orders", (n for n in range(512 * 200)))
         assert isinstance(caught.value.cause, errors.StoreFull)
-        # The wave of parts that was under way is known; what was not taken from the generator is not counted.
+        # The parts that were under way are known; what was not read from the generator is not counted.
         assert len(caught.value.results) == 512 * 128
 
 
 @pytest.mark.promise("LEASE-14", "SEE-6")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
-    ("faults", "kind", "told"),
+    ("faults", "kind", "expected"),
     [
         (["refuse"], errors.StoreUnavailable, r"Nothing was done"),
         (["cut"], errors.OutcomeUnknown, r"It may have been done"),
     ],
 )
-def test_without_a_budget_nothing_is_repeated(mode: str, faults: Any, kind: type[Exception], told: str) -> None:
+def test_without_a_budget_nothing_is_repeated(mode: str, faults: Any, kind: type[Exception], expected: str) -> None:
     store = ShakyStore(faults=faults)
     with open_client(mode, store=store, retry_budget=0) as post:
-        with pytest.raises(kind, match=told):
+        with pytest.raises(kind, match=expected):
             post.publish("orders", 1)
         assert len(store.ran) == (faults == ["cut"])
 
@@ -291,17 +291,17 @@ post.publish("orders", 1)
 asyncio.run(other.publish("orders", 1))
 child = os.fork()
 if child == 0:
-    told = 0
+    passed = 0
     for use in (lambda: post.publish("orders", 2), lambda: asyncio.run(other.publish("orders", 2)), post.open):
         try:
             use()
         except ForkedClient as error:
-            told += "make a new one in the child" in str(error)
+            passed += "make a new one in the child" in str(error)
     post.close()
     asyncio.run(other.close())
     with Waypost("memory://") as mine:
-        told += mine.publish("orders", 3).status == "queued"
-    os._exit(told)
+        passed += mine.publish("orders", 3).status == "queued"
+    os._exit(passed)
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), post.ledger("orders").ready)
 """
 
@@ -313,6 +313,6 @@ def test_a_forked_child_must_make_its_own_client() -> None:
 
 
 def environment() -> dict[str, str]:
-    """This process's environment with our own modules on the path."""
+    """Return the environment of this process with our own modules on the path."""
     source = str(Path(__file__).parents[2] / "src")
     return {**os.environ, "PYTHONPATH": source}

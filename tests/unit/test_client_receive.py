@@ -1,4 +1,4 @@
-"""How a delivery ends: by a word, by an outcome, by an error, by an interrupt, or too late."""
+"""How a delivery ends: by a method call, an outcome, an error, an interrupt, or too late."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_an_error_without_a_text_is_still_recorded(post: Any) -> None:
 
 @pytest.mark.promise("LEASE-8", "LEASE-5")
 @pytest.mark.parametrize("interrupt", [KeyboardInterrupt, GeneratorExit])
-def test_an_interrupt_gives_the_message_back(interrupt: type[BaseException]) -> None:
+def test_an_interrupt_releases_the_message(interrupt: type[BaseException]) -> None:
     with Waypost("memory://") as post:
         post.publish("orders", 1)
         with pytest.raises(interrupt), post.receive("orders"):
@@ -177,7 +177,7 @@ def test_an_exit_inside_a_block_is_a_failure_and_goes_on_to_the_caller(post: Any
 
 
 @pytest.mark.promise("LEASE-8")
-def test_an_exit_by_a_signal_handler_of_the_program_gives_the_message_back() -> None:
+def test_an_exit_by_a_signal_handler_of_the_program_releases_the_message() -> None:
     def unregister(number: int, frame: object) -> None:
         sys.exit(3)
 
@@ -208,7 +208,7 @@ async def cancelled_in_the_block(post: AsyncWaypost) -> None:
 
 
 @pytest.mark.promise("LEASE-8")
-def test_a_cancelled_block_gives_the_message_back() -> None:
+def test_a_cancelled_block_releases_the_message() -> None:
     async def event_names() -> None:
         async with AsyncWaypost("memory://") as post:
             await post.publish("orders", 1)
@@ -236,8 +236,8 @@ def test_a_settle_after_the_lease_changes_nothing_and_is_logged_once(
             assert post.extend(late) == "lost"
     assert (late.settled, late.lease_lost) == ("lost", True)
     assert second.settled == "done"
-    (told,) = caplog.records
-    assert {name: vars(told)[name] for name in ("event", "phase", "queue", "message_id", "deliveries")} == {
+    (record,) = caplog.records
+    assert {name: vars(record)[name] for name in ("event", "phase", "queue", "message_id", "deliveries")} == {
         "event": "lease_lost", "phase": "extend", "queue": "orders", "message_id": published.id, "deliveries": 1,
     }  # fmt: skip
 
@@ -281,11 +281,11 @@ def test_waiting_ends_with_a_timer_that_comes_due(mode: str) -> None:
         assert post.history("orders", message.id)[2].wait_ms >= 0
 
 
-# ---- what cannot be read -------------------------------------------------------------------------------------
+# ---- envelopes and bodies that cannot be read ------------------------------------------------------------------------
 
 
 def plant(store: Any, envelope: bytes) -> str:
-    """Put an envelope that no publish of ours would make into a store."""
+    """Put an envelope into a store that no publish of this release would write."""
     session = Session(ClockTime(store.clock))
     (message_id,) = session.message_ids(1)
     call = store.publish("orders", [Draft(message_id, envelope)], session.operation("orders"))
@@ -382,7 +382,7 @@ def test_a_message_that_fails_sends_nothing_on(post: Any) -> None:
     assert list(post.messages("invoices")) == []
 
 
-def test_what_is_sent_on_is_validated_and_bounded(post: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_continuations_are_validated_and_limited_in_number(post: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("waypost.message.THEN_MAX", 1)
     post.publish("orders", 1)
     with post.receive("orders") as message:
@@ -406,7 +406,7 @@ def the_only_of(post: Any, queue: str, state: str) -> Any:
 
 @pytest.mark.promise("LEASE-6", "LEASE-14")
 @pytest.mark.parametrize("mode", MODES)
-def test_a_lost_reply_to_a_claim_is_asked_for_again(mode: str) -> None:
+def test_a_lost_reply_to_a_claim_is_requested_again(mode: str) -> None:
     store = ShakyStore()
     with open_client(mode, store=store) as post:
         post.publish("orders", 1)

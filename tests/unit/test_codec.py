@@ -1,4 +1,4 @@
-"""Bodies and envelopes: what goes in comes out, and what cannot is refused by name."""
+"""Bodies and envelopes: what is encoded is decoded unchanged, and what cannot be encoded is refused with the reason."""
 
 from __future__ import annotations
 
@@ -71,13 +71,13 @@ def nested(depth: int) -> list[Any]:
 
 @pytest.mark.promise("PUB-1")
 @given(JSON | st.binary() | SHORT_TEXT)
-def test_every_plain_body_comes_back_as_it_was(body: object) -> None:
+def test_every_plain_body_is_restored_unchanged(body: object) -> None:
     assert through(body) == body
 
 
 @pytest.mark.promise("PUB-1")
 @pytest.mark.parametrize("body", [Order(1, 2.5), Note("a"), Parcel(weight=3)])
-def test_a_body_of_a_type_of_its_own_carries_its_name_and_comes_back(body: Any) -> None:
+def test_a_body_of_a_declared_type_carries_its_type_name_and_is_restored(body: Any) -> None:
     encoded = codec.encode_body(body)
     assert encoded.type_name == f"{__name__}.{type(body).__name__}"
     assert through(body, type(body)) == body
@@ -130,7 +130,7 @@ def test_a_body_that_holds_itself_is_refused() -> None:
 @pytest.mark.parametrize(
     "body", [nested(JSON_DEPTH_MAX), {"a": "[" * 500 + '\\"{'}, b"x" * BODY_BYTES_MAX, {"a": None, "b": 1.5}]
 )
-def test_a_body_at_the_limit_is_fine(body: object) -> None:
+def test_a_body_at_the_size_limit_is_accepted(body: object) -> None:
     assert through(body) == body
     (envelope,) = codec.seal_many([ID], [body], codec.Heads())
     assert envelope == codec.make_envelope(ID, codec.encode_body(body))
@@ -147,7 +147,7 @@ def test_a_body_at_the_limit_is_fine(body: object) -> None:
         ("application/octet-stream", b"a", Order),
     ],
 )
-def test_a_body_that_is_not_what_was_asked_for_is_undecodable(content: str, data: bytes, as_type: Any) -> None:
+def test_a_body_of_another_type_than_declared_is_undecodable(content: str, data: bytes, as_type: Any) -> None:
     with pytest.raises(errors.Undecodable) as caught:
         codec.decode_body(content, data, as_type)
     assert "heavy" not in str(caught.value)
@@ -169,7 +169,7 @@ def test_an_envelope_carries_its_head(headers: dict[str, str], correlation_id: s
     )
 
 
-def test_version_one_is_read_for_ever() -> None:
+def test_envelopes_of_version_one_can_be_read() -> None:
     envelope = b"\x01" + ID.encode() + b"\x02\x00\x00\x00\x0c\x82\xa1t\xa1N\xa1h\x81\xa1a\xa1b" + b'{"n":1}'
     opened = codec.open_envelope(envelope)
     assert (opened.id, opened.type_name, opened.headers) == (ID, "N", {"a": "b"})
@@ -247,7 +247,7 @@ def test_types_in_a_batch_have_heads_of_their_own() -> None:
 
 
 @given(JSON | st.binary())
-def test_a_result_comes_back_as_it_was(value: object) -> None:
+def test_a_result_is_restored_unchanged(value: object) -> None:
     assert codec.decode_result(codec.encode_result(value)) == value
 
 
@@ -276,7 +276,7 @@ def test_a_damaged_head_is_noticed_when_the_envelope_is_opened(head: dict[str, o
 
 
 @pytest.mark.promise("PUB-1")
-def test_a_head_with_more_than_this_release_knows_is_read() -> None:
+def test_a_head_with_unknown_fields_is_read() -> None:
     packed = msgspec.msgpack.encode({"h": {"a": "b"}, "later": [1]})
     envelope = b"\1" + b"0" * 24 + b"\2" + len(packed).to_bytes(4, "big") + packed + b"{}"
     assert codec.open_envelope(envelope).headers == {"a": "b"}
@@ -299,7 +299,7 @@ class Point(TypedDict):
 
 Code = NewType("Code", str)
 Number = NewType("Number", int)
-#: Types that admit the text "red", and the value that arrives.
+#: Types that accept the text "red", and the decoded value.
 ADMIT_TEXT: list[tuple[Any, object]] = [
     (str, "red"), (object, "red"), (Any, "red"), (int | str, "red"), (bytes | str, "red"), (str | None, "red"),
     (list[int] | str, "red"), (Literal["red", "blue"], "red"), (Code, "red"),
@@ -365,7 +365,7 @@ def test_an_undecodable_body_is_not_quoted_in_its_error(as_type: Any) -> None:
 @pytest.mark.parametrize(
     "wrong", [5, "Order", [], {"a": 1}, GenericAlias(list, "Nowhere"), set | list, Order | Note], ids=str
 )
-def test_what_is_no_type_for_a_body_is_refused_when_it_is_declared(wrong: Any) -> None:
+def test_an_unsupported_body_type_is_refused_when_it_is_declared(wrong: Any) -> None:
     with pytest.raises(errors.InvalidInput, match="type must be a type that a body can be read as"):
         Queue("orders", wrong)
 

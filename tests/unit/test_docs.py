@@ -1,4 +1,4 @@
-"""The pages tell the truth: links lead somewhere, code runs, tables name what the code has."""
+"""The documentation is correct: links resolve, code runs, tables list what the code has."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 RUNNABLE = re.compile(r"^```python run\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-def shown(path: Path) -> str:
+def relative(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
 def anchors(page: Path) -> set[str]:
-    """The headings of a page in the form links use."""
+    """Return the headings of a page in the form that links use."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 
@@ -42,7 +42,7 @@ def run_program(program: Path, directory: Path) -> subprocess.CompletedProcess[s
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("page", PAGES, ids=shown)
+@pytest.mark.parametrize("page", PAGES, ids=relative)
 def test_every_link_leads_somewhere(page: Path) -> None:
     broken = []
     for link in LINK.findall(page.read_text()):
@@ -55,7 +55,7 @@ def test_every_link_leads_somewhere(page: Path) -> None:
     assert broken == []
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if RUNNABLE.search(page.read_text())], ids=shown)
+@pytest.mark.parametrize("page", [page for page in PAGES if RUNNABLE.search(page.read_text())], ids=relative)
 def test_the_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     program = tmp_path / "page.py"
     program.write_text("".join(RUNNABLE.findall(page.read_text())))

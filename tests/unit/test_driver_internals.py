@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 SRC = ROOT / "src" / "waypost"
-HOMES = {SRC / "store/valkey/redis_py.py", SRC / "store/postgres/psycopg_internals.py"}
+ALLOWED = {SRC / "store/valkey/redis_py.py", SRC / "store/postgres/psycopg_internals.py"}
 PACKAGES = ("redis", "psycopg")
 #: Modules without an underscore that no manual of the package describes.
 UNDOCUMENTED = ("psycopg.generators", "psycopg.waiting")
@@ -22,7 +22,7 @@ def is_private(name: str) -> bool:
 
 @cache
 def names_of_drivers() -> frozenset[str]:
-    """Private attributes that the packages give to their objects."""
+    """Return the private attributes of the packages' objects."""
     found = set()
     for package in PACKAGES:
         spec = find_spec(package)
@@ -46,7 +46,7 @@ def imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def own_names(tree: ast.Module) -> set[str]:
-    """Private names that a module gives to its own objects."""
+    """Return the private names that a module defines."""
     stored = {
         node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
     }
@@ -56,27 +56,27 @@ def own_names(tree: ast.Module) -> set[str]:
 
 def uses(path: Path) -> Iterator[str]:
     tree = ast.parse(path.read_text())
-    shown, theirs, brought = path.relative_to(ROOT), names_of_drivers(), list(imports(tree))
+    relative, theirs, brought = path.relative_to(ROOT), names_of_drivers(), list(imports(tree))
     for line, name in brought:
         private = any(is_private(part) for part in name.split(".")) or name.startswith(UNDOCUMENTED)
         if name.split(".")[0] in PACKAGES and private:
-            yield f"{shown}:{line}: {name}"
-    if not any(name.split(".")[0] in PACKAGES for _, name in brought) and "store/valkey" not in str(shown):
+            yield f"{relative}:{line}: {name}"
+    if not any(name.split(".")[0] in PACKAGES for _, name in brought) and "store/valkey" not in str(relative):
         return
     theirs -= own_names(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and node.attr in theirs:
             if not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")):
-                yield f"{shown}:{node.lineno}: {ast.unparse(node)}"
+                yield f"{relative}:{node.lineno}: {ast.unparse(node)}"
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in theirs:
-            yield f"{shown}:{node.lineno}: {node.value!r}"
+            yield f"{relative}:{node.lineno}: {node.value!r}"
 
 
 def test_private_names_of_drivers_are_used_in_one_module_each() -> None:
-    assert [use for path in sorted(SRC.rglob("*.py")) if path not in HOMES for use in uses(path)] == []
+    assert [use for path in sorted(SRC.rglob("*.py")) if path not in ALLOWED for use in uses(path)] == []
 
 
-def test_the_search_finds_what_those_modules_use() -> None:
-    found = " ".join(use for path in sorted(HOMES) for use in uses(path))
+def test_the_search_finds_the_private_names_that_those_modules_use() -> None:
+    found = " ".join(use for path in sorted(ALLOWED) for use in uses(path))
     for name in ("._sock", "._writer", "._parser", "_num_transactions", "psycopg.generators", "psycopg.waiting"):
         assert name in found, name

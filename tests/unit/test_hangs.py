@@ -50,7 +50,7 @@ def test_number(number):
 LEAVING = """
 import threading
 
-def test_leaves_a_thread():
+def test_does_not_end_its_thread():
     threading.Thread(target=threading.Event().wait).start()
 """
 GROUPED = """
@@ -117,7 +117,7 @@ def test_tests_of_a_group_run_in_one_process(tmp_path: Path) -> None:
 
 
 def test_a_failed_test_is_named_before_the_run_is_over(tmp_path: Path) -> None:
-    """Shown by a run that is killed by its second test."""
+    """The run is killed by its second test."""
     text = "import os\ndef test_one():\n    assert False\ndef test_two():\n    os.kill(os.getpid(), 9)\n"
     ran = run(tmp_path, text)
     assert ran.returncode == -9, ran.stdout + ran.stderr

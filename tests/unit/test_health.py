@@ -1,4 +1,4 @@
-"""Health: what a claim loop owes, and what that makes of its worker. No clock is waited for: times are set."""
+"""Health: when the claim of a loop is overdue, and what that means for its worker, on a clock set by the tests."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def handle(body: Any) -> None:
 
 @dataclass
 class Consumer:
-    """A claim loop as it stands."""
+    """A claim loop in a given state."""
 
     queue: str = "orders"
     handled: int = 0
@@ -55,7 +55,7 @@ def judged(
 
 
 def owing(seconds: float, queue: str = "orders") -> Consumer:
-    """A loop that has owed a claim for so long."""
+    """Return a loop whose claim has been overdue for `seconds`."""
     consumer = Consumer(queue)
     consumer.liveness.owes_from = time.monotonic() - seconds
     return consumer
@@ -65,7 +65,7 @@ def test_a_loop_that_claimed_within_the_window_is_green() -> None:
     assert judged(owing(WINDOW - 1)).status == "green"
 
 
-def test_a_loop_that_owes_a_claim_for_longer_than_the_window_is_red_and_named() -> None:
+def test_a_loop_whose_claim_is_overdue_for_longer_than_the_window_is_red_and_named() -> None:
     health = judged(owing(0, "mails"), owing(WINDOW + 5))
     assert health.status == "red"
     assert health.reasons == ["queue orders: there was free capacity, but no claim succeeded for 20 s"]
@@ -78,7 +78,7 @@ def test_an_answered_claim_makes_it_green_again() -> None:
     assert judged(consumer).status == "green"
 
 
-def test_a_loop_owes_nothing_while_its_places_are_taken_or_it_sleeps_as_planned() -> None:
+def test_no_claim_is_overdue_at_full_concurrency_or_during_a_planned_sleep() -> None:
     liveness = Liveness()
     liveness.owes_none_for(float("inf"))
     assert liveness.late_seconds(time.monotonic() + 10_000) == 0
@@ -98,7 +98,7 @@ def test_an_answered_poll_counts_as_a_claim_that_found_nothing() -> None:
     assert consumer.liveness.late_seconds(time.monotonic() + 20) > 4
 
 
-def test_a_failed_claim_is_owed_from_the_same_moment_on() -> None:
+def test_a_failed_claim_is_overdue_since_its_first_attempt() -> None:
     consumer = owing(10)
     before = consumer.liveness.owes_from
     consumer.liveness.owes_now()
@@ -110,19 +110,19 @@ def test_a_store_that_did_not_answer_within_the_window_is_the_one_reason() -> No
     assert (health.status, health.reasons) == ("red", ["the store has not answered for 22 s"])
 
 
-def test_a_claim_is_an_answer_of_the_store_too() -> None:
+def test_a_claim_counts_as_a_reply_of_the_store() -> None:
     consumer = Consumer()
     consumer.liveness.claimed()
     assert judged(consumer, silent=WINDOW + 7).status == "green"
 
 
-def test_a_worker_that_is_quiet_or_stops_owes_no_claims() -> None:
+def test_a_quiet_or_stopping_worker_has_no_overdue_claims() -> None:
     assert judged(owing(1_000), state="quiet").status == "green"
     assert judged(owing(1_000), state="stopping").status == "green"
     assert judged(owing(1_000), state="stopping", silent=1_000).status == "red"
 
 
-def test_what_is_amiss_without_keeping_it_from_work_degrades_it() -> None:
+def test_a_problem_that_does_not_stop_work_makes_a_worker_degraded() -> None:
     note = "wake channel down: polling"
     health = judged(owing(0), notes=(note,))
     assert (health.status, health.reasons) == ("degraded", [note])
@@ -131,7 +131,7 @@ def test_what_is_amiss_without_keeping_it_from_work_degrades_it() -> None:
     assert worse.reasons[-1] == note
 
 
-def test_each_queue_is_told_with_its_figures() -> None:
+def test_each_queue_is_reported_with_its_figures() -> None:
     consumer = Consumer(handled=7, running=2, in_flight=3)
     assert judged(consumer).queues[0].last_claim_seconds is None
     consumer.liveness.claimed()
@@ -141,7 +141,7 @@ def test_each_queue_is_told_with_its_figures() -> None:
 
 
 @pytest.mark.parametrize("window", [0, -1, float("inf"), float("nan"), True, "15"])
-def test_a_window_that_is_none_is_refused(window: Any) -> None:
+def test_an_invalid_window_is_refused(window: Any) -> None:
     with pytest.raises(ConfigurationError, match="health_window must be seconds"):
         check_window(window)
     with Waypost("memory://") as post:
@@ -150,15 +150,15 @@ def test_a_window_that_is_none_is_refused(window: Any) -> None:
             post.worker(health_window=window)
 
 
-def test_by_default_a_beat_comes_with_each_poll_and_the_window_is_two_of_them() -> None:
+def test_by_default_each_poll_carries_a_heartbeat_and_the_window_is_two_polls() -> None:
     assert heartbeat_interval(HEALTH_WINDOW_SECONDS) == HEARTBEAT_SECONDS == SAFETY_POLL_SECONDS == 15
     assert HEARTBEAT_SECONDS * HEARTBEATS_PER_TTL == 45
     assert HEALTH_WINDOW_SECONDS == 2 * SAFETY_POLL_SECONDS
-    # Beats are within a shorter window too, since they prove that the store answers.
+    # Heartbeats stay within a shorter window too, since they prove that the store answers.
     assert heartbeat_interval(3) == 2
 
 
-def test_a_record_keeps_to_its_limit_and_says_how_many_queues_it_left_out() -> None:
+def test_a_record_keeps_to_its_limit_and_counts_the_queues_it_omits() -> None:
     queues = tuple(ServedQueue(f"queue-{number}-{'x' * 60}", 10, 1, 2, 3) for number in range(1_000))
     heartbeat = fitting(Heartbeat("a", queues=queues))
     assert 0 < len(heartbeat.queues) < 1_000

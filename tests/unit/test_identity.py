@@ -72,7 +72,7 @@ def test_text_order_is_number_order(one: int, other: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "x", "0" * 23, "0" * 25, "i" * 24, "A" * 24, " " * 24])
-def test_what_is_no_id_is_known(text: str) -> None:
+def test_a_text_that_is_no_id_is_recognised(text: str) -> None:
     assert not is_message_id(text)
 
 

@@ -1,4 +1,4 @@
-"""Importing waypost costs little: no driver and no event loop before somebody asks for one."""
+"""Importing waypost costs little: drivers and the event loop are imported on first use."""
 
 from __future__ import annotations
 

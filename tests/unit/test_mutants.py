@@ -1,4 +1,4 @@
-"""The tool that changes code and looks for a test that fails: it changes what it says, and its list is current."""
+"""The mutation tester: it makes the changes that it lists, and its list of known survivors is current."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.conformance import conftest as conformance_fixtures
 BEFORE = "LIMIT = 3\n\n\ndef is_due(at, now):\n    return at <= now\n\n\ndef other():\n    return 1\n"
 
 
-def test_a_living_function_gets_the_changed_code(tmp_path: Path) -> None:
+def test_a_loaded_function_gets_the_changed_code(tmp_path: Path) -> None:
     path = tmp_path / "changed_module.py"
     path.write_text(BEFORE)
     spec = importlib.util.spec_from_file_location("changed_module", path)

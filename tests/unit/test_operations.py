@@ -1,4 +1,4 @@
-"""The flows alone: no connection, no clock but a counter."""
+"""The flows alone: no connection, and a counter as the clock."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Desk:
-    """Runs flows with time in its own hands: a `Sleep` only moves the clock on."""
+    """Runs flows on a clock of its own: a `Sleep` only advances it."""
 
     def __init__(self, store: Any, *, retry_budget: float = 120.0) -> None:
         self.now = 0.0
@@ -57,7 +57,7 @@ class Desk:
         return drive(self, self._timed(flow))
 
     def _timed(self, flow: Flow[T]) -> Flow[T]:
-        """The same flow with its pauses taken out."""
+        """The same flow without its pauses."""
         try:
             step = next(flow)
             while True:
@@ -140,11 +140,11 @@ def test_an_answer_that_is_an_error_is_not_repeated() -> None:
     assert desk.slept == []
 
 
-# ---- lanes ---------------------------------------------------------------------------------------------------
+# ---- replay windows--------------------------------------------------------------------------------------------
 
 
 @pytest.mark.promise("PUB-3")
-def test_an_operation_under_way_is_never_left_too_far_behind() -> None:
+def test_an_operation_under_way_never_falls_out_of_the_replay_window() -> None:
     session = Session()
     replay_windows = ReplayWindows(session)
     first = replay_windows.begin("orders")
@@ -184,16 +184,16 @@ def test_a_publish_that_waits_for_its_connection_is_answered_after_hundreds_of_o
 def test_a_batch_is_encoded_while_it_is_sent() -> None:
     store = ShakyStore()
     desk = Desk(store)
-    taken: list[int] = []
+    encoded: list[int] = []
     seen: list[int] = []
 
     class Watching(ShakyExecutor):
         def run(self, call: Call[T]) -> T:
-            seen.append(len(taken))
+            seen.append(len(encoded))
             return super().run(call)
 
     desk.executor = Watching(store)
-    bodies = (taken.append(n) or n for n in range(1500))  # type: ignore[func-returns-value]
+    bodies = (encoded.append(n) or n for n in range(1500))  # type: ignore[func-returns-value]
     assert len(desk.play(publish.publish_many(desk.context, "orders", bodies, publish.PublishOptions()))) == 1500
     assert seen == [512, 1024, 1500]
 
@@ -279,12 +279,12 @@ def test_polling_adapts_from_fifty_milliseconds_to_the_safety_poll() -> None:
         (Claimed([], 9000, None, None, False, 0), 0.04, 0.05),
     ],
 )
-def test_a_nap_ends_at_the_stores_next_moment(claimed: Claimed, least: float, most: float) -> None:
+def test_a_nap_ends_at_the_next_due_time_of_the_store(claimed: Claimed, least: float, most: float) -> None:
     assert least <= receive.Nap().seconds(claimed, None) <= most
     assert receive.Nap().seconds(claimed, 0.0005) == 0.0005
 
 
-def test_a_moment_that_brings_nothing_does_not_make_a_worker_spin() -> None:
+def test_a_due_time_without_a_message_does_not_make_a_worker_spin() -> None:
     nap = receive.Nap()
     pauses = [nap.seconds(Claimed([], 0, 0, None, False, 0), None) for _ in range(10)]
     assert pauses == sorted(pauses)
@@ -328,15 +328,15 @@ class OutgoingStore(ShakyStore):
         self.kept: list[Continuation] = []
 
     def outgoing(self, queue: str, limit: int) -> Any:
-        return self.told("outgoing", lambda: list(self.kept[:limit]))
+        return self._call("outgoing", lambda: list(self.kept[:limit]))
 
     def forwarded(self, queue: str, ids: list[str]) -> Any:
         def forget() -> None:
             self.kept = [next_one for next_one in self.kept if next_one.id not in ids]
 
-        return self.told("forwarded", forget)
+        return self._call("forwarded", forget)
 
-    def told(self, name: str, step: Callable[[], Any]) -> Any:
+    def _call(self, name: str, step: Callable[[], Any]) -> Any:
         from waypost.store.memory.store import ModelCall
 
         return ModelCall(name, lambda now: step())
@@ -349,7 +349,7 @@ def continuation(number: int, queue: str, key: str | None = None) -> Continuatio
 
 
 @pytest.mark.promise("CHAIN-2")
-def test_what_a_settle_sent_on_arrives_once_however_often_it_is_sent() -> None:
+def test_a_continuation_arrives_once_however_often_it_is_sent() -> None:
     store = OutgoingStore()
     desk = Desk(store)
     store.kept = [continuation(1, "a", "k"), continuation(2, "b"), continuation(3, "a", "k"), continuation(4, "a")]
@@ -362,13 +362,13 @@ def test_what_a_settle_sent_on_arrives_once_however_often_it_is_sent() -> None:
     assert [(ledger.ready, ledger.published) for ledger in ledgers] == [(2, 2), (1, 1)]
 
 
-def test_what_cannot_be_forwarded_now_is_left_for_a_later_claim(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_continuation_that_cannot_be_forwarded_is_left_for_a_later_claim(caplog: pytest.LogCaptureFixture) -> None:
     store = OutgoingStore(faults=["refuse", None, "cut"])
     desk = Desk(store)
     store.kept = [continuation(1, "a"), continuation(2, "b")]
     with caplog.at_level(logging.WARNING, "waypost"):
         assert desk.play(deliver_outgoing(desk.context, "orders")) == 0
-        # One target's retries is not another's.
+        # Retries of one target are not those of another.
         assert desk.play(deliver_outgoing(desk.context, "orders")) == 1
     assert [vars(record)["event"] for record in caplog.records] == ["outgoing_delayed"] * 2
     assert ([next_one.queue for next_one in store.kept], desk.slept) == (["a"], [])

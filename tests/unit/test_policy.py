@@ -46,7 +46,7 @@ def test_settings_become_fields_of_a_policy(settings: dict[str, Any], changes: d
         {"dead_keep": -1},
     ],
 )  # fmt: skip
-def test_a_setting_that_makes_no_sense_is_refused(settings: dict[str, Any]) -> None:
+def test_an_invalid_setting_is_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(InvalidPolicy):
         policy_changes(settings)
 
@@ -58,7 +58,7 @@ def test_a_rate_is_a_count_per_time(text: str, rate: tuple[int, int]) -> None:
 
 @pytest.mark.promise("PUB-8")
 @pytest.mark.parametrize("name", ["orders", "0", "a.b_c:d-e", "x" * 128])
-def test_a_good_queue_name_is_left_alone(name: str) -> None:
+def test_a_valid_queue_name_is_kept(name: str) -> None:
     assert checks.check_queue(name) == name
 
 
@@ -116,7 +116,7 @@ def test_a_due_time_is_a_delay_or_a_moment(delay: Any, at: Any, due: tuple[int, 
         (1e15, None),
     ],
 )
-def test_a_due_time_that_is_none_is_refused(delay: Any, at: Any) -> None:
+def test_an_invalid_due_time_is_refused(delay: Any, at: Any) -> None:
     with pytest.raises(InvalidTime):
         checks.due_ms(delay, at)
 

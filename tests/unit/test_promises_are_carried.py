@@ -1,4 +1,4 @@
-"""Every promise that this version makes is shown by a test, and no test shows a promise that nobody made."""
+"""Every promise of the page has a test, and no test names a promise that is not on the page."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MARK = re.compile(r"\bpromise\(([^)]*)\)")
 
 
 def promises() -> tuple[set[str], set[str]]:
-    """The ids in the tables of the page: those kept now, and those under a heading that says later."""
+    """Return the ids in the tables of the page: the current ones, and those under a heading with `later`."""
     kept: set[str] = set()
     later: set[str] = set()
     chapter = ""
@@ -27,7 +27,7 @@ def promises() -> tuple[set[str], set[str]]:
 
 
 def carried() -> dict[str, list[str]]:
-    """The tests that carry each id: the files in which a mark names it."""
+    """Return the files in which a mark names each id."""
     found: dict[str, list[str]] = {}
     for place in PLACES:
         for path in sorted(place.rglob("*.py")):
@@ -44,11 +44,11 @@ def test_the_page_has_promises_of_both_kinds() -> None:
     assert kept.isdisjoint(later)
 
 
-def test_every_promise_kept_now_is_carried_by_a_test() -> None:
+def test_every_current_promise_has_a_test() -> None:
     kept, _ = promises()
     assert sorted(kept - set(carried())) == []
 
 
-def test_no_test_carries_a_promise_that_is_not_on_the_page() -> None:
+def test_no_test_names_a_promise_that_is_not_on_the_page() -> None:
     kept, later = promises()
     assert sorted(set(carried()) - kept - later) == []

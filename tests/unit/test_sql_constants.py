@@ -1,4 +1,4 @@
-"""A number that Python and SQL share is written down once, in Python, and injected into the SQL."""
+"""A constant that Python and SQL share is defined once, in Python, and injected into the SQL."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def code(path: Path) -> str:
     return re.sub(r"--[^\n]*", "", path.read_text())
 
 
-def test_there_are_files_to_look_at() -> None:
+def test_there_are_sql_files_to_check() -> None:
     assert {path.stem for path in POSTGRES} == set(FUNCTIONS)
 
 
 @pytest.mark.parametrize("path", POSTGRES, ids=lambda path: path.stem)
-def test_no_function_repeats_a_number_that_python_knows(path: Path) -> None:
+def test_no_sql_function_repeats_a_constant_of_python(path: Path) -> None:
     known = {value: name for name, value in CONSTANTS.items() if value >= DISTINCT_FROM and value not in UNITS}
     repeated = {
         int(number): known[int(number)] for number in re.findall(r"\b\d+\b", code(path)) if int(number) in known
@@ -50,11 +50,11 @@ def test_every_constant_is_used_and_every_name_is_known() -> None:
         inject("SELECT {NO_SUCH_NUMBER}")
 
 
-def test_nothing_of_a_constant_is_left_in_what_the_server_gets() -> None:
+def test_no_placeholder_is_left_in_the_sql_that_the_server_gets() -> None:
     assert re.findall(r"\{[A-Z_]+\}", "\n".join(map(function_text, FUNCTIONS))) == []
 
 
-def test_both_sql_stores_number_the_states_alike() -> None:
-    # Not because it must be so, but because a person who looks at both should not have to learn two lists.
+def test_both_sql_stores_use_the_same_numbers_for_states() -> None:
+    # Not required, but a person who reads both should not have to learn two lists.
     assert [name.lower() for name in schema.STATES] == list(STATES)[: len(schema.STATES)]
     assert schema.Spelling("wp")["state < {WAITING} AND state = {LEASED}"] == "state < 3 AND state = 2"

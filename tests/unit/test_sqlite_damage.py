@@ -1,4 +1,4 @@
-"""Rows of a SQLite file that hold what they cannot: SQLite takes any value in any column."""
+"""Rows of a SQLite file with invalid values: SQLite accepts any value in any column."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def execute(path: Path, statement: str, *parameters: object) -> None:
         "attempts = x''", "token = 1, cause = 'strange'", "size = 'big'",
     ],
 )  # fmt: skip
-def test_a_row_that_cannot_be_read_is_set_aside_and_mended(bench: Bench, path: Path, damage: str) -> None:
+def test_an_unreadable_row_is_set_aside_and_repaired(bench: Bench, path: Path, damage: str) -> None:
     ids = bench.publish_count(20)
     execute(path, f"UPDATE wp_message SET {damage} WHERE id = ?", ids[7])
     claimed = bench.claimed(50)
@@ -63,7 +63,7 @@ def test_a_row_that_cannot_be_read_is_set_aside_and_mended(bench: Bench, path: P
 
 
 @pytest.mark.parametrize(("state", "column"), [(1, "deliveries"), (2, "token"), (4, "attempts")])
-def test_timers_leases_and_dead_letters_go_on_beside_a_row_that_cannot_be_read(
+def test_timers_leases_and_dead_letters_go_on_beside_an_unreadable_row(
     bench: Bench, path: Path, state: int, column: str
 ) -> None:
     bench.configure(lease=10)
@@ -127,9 +127,9 @@ def test_a_damaged_record_is_logged_and_reported_once_and_a_client_can_mend_it(
         assert [(one["queue"], one["message_id"]) for one in logged] == [("orders", broken)]
         assert [event.message_id for event in events if event.event == "damaged_record"] == [broken]
         seen: list[int] = []
-        checked = post.check("orders", progress=seen.append)
-        assert (checked.examined, seen) == (1, [1])
-        assert {damage.kind for damage in checked.damages} <= {"unreadable", "counters"}
+        report = post.check("orders", progress=seen.append)
+        assert (report.examined, seen) == (1, [1])
+        assert {damage.kind for damage in report.damages} <= {"unreadable", "counters"}
         assert post.check("orders", mend=True).balance == 0
         assert [event.message_id for event in events if event.event == "mended"][:1] == [broken]
         assert post.check("orders").damages == []

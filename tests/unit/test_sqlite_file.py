@@ -1,4 +1,4 @@
-"""The file itself: whose it is, what happens when it cannot be used, and what happens when it is full."""
+"""The file itself: who owns it, and what happens when it cannot be used or is full."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def publish(store: Store, executor: SqliteExecutor, session: Session, count: int
     executor.run(store.publish("orders", drafts, session.operation("orders")))
 
 
-# ---- whose file it is ------------------------------------------------------------------------------------------
+# ---- the owner of the file ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.promise("STORE-3", "STORE-5")
@@ -90,7 +90,7 @@ def test_the_error_of_a_missing_directory_names_the_way_out(tmp_path: Path) -> N
 
 @pytest.mark.promise("STORE-3", "SEE-6")
 def test_a_file_that_is_no_database_is_left_alone(path: Path) -> None:
-    path.write_text("the quarterly figures, which nobody has a copy of " * 40)
+    path.write_text("the quarterly figures, without a copy " * 40)
     before = path.read_bytes()
     with pytest.raises(ForeignData, match="not a SQLite database"):
         SqliteStore(path).connect(start_timeout=1)
@@ -191,7 +191,7 @@ def test_similar_namespaces_never_meet(connected: Callable[..., tuple[SqliteStor
 
 
 @pytest.mark.promise("STORE-6")
-def test_table_names_are_prefixed_and_checked(path: Path) -> None:
+def test_table_names_are_prefixed_and_validated(path: Path) -> None:
     assert len({prefix_of(name) for name in ("a", "A", "a_b", "aB", "sqlite", "sqlite_x")}) == 6
     assert Spelling("shop")["SELECT 1 FROM {message} INDEXED BY {message:ready}"] == (
         'SELECT 1 FROM "shop_message" INDEXED BY "shop_message:ready"'
@@ -210,7 +210,7 @@ def limit_pages(executor: SqliteExecutor, more: int) -> None:
 
 
 def fill(store: SqliteStore, executor: SqliteExecutor, session: Session, body: bytes) -> int:
-    """Publish until the file is full; how many messages were acknowledged."""
+    """Publish until the file is full, and return how many messages were acknowledged."""
     published = 0
     for count in (50, 1):
         refusals: list[StoreFull] = []
@@ -249,7 +249,7 @@ def test_a_full_file_keeps_nothing_half_written_and_can_be_drained(
 
 
 @pytest.mark.promise("STORE-3")
-def test_a_drained_file_takes_messages_again(connected: Callable[..., tuple[SqliteStore, SqliteExecutor]]) -> None:
+def test_a_drained_file_accepts_messages_again(connected: Callable[..., tuple[SqliteStore, SqliteExecutor]]) -> None:
     store, executor = connected()
     session = Session(ClockTime())
     limit_pages(executor, 200)
@@ -284,7 +284,7 @@ def test_no_step_but_publish_and_the_end_of_a_message_touches_its_envelope(
 
 
 @pytest.mark.promise("STORE-3")
-def test_what_is_acknowledged_is_on_the_disk(connected: Callable[..., tuple[SqliteStore, SqliteExecutor]]) -> None:
+def test_acknowledged_messages_are_on_disk(connected: Callable[..., tuple[SqliteStore, SqliteExecutor]]) -> None:
     _, executor = connected()
     with executor._writer.use() as connection:
         modes = [
@@ -322,7 +322,7 @@ def test_reads_do_not_wait_for_a_writer(
 
 
 @pytest.mark.promise("STORE-3")
-def test_a_cursor_that_no_listing_gave_is_refused(
+def test_an_invalid_cursor_is_refused(
     connected: Callable[..., tuple[SqliteStore, SqliteExecutor]],
 ) -> None:
     store, executor = connected()

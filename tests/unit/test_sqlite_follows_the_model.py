@@ -72,7 +72,7 @@ def test_a_journal_over_its_cap_is_cut_at_the_same_event_on_both(pair_for: Calla
 
 
 @pytest.mark.promise("STORE-4", "PUB-3", "LEASE-6")
-def test_every_answer_is_the_same_when_it_is_asked_for_again(pair_for: Callable[[int], Pair]) -> None:
+def test_a_repeated_operation_gets_the_same_result_on_both(pair_for: Callable[[int], Pair]) -> None:
     pair = pair_for(0)
     drafts = [Draft(f"id-{n:021}", b"x", key=f"k{n}" if n % 3 else None) for n in range(40)]
     published = pair.once("orders", lambda store, operation: store.publish("orders", drafts, operation))

@@ -1,4 +1,4 @@
-"""Every statement finds its rows by an index: a queue may hold millions, and a step must not look at all of them."""
+"""Every statement finds its rows by an index: a queue may hold millions, and a step must not read them all."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from waypost.store.sqlite import SqliteStore
 from waypost.store.sqlite.executor import SqliteExecutor
 from waypost.testing.clock import ManualClock
 
-#: One row per queue, one row in all, or a parameter: read from end to end, and never long.
+#: One row per queue, one row in all, or a parameter: scanned whole, and never long.
 SHORT = ("wp_queue", "wp_meta", "wp_reserve", "json_each", "j VIRTUAL TABLE", "j", "(subquery")
 #: Indexes that find at most a handful of rows: sorting those costs nothing.
 FEW = ('"wp_message:id"', '"wp_message:owner"', '"wp_message:parked"', '"wp_completed:id"')
@@ -28,8 +28,8 @@ def executor_of(pair: Pair) -> SqliteExecutor:
     return executor
 
 
-def listen(executor: SqliteExecutor) -> set[str]:
-    """All statements that this executor runs from now on, with their values left out."""
+def record_statements(executor: SqliteExecutor) -> set[str]:
+    """Return a set that collects the statements of this executor from now on, without their values."""
     statements: set[str] = set()
 
     def record_statement(statement: str) -> None:
@@ -48,7 +48,7 @@ def listen(executor: SqliteExecutor) -> set[str]:
 
 
 def scans(connection: sqlite3.Connection, statement: str) -> list[str]:
-    """The steps of a statement's plan that scan a whole table, or must sort what an index has in order."""
+    """Return the steps of a statement's plan that scan a whole table, or sort what an index has in order."""
     plan = [str(row[3]) for row in connection.execute(f"EXPLAIN QUERY PLAN {statement}")]
     few = any(index in statement for index in FEW) or "json_each" in statement
     sorts = [] if few else [step for step in plan if "TEMP B-TREE" in step]
@@ -59,7 +59,7 @@ def scans(connection: sqlite3.Connection, statement: str) -> list[str]:
 def test_no_statement_of_any_verb_scans_a_whole_table(tmp_path: Path) -> None:
     pair = Pair(lambda clock: SqliteStore(tmp_path / "plans.db", clock=clock), seed=1)
     executor = executor_of(pair)
-    statements = listen(executor)
+    statements = record_statements(executor)
     for _ in range(250):
         queue = pair.step()
         filters = {name: pair.random.choice((None, None, "x")) for name in ("id", "key", "group", "reason")}
@@ -82,7 +82,7 @@ def test_no_statement_of_any_verb_scans_a_whole_table(tmp_path: Path) -> None:
 
 
 def steps_of(connection: sqlite3.Connection, work: Callable[[], object]) -> int:
-    """How many instructions of SQLite's machine a piece of work takes, in hundreds."""
+    """Return how many instructions of SQLite's virtual machine a piece of work takes, in hundreds."""
     counted = [0]
 
     def count() -> int:
@@ -124,7 +124,7 @@ def test_a_publish_a_claim_and_the_stats_cost_the_same_in_a_long_queue(tmp_path:
 
 
 @pytest.mark.promise("STORE-3", "PUB-3")
-def test_what_is_kept_for_repeats_and_windows_has_a_ceiling(tmp_path: Path) -> None:
+def test_the_memory_of_repeats_and_windows_is_bounded(tmp_path: Path) -> None:
     clock = ManualClock()
     store = SqliteStore(tmp_path / "bounded.db", clock=clock, replay_ttl_ms=60_000)
     pair = Pair(lambda _: store)

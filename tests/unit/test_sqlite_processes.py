@@ -1,4 +1,4 @@
-"""One file, many users: threads, processes, forks, and a writer that does not let go."""
+"""One file shared by threads, processes and forks, and a writer that holds the lock."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def start(path: Path, script: str) -> subprocess.Popen[str]:
 
 
 def printed_numbers(process: subprocess.Popen[str], input_text: str = "") -> list[int]:
-    """The numbers that a process printed before it ended well."""
+    """Return the numbers that a process printed; it must have ended with exit code 0."""
     output, errors = process.communicate(input_text, timeout=60)
     assert process.returncode == 0, errors
     return [int(number) for number in output.split()]
@@ -204,7 +204,7 @@ def test_threads_share_an_executor_and_claim_each_message_once(tmp_path: Path) -
     assert len(claimed) == 120
 
 
-# ---- a file that others have ------------------------------------------------------------------------------------
+# ---- a locked file ------------------------------------------------------------------------------------
 
 
 @pytest.mark.promise("STORE-3", "LEASE-14", "SEE-6")
@@ -224,7 +224,7 @@ def test_a_writer_that_waits_too_long_gets_an_error_and_readers_do_not_wait(tmp_
 
 
 @pytest.mark.promise("STORE-3", "LEASE-14")
-def test_a_writer_that_lets_go_in_time_costs_only_a_wait(tmp_path: Path) -> None:
+def test_a_writer_that_releases_the_lock_in_time_costs_only_a_wait(tmp_path: Path) -> None:
     path = tmp_path / "orders.db"
     store = SqliteStore(path)
     executor = store.connect(start_timeout=3)

@@ -1,4 +1,4 @@
-"""Programs of the machine that tests use: installed by root, told to anybody else, and never left out in silence."""
+"""System programs that tests use: installed by root, listed for other users, and never omitted silently."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def run_without(tmp_path: Path, text: str = PROBE, **environment: str) -> subpro
     )  # fmt: skip
 
 
-def test_a_test_whose_part_is_missing_is_told_at_the_end_and_the_others_run(tmp_path: Path) -> None:
+def test_a_test_whose_program_is_missing_is_listed_at_the_end_and_the_others_run(tmp_path: Path) -> None:
     ran = run_without(tmp_path)
     assert ran.returncode == 0, ran.stdout
     assert "1 passed, 1 skipped" in ran.stdout
@@ -47,19 +47,19 @@ def test_a_test_whose_part_is_missing_is_told_at_the_end_and_the_others_run(tmp_
     )
 
 
-def test_when_all_is_required_a_missing_part_is_a_failure(tmp_path: Path) -> None:
+def test_a_missing_program_is_a_failure_when_all_are_required(tmp_path: Path) -> None:
     ran = run_without(tmp_path, REQUIRE_ALL="1")
     assert ran.returncode == 1, ran.stdout
     assert "NOT RUN: 1 tests, need pgbouncer" in ran.stdout
 
 
-def test_a_part_that_is_not_on_the_list_is_an_error(tmp_path: Path) -> None:
+def test_a_program_that_is_not_on_the_list_is_an_error(tmp_path: Path) -> None:
     ran = run_without(tmp_path, PROBE.replace("pgbouncer", "rabbitmq"))
     assert ran.returncode != 0
     assert "which scripts/system_parts.py does not know" in ran.stdout + ran.stderr
 
 
-def test_somebody_who_is_not_root_is_told_one_line_and_nothing_is_run(
+def test_a_user_who_is_not_root_gets_one_line_and_nothing_is_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(system_parts, "PARTS", {"pgbouncer": ("/nowhere/pgbouncer",)})
@@ -71,7 +71,7 @@ def test_somebody_who_is_not_root_is_told_one_line_and_nothing_is_run(
     )
 
 
-def test_where_nothing_is_missing_nothing_is_said(
+def test_nothing_is_printed_when_no_program_is_missing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(system_parts, "PARTS", {"python": (sys.executable,)})

@@ -125,7 +125,7 @@ def judges(function: ast.AST) -> bool:
     return False
 
 
-def test_there_is_code_to_look_at() -> None:
+def test_there_is_code_to_check() -> None:
     assert len(PYTHON) > 10
 
 
@@ -139,7 +139,7 @@ def test_no_function_is_too_long_to_see_at_once() -> None:
     assert long == {}
 
 
-def test_every_module_says_what_it_is() -> None:
+def test_every_module_has_a_docstring() -> None:
     silent = [shown(path) for path in PYTHON if path.read_text().strip() and ast.get_docstring(tree(path)) is None]
     assert silent == []
 
@@ -150,7 +150,7 @@ def test_every_script_opens_with_a_comment(suffix: str) -> None:
     assert bare == []
 
 
-def test_no_data_can_become_code() -> None:
+def test_no_data_is_executed_as_code() -> None:
     hits = [
         f"{shown(path)}:{number}: {line}"
         for path in files(".py", folders=("src", "benchmarks", "examples", "scripts"))
@@ -164,7 +164,7 @@ def test_nothing_is_left_unfinished_in_the_code() -> None:
     assert found(UNFINISHED, ALL_TEXT) == []
 
 
-def test_no_path_of_somebodys_machine_is_written_down() -> None:
+def test_no_path_of_a_developers_machine_is_in_the_code() -> None:
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "pyproject.toml", ROOT / "Makefile"]
     assert found(MACHINE_PATH, [*ALL_TEXT, *pages]) == []
 
@@ -173,7 +173,7 @@ def test_no_file_carries_a_licence_of_its_own() -> None:
     assert found(LICENCE_HEADER, ALL_TEXT) == []
 
 
-def test_names_use_our_own_words() -> None:
+def test_names_use_the_vocabulary_of_this_project() -> None:
     foreign = [
         f"{shown(path)}:{line}: {name}"
         for path in files(".py", folders=("src",))
@@ -207,7 +207,7 @@ def test_a_private_word_in_a_name_is_found() -> None:
     assert private_words("MessageIdentity") == set()
 
 
-def test_every_test_judges_something() -> None:
+def test_every_test_has_an_assertion() -> None:
     tests = [*files(".py", folders=("tests",)), *files(".py", folders=("src/waypost/testing",))]
     idle = [
         f"{shown(path)}:{node.name}"
@@ -254,13 +254,13 @@ def kinds_compared(path: Path) -> Iterator[tuple[int, str]]:
                 yield part.lineno, ast.unparse(part)
 
 
-def test_nothing_outside_the_stores_asks_for_the_kind_of_a_store() -> None:
+def test_nothing_outside_the_stores_depends_on_the_kind_of_a_store() -> None:
     stores = ROOT / "src" / "waypost" / "store"
     paths = [path for path in files(".py", folders=("src",)) if stores not in path.parents]
     assert [f"{shown(path)}:{line}: {code}" for path in paths for line, code in kinds_compared(path)] == []
 
 
-def test_a_question_for_the_kind_of_a_store_is_found(tmp_path: Path) -> None:
+def test_code_that_depends_on_the_kind_of_a_store_is_found(tmp_path: Path) -> None:
     questions = (
         'store.kind == "valkey"', 'self._store.kind in ("sqlite",)', '"memory" != post.store.kind',
         "match store.kind:\n    case _: pass", "NAMES[store.kind]", "kind = store.kind",

@@ -1,4 +1,4 @@
-"""What of a URL is shown: never a secret, whatever the text; enough to know which server is meant."""
+"""Redacted URLs: never a secret, whatever the text, and enough to identify the server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from waypost.urls import HIDDEN, check_percent, check_url, holds_secret, read_ur
 pytestmark = pytest.mark.promise("SEE-6")
 
 CANARY = "Canary7Secret"
-#: What people put around and into passwords, all that has a meaning in a URL among it.
+#: What people put around and into passwords, with every character that has a meaning in a URL.
 AROUND = st.text(st.sampled_from("%:/@?#&=,;+ []\\'\"\t\n\x00\x1b\x9b\u202eäé漢aZ0-._~|*!$()"), max_size=6)
 SCHEMES = (
     "postgresql", "postgres", "valkey", "valkeys", "redis", "rediss", "valkey+sentinel", "valkey+cluster",
@@ -64,7 +64,7 @@ def url_with_parameter(draw: st.DrawFn) -> str:
 
 @st.composite
 def url_without_host(draw: st.DrawFn) -> str:
-    """The user forgot the host: what is left looks like a host and a port. (Not one that is a good URL by chance.)"""
+    """The user forgot the host: the rest resembles a host and a port. (Not one that is a valid URL by chance.)"""
     given = draw(secret().filter(lambda text: "@" not in text and not re.match(r"\d{0,5}[/,]", text)))
     return f"{draw(st.sampled_from(SCHEMES))}://u:{given}{draw(PATHS)}"
 
@@ -78,7 +78,7 @@ def keywords(draw: st.DrawFn) -> str:
 
 @st.composite
 def anything(draw: st.DrawFn) -> str:
-    """A text that is no URL."""
+    """A text that is not a URL."""
     text: str = draw(_anything().filter(lambda text: read_url(text) is None))
     return text
 
@@ -123,7 +123,7 @@ def test_no_secret_of_an_unknown_url_is_left_in_a_text(url: str) -> None:
 
 @settings(max_examples=500, deadline=None)
 @given(URLS)
-def test_what_is_refused_is_not_repeated(url: str) -> None:
+def test_a_refused_url_is_not_repeated_in_the_error(url: str) -> None:
     found: InvalidUrl | None = None
     try:
         check_percent(check_url(url))
@@ -143,7 +143,7 @@ def test_every_text_has_an_answer(text: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "shown"),
+    ("url", "redacted"),
     [
         ("postgresql://u:pa%ss@db:5432/shop", "postgresql://db:5432/shop"),
         ("postgresql://u:12/secret@db", f"postgresql://{HIDDEN}"),
@@ -152,7 +152,7 @@ def test_every_text_has_an_answer(text: Any) -> None:
         ("valkey+sentinel://u:p@a:1,b:2/orders/0?sentinel_password=x", f"valkey+sentinel://a:1,b:2/orders/0?{HIDDEN}"),
         ("valkey://:p@[::1]:6379/0", "valkey://[::1]:6379/0"),
         ("unix:///run/valkey.sock", "unix:///run/valkey.sock"),
-        ("sqlite:////var/lib/orders@home.db", "sqlite:////var/lib/orders@home.db"),
+        ("sqlite:////var/lib/orders@main.db", "sqlite:////var/lib/orders@main.db"),
         ("memory://orders", "memory://orders"),
         ("amqp://u:p@h/%2F", f"amqp://h/{HIDDEN}"),
         ("s3://AK:SK@bucket/lake", "s3://bucket/lake"),
@@ -160,12 +160,12 @@ def test_every_text_has_an_answer(text: Any) -> None:
         ("", HIDDEN),
     ],
 )
-def test_a_redacted_url_names_its_server(url: str, shown: str) -> None:
-    assert redact_url(url) == shown
+def test_a_redacted_url_names_its_server(url: str, redacted: str) -> None:
+    assert redact_url(url) == redacted
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    ("text", "redacted"),
     [
         ("see 'valkey://u:p@h:1'. And postgresql://a/b; done", "see 'valkey://h:1'. And postgresql://a/b; done"),
         ("password='a b' user=u", f"password={HIDDEN} user=u"),
@@ -173,8 +173,8 @@ def test_a_redacted_url_names_its_server(url: str, shown: str) -> None:
         ("nothing to hide", "nothing to hide"),
     ],
 )
-def test_a_text_keeps_what_is_no_secret(text: str, shown: str) -> None:
-    assert redact_text(text) == shown
+def test_a_text_keeps_what_is_no_secret(text: str, redacted: str) -> None:
+    assert redact_text(text) == redacted
 
 
 def test_a_short_password_hides_the_whole_text_of_a_driver() -> None:
@@ -182,7 +182,7 @@ def test_a_short_password_hides_the_whole_text_of_a_driver() -> None:
     assert redact_text("a port is a number", "valkey://u:p@h", ours=True) == "a port is a number"
 
 
-def test_what_a_terminal_would_act_on_is_written_as_an_escape() -> None:
+def test_terminal_control_characters_are_escaped() -> None:
     assert (
         printable("a\x1b[2J\x07\x9b\u202e\nb c\u00a0ä\U000e0001")
         == "a\\x1b[2J\\x07\\x9b\\u202e\\nb c\u00a0ä\\U000e0001"

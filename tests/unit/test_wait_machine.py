@@ -1,4 +1,4 @@
-"""The states of a waiting consumer: each transition that the module draws, without a store, a loop or a clock."""
+"""The states of a waiting consumer: each transition of the diagram, without a store, a loop or a clock."""
 
 from __future__ import annotations
 
@@ -128,9 +128,9 @@ def test_a_wait_that_starts_after_a_notification_is_interrupted_and_its_claim_an
         (("start_wait", "wait_started", "notify", "read_published"), True),
         (("start_wait", "wait_started", "read_published", "notify"), True),
         (("start_wait", "notify"), True),
-        # The unblock of an earlier wait, which came too late for that one, says nothing about this one.
+        # The unblock of an earlier wait, which came too late for that one, does not count for this one.
         (("start_wait", "wait_started", "notify", "read_unblocked_late"), True),
-        # An interrupt asks for no claim but the one behind the wait.
+        # An interrupt needs no claim but the one behind the wait.
         (("start_wait", "wait_started", "interrupt", "read_unblocked"), False),
         (("start_wait", "wait_started", "interrupt", "read_published"), False),
         # Chosen by a publish on the way to the server: its notification is answered by the claim, a second one is not.
@@ -169,17 +169,17 @@ def test_each_wait_has_an_unblock_value_of_its_own() -> None:
     assert len(values) == 3
 
 
-def test_the_drawing_names_each_state_and_each_event() -> None:
+def test_the_diagram_names_each_state_and_each_event() -> None:
     drawing = wait_machine.__doc__ or ""
     events = {name for name in vars(WaitMachine) if not name.startswith("_")} - {"state", "needs_poll", "unblock_value"}
-    words = set(drawing.replace(",", " ").replace("…", " ").split())
-    assert {state.name for state in WaitState} <= words
-    assert events <= words
-    assert {action.name for action in Action} <= words
+    names = set(drawing.replace(",", " ").replace("…", " ").split())
+    assert {state.name for state in WaitState} <= names
+    assert events <= names
+    assert {action.name for action in Action} <= names
 
 
 class ModelServer:
-    """A server and the way to it: requests and replies are under way until a step lets the next one arrive."""
+    """A server and the network to it: requests and replies are under way until a step delivers the next one."""
 
     def __init__(self) -> None:
         self.requests: list[str | None] = [None]  # None: the commands of the wait; else the value of an unblock

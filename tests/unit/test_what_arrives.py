@@ -1,4 +1,4 @@
-"""The table of every Python type: what arrives of it, with a declared type and without, or that it is refused."""
+"""The table of Python types: the decoded form of each, with and without a declared type, or its refusal."""
 
 from __future__ import annotations
 
@@ -81,23 +81,23 @@ PARCEL = Parcel(AT, {"a", "b"}, (1, 2), Decimal("1.50"), {1: "one"}, b"\xff", Mo
 
 
 class Row(NamedTuple):
-    #: What the page calls it, and the declared type.
+    #: The name of the value on the page, and the declared type.
     value: str
     declared: str
     body: Any
     as_type: Any
-    #: What arrives without a declared type, and how the page says it.
+    #: The decoded form without a declared type, and its text on the page.
     plain: Any
-    plain_said: str = "the same"
-    #: What arrives with it.
+    plain_text: str = "the same"
+    #: The decoded form with it.
     typed: Any = None
-    typed_said: str = "the same"
+    typed_text: str = "the same"
 
 
-def row(value: str, declared: str, body: Any, as_type: Any, plain: Any = REFUSED, said: str = "") -> Row:
-    """A value that its declared type restores."""
-    told = said or ("refused" if plain is REFUSED else "the same")
-    return Row(value, declared, body, as_type, plain, told, body)
+def row(value: str, declared: str, body: Any, as_type: Any, plain: Any = REFUSED, plain_text: str = "") -> Row:
+    """Return the row of a value that its declared type restores."""
+    text = plain_text or ("refused" if plain is REFUSED else "the same")
+    return Row(value, declared, body, as_type, plain, text, body)
 
 
 TABLE = [
@@ -141,8 +141,8 @@ TABLE = [
 
 @pytest.mark.promise("PUB-1")
 @pytest.mark.parametrize("row", TABLE, ids=lambda one: one.value)
-def test_the_page_lists_what_arrives(row: Row) -> None:
-    assert f"| {row.value} | {row.declared} | {row.plain_said} | {row.typed_said} |" in PAGE.read_text()
+def test_the_page_lists_each_type_with_its_decoded_form(row: Row) -> None:
+    assert f"| {row.value} | {row.declared} | {row.plain_text} | {row.typed_text} |" in PAGE.read_text()
 
 
 @pytest.fixture(params=MODES)
@@ -169,7 +169,7 @@ def check_arrives(post: Any, publish: Any, queue: Any, expected: Any) -> None:
 @pytest.mark.promise("PUB-1")
 @pytest.mark.parametrize("many", [False, True], ids=["one", "many"])
 @pytest.mark.parametrize("row", TABLE, ids=lambda one: one.value)
-def test_what_arrives_without_a_declared_type(post: Any, row: Row, many: bool) -> None:
+def test_the_decoded_form_without_a_declared_type(post: Any, row: Row, many: bool) -> None:
     def publish() -> None:
         post.publish_many("orders", [row.body]) if many else post.publish("orders", row.body)
 
@@ -179,7 +179,7 @@ def test_what_arrives_without_a_declared_type(post: Any, row: Row, many: bool) -
 @pytest.mark.promise("PUB-1", "FACE-1")
 @pytest.mark.parametrize("many", [False, True], ids=["one", "many"])
 @pytest.mark.parametrize("row", TABLE, ids=lambda one: one.value)
-def test_what_arrives_with_a_declared_type(post: Any, row: Row, many: bool) -> None:
+def test_the_decoded_form_with_a_declared_type(post: Any, row: Row, many: bool) -> None:
     queue: Queue[Any] = Queue("orders", row.as_type)
 
     def publish() -> None:
@@ -189,7 +189,7 @@ def test_what_arrives_with_a_declared_type(post: Any, row: Row, many: bool) -> N
 
 
 @pytest.mark.promise("PUB-1")
-def test_a_message_sent_on_and_a_schedule_keep_to_the_table(post: Any) -> None:
+def test_continuations_and_schedules_follow_the_same_table(post: Any) -> None:
     post.publish("orders", 1)
     with post.receive("orders") as message:
         with pytest.raises(errors.InvalidBody, match="is a tuple and would arrive as a list"):
@@ -208,7 +208,7 @@ def test_a_message_sent_on_and_a_schedule_keep_to_the_table(post: Any) -> None:
 
 @pytest.mark.promise("PUB-1", "SEE-6")
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "reason"),
     [
         ({"secret": (1, 2)}, r"\$\[...\] is a tuple and would arrive as a list"),
         ([{"secret": {1}}], r"\$\[0\]\[...\] is a set and would arrive as a list"),
@@ -218,8 +218,8 @@ def test_a_message_sent_on_and_a_schedule_keep_to_the_table(post: Any) -> None:
         (Loose({1}), r"\$.anything is a set and would arrive as a list"),
     ],
 )
-def test_a_refusal_names_place_and_type_and_quotes_nothing(body: object, said: str) -> None:
-    with pytest.raises(errors.InvalidBody, match=said) as caught:
+def test_a_refusal_names_place_and_type_and_quotes_nothing(body: object, reason: str) -> None:
+    with pytest.raises(errors.InvalidBody, match=reason) as caught:
         codec.encode_body(body)
     assert "secret" not in str(caught.value)
 
@@ -239,13 +239,13 @@ def test_a_body_that_is_not_of_the_declared_type_is_refused_at_the_publish(post:
 
 
 @pytest.mark.promise("PUB-4")
-def test_content_as_a_key_goes_by_what_arrives(post: Any) -> None:
-    names: Queue[Any] = Queue("names", set[str])
-    words = [f"name-{n}" for n in range(50)]
-    assert post.publish(names, set(words), key=CONTENT).status == "queued"
-    backwards = words[::-1]
-    assert post.publish(names, set(backwards), key=CONTENT).status == "duplicate"
-    assert post.publish_many(names, [set(backwards)], key=CONTENT)[0].status == "duplicate"
+def test_a_content_key_is_made_from_the_decoded_form(post: Any) -> None:
+    queue: Queue[Any] = Queue("names", set[str])
+    names = [f"name-{n}" for n in range(50)]
+    assert post.publish(queue, set(names), key=CONTENT).status == "queued"
+    backwards = names[::-1]
+    assert post.publish(queue, set(backwards), key=CONTENT).status == "duplicate"
+    assert post.publish_many(queue, [set(backwards)], key=CONTENT)[0].status == "duplicate"
     assert post.publish("orders", Order(1, 2), key=CONTENT).status == "queued"
     assert post.publish("orders", Order(1, 2.0), key=CONTENT).status == "duplicate"
     assert post.publish("orders", {"id": 1, "total": 2.0}, key=CONTENT).status == "queued"

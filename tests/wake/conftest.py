@@ -1,4 +1,4 @@
-"""Servers, and one hub of every kind: two hubs of a kind are two processes as far as words are concerned."""
+"""Servers, and a hub of every kind of channel. Two hubs of a kind see each other like two processes do."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from waypost.wake.hub import Hub, ThreadHub
 from waypost.wake.port import Topic
 
 
-class Notes:
-    """What a listener heard."""
+class Received:
+    """The notifications that a listener received."""
 
     def __init__(self) -> None:
         self.notifications: list[str] = []
@@ -35,14 +35,14 @@ class Notes:
         with self._lock:
             self.notifications.append(notification)
 
-    def heard(self, notification: str) -> Any:
-        """Wait for a word."""
-        return until(lambda: notification in self.notifications, f"the word {notification!r}")
+    def wait_for(self, notification: str) -> Any:
+        """Wait until a notification has arrived."""
+        return until(lambda: notification in self.notifications, f"the notification {notification!r}")
 
 
 @dataclass
-class Line:
-    """A channel: hubs on it, and a proxy before its server if it has one."""
+class ChannelSetup:
+    """A channel: hubs on it, and the proxy in front of its server if it has one."""
 
     maker: Callable[[], Hub]
     topic: Topic
@@ -50,18 +50,18 @@ class Line:
     hubs: list[Hub] = field(default_factory=list)
 
     def make(self) -> Hub:
-        """A hub, which ends with the test."""
+        """Return a new hub, which is stopped after the test."""
         self.hubs.append(self.maker())
         return self.hubs[-1]
 
     def stop(self) -> None:
-        """The end of all hubs."""
+        """Stop all hubs."""
         for hub in self.hubs:
             hub.stop()
         until(lambda: all(hub.state == "idle" for hub in self.hubs), "the end of all hubs")
 
     def pair(self) -> tuple[Hub, Hub]:
-        """One hub that hears and one that sends."""
+        """Return a hub that listens and one that sends."""
         return self.make(), self.make()
 
 
@@ -90,7 +90,7 @@ def namespace() -> str:
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """Near the root: the path of a socket has room for about 100 characters."""
+    """A short path: the path of a socket has room for about 100 characters."""
     path = Path(tempfile.mkdtemp(prefix="wp-wake-", dir="/tmp"))
     yield path
     shutil.rmtree(path, ignore_errors=True)
@@ -98,7 +98,7 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture
 def prepared(postgres: PostgresServer, namespace: str) -> PostgresServer:
-    """A PostgreSQL with the tables of this test."""
+    """A PostgreSQL server with the tables of this test."""
     migrate(postgres.url, namespace=namespace)
     return postgres
 
@@ -107,40 +107,42 @@ SERVED = ("valkey", "postgres", "nats")
 
 
 @pytest.fixture(params=("memory", "files", *SERVED))
-def line(request: pytest.FixtureRequest, namespace: str, folder: Path) -> Iterator[Line]:
+def channel(request: pytest.FixtureRequest, namespace: str, folder: Path) -> Iterator[ChannelSetup]:
     """Every kind of channel."""
     with ExitStack() as stack:
-        made = make_line(request.param, request.getfixturevalue, stack, namespace, folder)
+        made = make_channel(request.param, request.getfixturevalue, stack, namespace, folder)
         yield made
         made.stop()
 
 
 @pytest.fixture(params=SERVED)
-def served_line(request: pytest.FixtureRequest, namespace: str, folder: Path) -> Iterator[Line]:
+def server_channel(request: pytest.FixtureRequest, namespace: str, folder: Path) -> Iterator[ChannelSetup]:
     """Every channel with a server, behind a proxy."""
     with ExitStack() as stack:
-        made = make_line(request.param, request.getfixturevalue, stack, namespace, folder)
+        made = make_channel(request.param, request.getfixturevalue, stack, namespace, folder)
         yield made
         made.stop()
 
 
-def make_line(kind: str, server_of: Callable[[str], Any], stack: ExitStack, namespace: str, folder: Path) -> Line:
+def make_channel(
+    kind: str, server_of: Callable[[str], Any], stack: ExitStack, namespace: str, folder: Path
+) -> ChannelSetup:
     topic = Topic(namespace, "ready", "orders")
     if kind == "memory":
         hub = Hub()
-        return Line(lambda: hub, topic)
+        return ChannelSetup(lambda: hub, topic)
     if kind == "files":
         from waypost.wake.sqlite import FileHub
 
-        return Line(lambda: FileHub(str(folder / "orders.db")), topic)
+        return ChannelSetup(lambda: FileHub(str(folder / "orders.db")), topic)
     server = server_of(kind)
     proxy = stack.enter_context(Proxy(server.port))
     url = server.url.replace(f":{server.port}", f":{proxy.port}")
-    return Line(lambda: served_hub(kind, url), topic, proxy)
+    return ChannelSetup(lambda: served_hub(kind, url), topic, proxy)
 
 
 def served_hub(kind: str, url: str, timeout: float = 3.0) -> ThreadHub:
-    """A hub of its own, not the one that clients of this process share."""
+    """Return a new hub, not the one that clients of this process share."""
     if kind == "valkey":
         from waypost.store.valkey.sources import source_of
         from waypost.wake.valkey import ValkeyTransport

@@ -28,7 +28,7 @@ def _no_poll_comes_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     # Later than a test waits for anything, and sooner than a lease that began in it ends: a lease that would end
     # before the next poll keeps a worker from its blocking wait.
     monkeypatch.setattr(receive, "SAFETY_POLL_SECONDS", 1.5 * WAIT_SECONDS_MAX)
-    # With its echo, a poll of the worker is carried by the server too, and is none of the notifications counted here.
+    # The copies of its own polls that a worker receives are none of the notifications counted here.
     monkeypatch.setattr(Wakeups, "listen_to_own_polls", lambda self, name: None)
 
 
@@ -45,7 +45,7 @@ def server(request: pytest.FixtureRequest) -> EmbeddedServer:
 
 
 class Waits:
-    """A worker's client, a publisher, and what the server says of its blocked clients."""
+    """A worker's client, a publisher, and what the server reports about its blocked clients."""
 
     def __init__(self, harness: Harness, other: Waypost, raw: Any, namespace: str) -> None:
         self.harness = harness
@@ -65,11 +65,11 @@ class Waits:
         return [client for client in self.raw.client_list() if "b" in client["flags"]]
 
     def until_blocked(self, count: int = 1) -> None:
-        """Wait until so many loops are in a blocking wait."""
+        """Wait until `count` loops are in a blocking wait."""
         assert until(lambda: len(self.blocked()) == count, f"{count} blocking waits")
 
     def notifications(self) -> int:
-        """How many notifications the server has carried."""
+        """Return how many notifications the server has published."""
         return int(self.raw.info("commandstats").get("cmdstat_publish", {"calls": 0})["calls"])
 
     def unread(self) -> list[str]:
@@ -149,7 +149,7 @@ def test_a_worker_with_messages_under_way_is_notified(waits: Waits) -> None:
 
 
 @pytest.mark.promise("TIMER-2", "WAKE-5")
-def test_a_timer_is_slept_for_on_the_loop_and_not_in_a_blocking_wait(waits: Waits) -> None:
+def test_a_worker_sleeps_until_a_timer_on_its_loop_and_not_in_a_blocking_wait(waits: Waits) -> None:
     waits.handled()
     with waits.harness.working():
         waits.until_blocked()
@@ -225,7 +225,7 @@ def test_a_connection_that_is_cut_in_a_blocking_wait_costs_nothing(waits: Waits)
 
 
 @pytest.mark.promise("WAKE-1")
-def test_a_user_who_may_not_block_is_notified(server: EmbeddedServer, namespace: str) -> None:
+def test_a_user_without_the_right_to_block_is_notified(server: EmbeddedServer, namespace: str) -> None:
     polls: list[Observed] = []
     started: list[int] = []
     with client_of(server) as raw:

@@ -1,4 +1,4 @@
-"""What every channel does: words reach those who are meant, through cuts and restarts, over one connection."""
+"""What every channel does: notifications reach their listeners, through cuts and restarts, over one connection."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from tests.servers.valkey_setups import ClusterSetup, SentinelSetup, client_of
 from tests.waiting import until
-from tests.wake.conftest import Line, Notes, served_hub
+from tests.wake.conftest import ChannelSetup, Received, served_hub
 from waypost.operations import receive
 from waypost.operations.flow import drive
 from waypost.testing.servers import ValkeyServer
@@ -25,92 +25,92 @@ from waypost.wake.port import EVERYBODY, POLL_NOW, Topic
 from waypost.wake.sqlite import FileHub, SocketTransport, WatchingTransport
 
 
-def listening(hub: Hub, topic: Topic, name: str | None = "a", on_notification: Notes | None = None) -> Notes:
-    """A listener whose subscription is in force."""
-    notes = on_notification or Notes()
+def listen(hub: Hub, topic: Topic, name: str | None = "a", on_notification: Received | None = None) -> Received:
+    """Listen to a topic, and wait until the subscription is in force."""
+    notes = on_notification or Received()
     listener = hub.listen(topic, name, notes)
     assert until(lambda: listener.working, "the subscription")
     return notes
 
 
 @pytest.mark.promise("WAKE-1", "WAKE-4")
-def test_a_word_reaches_the_one_who_is_named_and_nobody_else(line: Line) -> None:
-    here, there = line.pair()
-    named, other = listening(here, line.topic, "a"), listening(here, line.topic, "b")
-    there.send(line.topic, ["a"])
-    assert named.heard("a")
-    there.send(line.topic, ["b"])
-    assert other.heard("b")
+def test_a_notification_reaches_only_the_listener_it_names(channel: ChannelSetup) -> None:
+    here, there = channel.pair()
+    named, other = listen(here, channel.topic, "a"), listen(here, channel.topic, "b")
+    there.send(channel.topic, ["a"])
+    assert named.wait_for("a")
+    there.send(channel.topic, ["b"])
+    assert other.wait_for("b")
     assert "b" not in named.notifications
     assert "a" not in other.notifications
 
 
 @pytest.mark.promise("WAKE-1", "WAKE-2")
-def test_a_word_to_everybody_reaches_all_of_a_topic_and_none_of_another(line: Line) -> None:
-    here, there = line.pair()
-    notes = [listening(here, line.topic, name) for name in ("a", "b", None)]
-    elsewhere = listening(here, line.topic._replace(queue="billing"), "a")
-    there.send(line.topic, [EVERYBODY])
+def test_a_notification_to_all_reaches_every_listener_of_its_topic_and_no_other(channel: ChannelSetup) -> None:
+    here, there = channel.pair()
+    notes = [listen(here, channel.topic, name) for name in ("a", "b", None)]
+    elsewhere = listen(here, channel.topic._replace(queue="billing"), "a")
+    there.send(channel.topic, [EVERYBODY])
     for one in notes:
-        assert one.heard(EVERYBODY)
-    there.send(line.topic._replace(queue="billing"), ["a"])
-    assert elsewhere.heard("a")
+        assert one.wait_for(EVERYBODY)
+    there.send(channel.topic._replace(queue="billing"), ["a"])
+    assert elsewhere.wait_for("a")
     assert EVERYBODY not in elsewhere.notifications
 
 
 @pytest.mark.promise("WAKE-1")
-def test_a_listener_without_a_name_hears_every_notification_of_its_topic(line: Line) -> None:
-    here, there = line.pair()
-    topic = line.topic._replace(kind="held")
-    notes = listening(here, topic, None)
+def test_a_listener_without_a_name_receives_every_notification_of_its_topic(channel: ChannelSetup) -> None:
+    here, there = channel.pair()
+    topic = channel.topic._replace(kind="held")
+    notes = listen(here, topic, None)
     there.send(topic, ["0123456789", "=abc"])
-    assert notes.heard("=abc")
+    assert notes.wait_for("=abc")
     assert [notification for notification in notes.notifications if notification != POLL_NOW] == ["0123456789", "=abc"]
 
 
 @pytest.mark.promise("STORE-6", "WAKE-4")
-def test_namespaces_do_not_hear_each_other(line: Line) -> None:
-    here, there = line.pair()
-    notes = listening(here, line.topic, "a")
-    there.send(line.topic._replace(namespace="others"), ["a"])
-    there.send(line.topic, [EVERYBODY])
-    assert notes.heard(EVERYBODY)
+def test_namespaces_do_not_receive_each_others_notifications(channel: ChannelSetup) -> None:
+    here, there = channel.pair()
+    notes = listen(here, channel.topic, "a")
+    there.send(channel.topic._replace(namespace="others"), ["a"])
+    there.send(channel.topic, [EVERYBODY])
+    assert notes.wait_for(EVERYBODY)
     assert "a" not in notes.notifications
 
 
 @pytest.mark.promise("WAKE-4")
 @pytest.mark.parametrize("queue", ["q" * 128, "a.b..c.", "a:b:ready", "A-1"])
-def test_every_name_of_a_queue_can_be_a_topic(line: Line, queue: str) -> None:
-    here, there = line.pair()
-    notes = listening(here, line.topic._replace(queue=queue), "a")
-    there.send(line.topic._replace(queue=queue), ["a"])
-    assert notes.heard("a")
+def test_every_name_of_a_queue_can_be_a_topic(channel: ChannelSetup, queue: str) -> None:
+    here, there = channel.pair()
+    notes = listen(here, channel.topic._replace(queue=queue), "a")
+    there.send(channel.topic._replace(queue=queue), ["a"])
+    assert notes.wait_for("a")
 
 
 @pytest.mark.promise("WAKE-2")
-def test_hundreds_of_names_arrive_together(line: Line) -> None:
-    here, there = line.pair()
+def test_hundreds_of_names_arrive_together(channel: ChannelSetup) -> None:
+    here, there = channel.pair()
     names = [f"host-{number}:{'x' * 100}" for number in range(512)]
-    first, last = listening(here, line.topic, names[0]), listening(here, line.topic, names[-1])
-    there.send(line.topic, names)
-    assert first.heard(names[0])
-    assert last.heard(names[-1])
+    first, last = listen(here, channel.topic, names[0]), listen(here, channel.topic, names[-1])
+    there.send(channel.topic, names)
+    assert first.wait_for(names[0])
+    assert last.wait_for(names[-1])
 
 
 @pytest.mark.promise("WAKE-3")
-def test_a_callback_that_fails_harms_no_other(line: Line, caplog: pytest.LogCaptureFixture) -> None:
-    here, there = line.pair()
+def test_a_callback_that_fails_harms_no_other(channel: ChannelSetup, caplog: pytest.LogCaptureFixture) -> None:
+    here, there = channel.pair()
 
     def fail(notification: str) -> None:
         raise RuntimeError("not now")
 
     with caplog.at_level(logging.CRITICAL, "waypost"):
-        here.listen(line.topic, "a", fail)
-        notes = listening(here, line.topic, "a")
+        here.listen(channel.topic, "a", fail)
+        notes = listen(here, channel.topic, "a")
         for _ in range(2):
             notes.notifications.clear()
-            there.send(line.topic, ["a"])
-            assert notes.heard("a")
+            there.send(channel.topic, ["a"])
+            assert notes.wait_for("a")
 
 
 @pytest.mark.promise("WAKE-3")
@@ -123,7 +123,7 @@ def test_one_connection_serves_all_listeners_and_ends_with_the_last(valkey: Valk
 
         before = connections()
         assert hub.state == "idle"
-        listeners = [hub.listen(Topic(namespace, "ready", f"q{n % 5}"), f"name-{n}", Notes()) for n in range(50)]
+        listeners = [hub.listen(Topic(namespace, "ready", f"q{n % 5}"), f"name-{n}", Received()) for n in range(50)]
         assert until(lambda: all(listener.working for listener in listeners))
         assert connections() == before + 1
         for listener in listeners[1:]:
@@ -133,53 +133,55 @@ def test_one_connection_serves_all_listeners_and_ends_with_the_last(valkey: Valk
         listeners[0].close()
         assert until(lambda: connections() == before, "the end of the connection")
         assert until(lambda: hub.state == "idle", "the end of the thread")
-        again = hub.listen(Topic(namespace, "ready", "q0"), "name", Notes())
-        assert until(lambda: again.working, "a new beginning")
+        again = hub.listen(Topic(namespace, "ready", "q0"), "name", Received())
+        assert until(lambda: again.working, "the new connection")
         again.close()
 
 
 @pytest.mark.promise("WAKE-3")
-def test_a_cut_heals_by_itself_and_everybody_looks_once(served_line: Line, caplog: pytest.LogCaptureFixture) -> None:
-    here, there = served_line.pair()
-    notes = listening(here, served_line.topic)
-    assert served_line.proxy is not None
+def test_a_cut_connection_is_restored_and_every_listener_polls_once(
+    server_channel: ChannelSetup, caplog: pytest.LogCaptureFixture
+) -> None:
+    here, there = server_channel.pair()
+    notes = listen(here, server_channel.topic)
+    assert server_channel.proxy is not None
     with caplog.at_level(logging.INFO, "waypost"):
         for _ in range(3):
             notes.notifications.clear()
-            served_line.proxy.cut()
+            server_channel.proxy.cut()
             # Once because it broke, once because it works again.
             assert until(lambda: notes.notifications.count(POLL_NOW) >= 2 and here.state == "working", "the repair")
 
-            def told() -> bool:
-                # The sender's own connection was cut too; a word that it loses with it is not sent again.
-                there.send(served_line.topic, ["a"])
+            def is_received() -> bool:
+                # The sender's own connection was cut too; a notification lost with it is not sent again.
+                there.send(server_channel.topic, ["a"])
                 return "a" in notes.notifications
 
-            assert until(told, "a word after the cut")
+            assert until(is_received, "a notification after the cut")
     broken = [record for record in caplog.records if record.__dict__.get("event") == "wake_broken"]
     assert len(broken) >= 3
 
 
 @pytest.mark.promise("WAKE-3")
-def test_a_server_that_is_away_for_long_is_told_once(
-    served_line: Line, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_server_that_stays_unreachable_is_logged_once(
+    server_channel: ChannelSetup, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(hubs, "RETRY_MAX_SECONDS", 0.02)
     monkeypatch.setattr(hubs, "RETRY_FIRST_SECONDS", 0.01)
-    assert served_line.proxy is not None
-    served_line.proxy.refuse()
+    assert server_channel.proxy is not None
+    server_channel.proxy.refuse()
     tries: list[int] = []
-    hub = served_line.make()
+    hub = server_channel.make()
     assert isinstance(hub, ThreadHub)
     make = hub._make
     hub._make = lambda: tries.append(1) or make()  # type: ignore[func-returns-value]
     with caplog.at_level(logging.WARNING, "waypost"):
-        listener = hub.listen(served_line.topic, "a", Notes())
+        listener = hub.listen(server_channel.topic, "a", Received())
         assert until(lambda: len(tries) >= 5, "five tries")
         assert hub.state == "broken"
         assert not listener.working
         assert len([r for r in caplog.records if r.__dict__.get("event") == "wake_broken"]) == 1
-        served_line.proxy.heal()
+        server_channel.proxy.heal()
         assert until(lambda: listener.working, "the repair")
     listener.close()
 
@@ -196,10 +198,10 @@ def test_a_half_open_connection_is_noticed(
     with Proxy(server.port) as proxy:
         hub = served_hub(kind, server.url.replace(f":{server.port}", f":{proxy.port}"), timeout=0.5)
         topic = Topic(namespace, "ready", "orders")
-        listener = hub.listen(topic, "a", Notes())
+        listener = hub.listen(topic, "a", Received())
         assert until(lambda: listener.working)
         proxy.silence()
-        assert until(lambda: not listener.working, "the notice that nothing comes through")
+        assert until(lambda: not listener.working, "the discovery of the silent connection")
         proxy.heal()
         assert until(lambda: listener.working, "the repair")
         listener.close()
@@ -207,72 +209,72 @@ def test_a_half_open_connection_is_noticed(
 
 
 @pytest.mark.promise("WAKE-3")
-def test_words_that_are_sent_before_a_client_ends_have_left(line: Line) -> None:
-    here, there = line.pair()
-    notes = listening(here, line.topic)
-    there.send(line.topic, ["a"])
+def test_notifications_are_sent_before_a_client_closes(channel: ChannelSetup) -> None:
+    here, there = channel.pair()
+    notes = listen(here, channel.topic)
+    there.send(channel.topic, ["a"])
     assert there.flush(10)
-    assert notes.heard("a")
+    assert notes.wait_for("a")
 
 
 @pytest.mark.promise("WAKE-4", "STORE-1")
-def test_words_pass_through_every_node_of_a_cluster(namespace: str) -> None:
+def test_notifications_pass_through_every_node_of_a_cluster(namespace: str) -> None:
     with ClusterSetup() as setup:
         topic = Topic(namespace, "ready", "orders")
         hub = served_hub("valkey", setup.url)
-        notes = listening(hub, topic)
+        notes = listen(hub, topic)
         for server in setup.servers:
             notes.notifications.clear()
             with client_of(server) as client:
                 client.publish(f"{{{namespace}:orders}}:ready", "a")
-            assert notes.heard("a")
+            assert notes.wait_for("a")
         there = served_hub("valkey", setup.url)
         notes.notifications.clear()
         there.send(topic, ["a"])
-        assert notes.heard("a")
+        assert notes.wait_for("a")
         hub.stop()
         there.stop()
 
 
 @pytest.mark.promise("WAKE-4", "STORE-1")
-def test_words_come_again_after_a_promotion(namespace: str) -> None:
+def test_notifications_arrive_again_after_a_failover(namespace: str) -> None:
     with SentinelSetup() as setup:
         topic = Topic(namespace, "ready", "orders")
         hub = served_hub("valkey", setup.url)
-        notes = listening(hub, topic)
+        notes = listen(hub, topic)
         setup.fail_over()
         assert until(lambda: hub.state == "working" and POLL_NOW in notes.notifications, "the repair")
         with client_of(setup.primary) as client:
 
-            def told() -> bool:
+            def is_received() -> bool:
                 client.publish(f"{{{namespace}:orders}}:ready", "a")
                 return "a" in notes.notifications
 
-            assert until(told, "a word from the new primary")
+            assert until(is_received, "a notification from the new primary")
         hub.stop()
 
 
 @pytest.mark.promise("WAKE-4", "STORE-3")
-def test_words_pass_between_processes_beside_a_file(folder: Path, namespace: str) -> None:
+def test_notifications_pass_between_processes_that_share_a_file(folder: Path, namespace: str) -> None:
     path = folder / "orders.db"
     hub = FileHub(str(path))
-    notes = listening(hub, Topic(namespace, "ready", "orders"))
+    notes = listen(hub, Topic(namespace, "ready", "orders"))
     script = (
         "import sys; from waypost.wake.sqlite import FileHub; from waypost.wake.port import Topic; "
         f"FileHub({str(path)!r}).send(Topic({namespace!r}, 'ready', 'orders'), ['a'])"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
-    assert notes.heard("a")
+    assert notes.wait_for("a")
     hub.stop()
 
 
 @pytest.mark.promise("WAKE-4", "STORE-3")
-def test_sockets_of_processes_that_were_killed_are_swept_away(folder: Path, namespace: str) -> None:
+def test_sockets_of_killed_processes_are_removed(folder: Path, namespace: str) -> None:
     path = folder / "orders.db"
     script = (
         "import os, time; from waypost.wake.sqlite import FileHub; from waypost.wake.port import Topic\n"
-        f"hub = FileHub({str(path)!r}); ear = hub.listen(Topic({namespace!r}, 'ready', 'orders'), 'a', print)\n"
-        "while not ear.working: time.sleep(0.001)\n"
+        f"hub = FileHub({str(path)!r}); listener = hub.listen(Topic({namespace!r}, 'ready', 'orders'), 'a', print)\n"
+        "while not listener.working: time.sleep(0.001)\n"
         "os.kill(os.getpid(), 9)"
     )
     subprocess.run([sys.executable, "-c", script], check=False, timeout=60)
@@ -283,15 +285,15 @@ def test_sockets_of_processes_that_were_killed_are_swept_away(folder: Path, name
 
 
 def transport_of(hub: FileHub, namespace: str) -> object:
-    """What a hub listens with, once it does."""
-    notes = listening(hub, Topic(namespace, "ready", "orders"))
+    """Return the transport of a hub once it listens."""
+    notes = listen(hub, Topic(namespace, "ready", "orders"))
     assert notes is not None
     return hub._transport
 
 
 @pytest.mark.promise("WAKE-4", "STORE-3")
 def test_files_and_sockets_behind_a_planted_link_are_left_alone(folder: Path, namespace: str) -> None:
-    path, target = folder / "orders.db", folder / "home"
+    path, target = folder / "orders.db", folder / "target"
     sqlite3.connect(path).close()
     target.mkdir()
     (target / "letter").write_text("dear")
@@ -308,10 +310,10 @@ def test_files_and_sockets_behind_a_planted_link_are_left_alone(folder: Path, na
 
 
 @pytest.mark.promise("WAKE-4", "STORE-3")
-def test_what_is_no_socket_of_ours_in_the_directory_stays(folder: Path, namespace: str) -> None:
+def test_files_that_are_not_our_sockets_stay_in_the_directory(folder: Path, namespace: str) -> None:
     path = folder / "orders.db"
     hub = FileHub(str(path))
-    listening(hub, Topic(namespace, "ready", "orders"))
+    listen(hub, Topic(namespace, "ready", "orders"))
     beside = Path(f"{path}-wake")
     assert stat.S_IMODE(beside.stat().st_mode) == 0o700
     (folder / "letter").write_text("dear")
@@ -337,16 +339,16 @@ def test_what_is_no_socket_of_ours_in_the_directory_stays(folder: Path, namespac
 
 
 @pytest.mark.promise("WAKE-4", "STORE-3")
-def test_processes_of_one_pid_listen_beside_each_other(folder: Path, namespace: str) -> None:
+def test_processes_with_the_same_pid_listen_side_by_side(folder: Path, namespace: str) -> None:
     """As in containers that share a volume, where each is process 1."""
     path = folder / "orders.db"
     script = (
         "import os, sys; os.getpid = lambda: 1\n"
         "from waypost.wake.sqlite import FileHub; from waypost.wake.port import Topic\n"
-        "def hear(word):\n"
-        "    if word: print(word, flush=True)\n"
-        f"hub = FileHub({str(path)!r}); ear = hub.listen(Topic({namespace!r}, 'ready', 'orders'), 'a', hear)\n"
-        "while not ear.working: pass\n"
+        "def write(notification):\n"
+        "    if notification: print(notification, flush=True)\n"
+        f"hub = FileHub({str(path)!r}); listener = hub.listen(Topic({namespace!r}, 'ready', 'orders'), 'a', write)\n"
+        "while not listener.working: pass\n"
         "print('listening', flush=True); sys.stdin.read()"
     )
     others = [
@@ -402,7 +404,7 @@ def test_a_directory_of_another_user_is_not_used(folder: Path, namespace: str) -
 
 
 @pytest.mark.promise("WAKE-4", "STORE-3")
-def test_where_no_socket_fits_the_file_itself_is_watched(folder: Path, namespace: str) -> None:
+def test_where_the_path_is_too_long_for_a_socket_the_file_itself_is_watched(folder: Path, namespace: str) -> None:
     from waypost import Waypost
 
     path = folder / ("x" * 80) / "orders.db"
@@ -411,11 +413,11 @@ def test_where_no_socket_fits_the_file_itself_is_watched(folder: Path, namespace
         hub = post.wakeups.channel
         assert isinstance(hub, FileHub)
         post.policy("orders")
-        notes = listening(hub, Topic(namespace, "ready", "orders"), "sleepy")
+        notes = listen(hub, Topic(namespace, "ready", "orders"), "sleepy")
         assert until(lambda: POLL_NOW in notes.notifications)
         assert isinstance(hub._transport, WatchingTransport)
         drive(post._connected(), receive.claim(post._context, "orders", 1, sleeper="sleepy"))
         notes.notifications.clear()
         post.publish("orders", 1)
-        assert notes.heard("sleepy")
+        assert notes.wait_for("sleepy")
         hub.stop()

@@ -1,4 +1,4 @@
-"""The option `wake`: what it takes, what it refuses, and what belongs to a store without it."""
+"""The option `wake`: which values it accepts, which it refuses, and the channel of each store without it."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def test_every_store_has_its_own_channel(url: str, kind: str) -> None:
 
 @pytest.mark.promise("WAKE-4", "SEE-6")
 @pytest.mark.parametrize("wake", ["", "always", "http://127.0.0.1", "sqlite:///orders.db", "postgresql+psycopg://h/d"])
-def test_a_channel_that_is_not_known_is_refused(wake: str) -> None:
+def test_an_unknown_channel_is_refused(wake: str) -> None:
     with pytest.raises(InvalidUrl, match="wake="):
         Waypost("memory://", wake=wake)
 
 
 @pytest.mark.promise("WAKE-4", "SEE-6")
 @pytest.mark.parametrize("wake", [5, object(), ["valkey://127.0.0.1"]])
-def test_what_is_no_channel_is_refused(wake: Any) -> None:
+def test_an_object_that_is_no_channel_is_refused(wake: Any) -> None:
     with pytest.raises(ConfigurationError, match="wake="):
         Waypost("memory://", wake=wake)
 
@@ -73,7 +73,7 @@ def test_clients_of_one_place_share_a_channel_and_others_do_not(tmp_path: Path) 
 
 
 @pytest.mark.promise("FACE-5", "WAKE-4")
-def test_without_its_driver_a_channel_says_what_to_install() -> None:
+def test_a_channel_without_its_driver_names_the_package_to_install() -> None:
     script = (
         "import sys; sys.modules['nats'] = None\n"
         "from waypost import Waypost\n"
@@ -88,7 +88,9 @@ def test_without_its_driver_a_channel_says_what_to_install() -> None:
 @pytest.mark.promise("STORE-5", "WAKE-3")
 @pytest.mark.parametrize("resp", [2, 3])
 @pytest.mark.parametrize("decode", [False, True])
-def test_a_client_that_is_handed_in_is_woken_too(valkey: ValkeyServer, namespace: str, resp: int, decode: bool) -> None:
+def test_a_client_on_the_callers_connection_is_woken_too(
+    valkey: ValkeyServer, namespace: str, resp: int, decode: bool
+) -> None:
     import redis
 
     started: list[int] = []
@@ -106,7 +108,7 @@ def test_a_client_that_is_handed_in_is_woken_too(valkey: ValkeyServer, namespace
 
 
 @pytest.mark.promise("STORE-5", "WAKE-3")
-def test_an_asyncio_client_that_is_handed_in_is_woken_too(valkey: ValkeyServer, namespace: str) -> None:
+def test_an_async_client_on_the_callers_connection_is_woken_too(valkey: ValkeyServer, namespace: str) -> None:
     import redis.asyncio
 
     async def scenario() -> None:
@@ -129,7 +131,9 @@ async def _received(post: AsyncWaypost) -> Any:
 
 
 @pytest.mark.promise("STORE-1", "WAKE-4")
-def test_a_user_without_channels_publishes_and_one_with_them_is_woken(valkey: ValkeyServer, namespace: str) -> None:
+def test_a_user_without_channel_rights_publishes_and_one_with_them_is_woken(
+    valkey: ValkeyServer, namespace: str
+) -> None:
     from tests.servers.valkey_setups import client_of
 
     with client_of(valkey) as client:
@@ -146,7 +150,7 @@ def test_a_user_without_channels_publishes_and_one_with_them_is_woken(valkey: Va
         with post.worker():
             assert until(lambda: post.stats("orders").sleepers == 1, "a sleeper")
             assert silent.publish("orders", 1).status == "queued"
-            # Nobody could be told: the safety poll finds it.
+            # No worker could be notified: the safety poll finds it.
             assert until(lambda: started == [1], "the start")
             post.publish("orders", 2)
             assert until(lambda: started == [1, 2], "the start")

@@ -1,4 +1,4 @@
-"""When a worker polls again soon instead of falling asleep, by a clock of the test."""
+"""When a worker polls again soon instead of falling asleep, on a clock that the test controls."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from waypost.worker.waiter import LATE_COMMIT_POLL_SECONDS, POLL_SOON_SECONDS_MA
 
 
 class Scenario:
-    """Claims one after the other, each as long as the test says."""
+    """Claims one after the other, whose durations the test chooses."""
 
     def __init__(self, *, late_commits: bool = False) -> None:
         self.now = 100.0
@@ -24,14 +24,14 @@ class Scenario:
 
 
 @pytest.mark.promise("WAKE-2")
-def test_a_message_now_and_then_is_slept_for() -> None:
+def test_a_worker_sleeps_between_rare_messages() -> None:
     scenario = Scenario()
     assert not any(scenario.claim(1, after=0.005) for _ in range(100))
     assert scenario.poll_soon.poll_soon_ms is None
 
 
 @pytest.mark.promise("WAKE-2")
-def test_a_worker_that_finds_much_polls_again_soon_and_says_when() -> None:
+def test_a_busy_worker_polls_again_soon_and_reports_when() -> None:
     scenario = Scenario()
     polled_soon = [scenario.claim(2, after=0.002) for _ in range(100)]
     assert not polled_soon[0]
@@ -42,7 +42,7 @@ def test_a_worker_that_finds_much_polls_again_soon_and_says_when() -> None:
 
 
 @pytest.mark.promise("WAKE-2")
-def test_a_worker_that_finds_nothing_falls_asleep_and_takes_its_promise_back() -> None:
+def test_a_worker_that_finds_nothing_falls_asleep_and_withdraws_its_promise_to_poll() -> None:
     scenario = Scenario()
     for _ in range(100):
         scenario.claim(2, after=0.002)
@@ -65,7 +65,7 @@ def test_after_polling_soon_the_first_sleeps_are_short() -> None:
 
 
 @pytest.mark.promise("WAKE-5")
-def test_where_notifications_can_come_before_the_commit_all_work_is_followed_by_polls() -> None:
+def test_where_commits_become_visible_late_all_work_is_followed_by_polls() -> None:
     scenario = Scenario(late_commits=True)
     assert scenario.poll_soon.nap(5.0) == 5.0
     scenario.claim(1, after=1.0)

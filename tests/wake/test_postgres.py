@@ -1,4 +1,4 @@
-"""Words of PostgreSQL travel with the commit, and are not sent where nobody sleeps or no word would arrive."""
+"""Notifications of PostgreSQL are sent at the commit, and not at all where no sleeper would receive them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from tests.servers.pgbouncer import PgBouncer
 from tests.waiting import until
-from tests.wake.conftest import Notes, served_hub
+from tests.wake.conftest import Received, served_hub
 from waypost import Waypost
 from waypost.operations import receive
 from waypost.operations.flow import drive
@@ -26,15 +26,15 @@ from waypost.wake.postgres import channel_of
 
 
 class Listener:
-    """Somebody who hears all words on a queue."""
+    """A connection that receives all notifications of a queue."""
 
     def __init__(self, url: str, namespace: str, queue: str = "orders") -> None:
         self.url = url
         self.connection = psycopg.connect(url, autocommit=True)
         self.connection.execute(f'LISTEN "{channel_of(Topic(namespace, "ready", queue))}"')
 
-    def heard(self) -> list[str]:
-        """What has arrived until a word of our own does."""
+    def received(self) -> list[str]:
+        """Return what has arrived before a notification of our own."""
         with psycopg.connect(self.url, autocommit=True) as other:
             channel = self.connection.execute("SELECT pg_listening_channels()").fetchone()
             assert channel is not None
@@ -60,7 +60,7 @@ def put_to_sleep(post: Waypost, *names: str) -> None:
 
 
 @pytest.mark.promise("WAKE-4", "BOX-2")
-def test_a_word_is_heard_with_the_commit_and_never_of_what_was_undone(
+def test_a_notification_is_sent_at_the_commit_and_none_after_a_rollback(
     prepared: PostgresServer, namespace: str, listener: Listener
 ) -> None:
     with Waypost(prepared.url, namespace=namespace) as post:
@@ -78,33 +78,35 @@ def test_a_word_is_heard_with_the_commit_and_never_of_what_was_undone(
         with psycopg.connect(prepared.url) as connection:
             connection.execute("SELECT 1")
             publish(connection)
-            assert listener.heard() == []
+            assert listener.received() == []
             connection.rollback()
-            assert listener.heard() == []
+            assert listener.received() == []
             connection.execute("SELECT 1")
             publish(connection)
-            assert listener.heard() == []
+            assert listener.received() == []
             connection.commit()
-        assert listener.heard() == ["@b"]
+        assert listener.received() == ["@b"]
 
 
 @pytest.mark.promise("WAKE-4")
-def test_where_nobody_sleeps_nothing_is_sent(prepared: PostgresServer, namespace: str, listener: Listener) -> None:
+def test_without_sleepers_nothing_is_sent(prepared: PostgresServer, namespace: str, listener: Listener) -> None:
     with Waypost(prepared.url, namespace=namespace) as post:
         post.publish("orders", 1)
-        assert listener.heard() == ["*"]
+        assert listener.received() == ["*"]
         for number in range(50):
             post.publish("orders", number)
         post.publish_many("orders", range(100))
-        assert listener.heard() == []
+        assert listener.received() == []
 
 
 @pytest.mark.promise("WAKE-4")
-def test_who_listens_elsewhere_is_not_told_here(prepared: PostgresServer, namespace: str, listener: Listener) -> None:
+def test_sleepers_of_another_channel_are_not_notified_on_this_one(
+    prepared: PostgresServer, namespace: str, listener: Listener
+) -> None:
     with Waypost(prepared.url, namespace=namespace) as post:
         put_to_sleep(post, "elsewhere", "@here")
         post.publish_many("orders", range(2))
-        assert listener.heard() == ["@here"]
+        assert listener.received() == ["@here"]
 
 
 @pytest.mark.promise("WAKE-2", "WAKE-4")
@@ -113,12 +115,14 @@ def test_many_names_go_in_several_payloads(prepared: PostgresServer, namespace: 
     with Waypost(prepared.url, namespace=namespace) as post:
         put_to_sleep(post, *names)
         post.publish_many("orders", range(120))
-        assert sorted(listener.heard()) == names
+        assert sorted(listener.received()) == names
 
 
 @pytest.mark.promise("WAKE-4")
 @pytest.mark.parametrize("queue", ["orders", "q" * 128, "a:b.c-d"])
-def test_the_server_and_the_client_spell_a_channel_alike(prepared: PostgresServer, namespace: str, queue: str) -> None:
+def test_the_server_and_the_client_compute_the_same_channel_name(
+    prepared: PostgresServer, namespace: str, queue: str
+) -> None:
     with psycopg.connect(prepared.url) as connection:
         row = connection.execute(f'SELECT "{namespace}_channel"(%s)', (queue,)).fetchone()
     assert row == (channel_of(Topic(namespace, "ready", queue)),)
@@ -126,7 +130,9 @@ def test_the_server_and_the_client_spell_a_channel_alike(prepared: PostgresServe
 
 
 @pytest.mark.promise("WAKE-3", "STORE-5")
-def test_a_pool_that_is_handed_in_lends_no_connection_for_ever(prepared: PostgresServer, namespace: str) -> None:
+def test_a_connection_pool_of_the_caller_lends_no_connection_permanently(
+    prepared: PostgresServer, namespace: str
+) -> None:
     from psycopg_pool import ConnectionPool
 
     started: list[int] = []
@@ -148,7 +154,7 @@ def test_a_pool_that_is_handed_in_lends_no_connection_for_ever(prepared: Postgre
 
 @pytest.mark.needs("pgbouncer")
 @pytest.mark.promise("WAKE-4", "STORE-2", "TIMER-3")
-def test_behind_a_pooler_that_breaks_listen_workers_poll_and_it_is_said_once(
+def test_behind_a_pooler_that_breaks_listen_workers_poll_and_log_it_once(
     prepared: PostgresServer, namespace: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     started: list[int] = []
@@ -170,9 +176,9 @@ def test_behind_a_pooler_that_breaks_listen_workers_poll_and_it_is_said_once(
                 other.publish("orders", number)
                 assert until(lambda n=number: n in started, "the start")  # type: ignore[misc]
             assert other.stats("orders").sleepers == 0
-    told = [record for record in caplog.records if record.__dict__.get("event") == "wake_broken"]
-    assert len(told) == 1
-    assert "pooler" in told[0].getMessage()
+    warnings = [record for record in caplog.records if record.__dict__.get("event") == "wake_broken"]
+    assert len(warnings) == 1
+    assert "pooler" in warnings[0].getMessage()
 
 
 @pytest.mark.needs("pgbouncer")
@@ -197,7 +203,7 @@ def test_a_restarted_server_is_listened_to_again(namespace: str) -> None:
     with PostgresServer() as server:
         migrate(server.url, namespace=namespace)
         hub = served_hub("postgres", server.url)
-        notes = Notes()
+        notes = Received()
         listener = hub.listen(Topic(namespace, "ready", "orders"), "a", notes)
         assert until(lambda: listener.working)
         server.kill()
@@ -206,7 +212,7 @@ def test_a_restarted_server_is_listened_to_again(namespace: str) -> None:
         assert until(lambda: listener.working, "the repair")
         with psycopg.connect(server.url, autocommit=True) as connection:
             connection.execute("SELECT pg_notify(%s, 'a')", (channel_of(listener.topic),))
-        assert notes.heard("a")
+        assert notes.received("a")
         hub.stop()
 
 
@@ -241,7 +247,7 @@ def test_a_message_that_is_committed_while_a_worker_falls_asleep_is_not_left_beh
                     while len(started) < number + 2 and time.monotonic() < deadline:
                         time.sleep(0.005)
                     if len(started) < number + 2:
-                        # What the safety poll is for: a step that takes longer than those who wake look back.
+                        # This is what the safety poll is for: a step that took longer than a woken worker polls again.
                         left_behind += 1
                         worker._worker.poll_now("orders")
                     assert until(lambda n=number: len(started) == n + 2, "both starts")  # type: ignore[misc]

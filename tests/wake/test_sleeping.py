@@ -1,6 +1,6 @@
-"""Workers and waiting calls that sleep until they are woken: here no poll would come in time.
+"""Workers and waiting calls that sleep until they are woken: here no safety poll would come in time.
 
-The safety poll is made so long that a worker or call that is not woken makes the test fail by its timeout.
+The safety poll is so long that a test whose worker or call is not woken fails by its timeout.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def url(request: pytest.FixtureRequest, folder: Path) -> str:
 
 
 class Scene:
-    """A worker's client, and another one that publishes: both see the same store and nothing of each other."""
+    """A worker's client and another one that publishes. They share the store and nothing else."""
 
     def __init__(self, harness: Harness, other: Waypost) -> None:
         self.harness = harness
@@ -57,7 +57,7 @@ class Scene:
         self.started: list[Any] = []
 
     def asleep(self, count: int = 1) -> None:
-        """Wait until so many sleep."""
+        """Wait until `count` workers sleep."""
         assert until(lambda: self.other.stats("orders").sleepers == count, f"{count} sleepers")
 
     def count(self) -> int:
@@ -101,7 +101,7 @@ def test_a_sleeping_worker_starts_what_is_published(scene: Scene) -> None:
 
 
 @pytest.mark.promise("WAKE-5", "TIMER-2")
-def test_an_idle_worker_asks_its_store_for_nothing(scene: Scene) -> None:
+def test_an_idle_worker_sends_its_store_nothing(scene: Scene) -> None:
     handled(scene)
     with scene.harness.working():
         scene.asleep()
@@ -122,7 +122,7 @@ def test_timers_start_at_their_time_with_no_polls_in_between(scene: Scene) -> No
         scene.asleep()
         scene.other.publish("orders", "timer", delay=0.7)
         assert until(lambda: scene.started == ["timer"], "the start of the timer")
-        # One look when it was woken for the new timer, and a few around the moment itself.
+        # One claim when it was woken for the new timer, and a few around the due time.
         assert scene.count() <= 8
 
 
@@ -141,7 +141,7 @@ def test_a_timer_that_comes_before_the_one_slept_for_is_on_time(scene: Scene) ->
 
 
 @pytest.mark.promise("QUEUE-1", "WAKE-5")
-def test_resume_wakes_who_sleeps_on_a_paused_queue(scene: Scene) -> None:
+def test_resume_wakes_the_sleepers_of_a_paused_queue(scene: Scene) -> None:
     handled(scene)
     scene.other.pause("orders")
     with scene.harness.working():
@@ -154,7 +154,7 @@ def test_resume_wakes_who_sleeps_on_a_paused_queue(scene: Scene) -> None:
 
 @pytest.mark.promise("WAKE-5", "LEASE-8")
 @pytest.mark.parametrize("after", [0, 0.3])
-def test_what_another_client_sends_back_is_taken_on_time(scene: Scene, after: float) -> None:
+def test_a_message_given_back_by_another_client_is_claimed_on_time(scene: Scene, after: float) -> None:
     handled(scene)
     scene.other.publish("orders", "again")
     with scene.other.receive("orders") as message:
@@ -170,7 +170,7 @@ def test_what_another_client_sends_back_is_taken_on_time(scene: Scene, after: fl
 
 
 def message_end(post: Waypost, message: Any) -> None:
-    """Settle now what the end of the block would settle."""
+    """Settle the message now, as the end of the block would."""
     from waypost.operations.flow import drive
 
     settlement = message.settlement(Retry(after=0), None) if message.outcome is None else message.settlement(None, ANY)
@@ -186,7 +186,7 @@ ANY: Any = _Any()
 
 
 @pytest.mark.promise("LEASE-4", "WAKE-5")
-def test_a_lease_that_ends_is_taken_over_without_a_poll(scene: Scene) -> None:
+def test_an_expired_lease_is_reclaimed_without_a_safety_poll(scene: Scene) -> None:
     handled(scene)
     scene.other.configure("orders", lease=1.5)
     scene.other.publish("orders", "orphan")
@@ -195,13 +195,13 @@ def test_a_lease_that_ends_is_taken_over_without_a_poll(scene: Scene) -> None:
     assert len(claimed.leases) == 1
     with scene.harness.working():
         assert until(lambda: scene.started == ["orphan"], "the takeover")
-        # One look to learn of the lease, one or two because wake-ups began to work, and few around its end.
+        # One claim that learns of the lease, one or two because wake-ups began to work, and a few around its end.
         assert scene.count() <= 12
 
 
 @pytest.mark.promise("LEASE-4", "WAKE-5")
 @pytest.mark.parametrize(("lease_ms", "most"), [(1_000, 1.0), (60_000, 60.0), (None, LONG_SECONDS), (1, 0.05)])
-def test_who_sleeps_looks_often_enough_to_see_every_lease_before_it_ends(lease_ms: int | None, most: float) -> None:
+def test_sleepers_poll_often_enough_to_see_every_lease_before_it_ends(lease_ms: int | None, most: float) -> None:
     nap = receive.Nap()
     for _ in range(10):
         seconds = nap.seconds(Claimed([], None, None, None, False, 0, lease_ms), None, woken=True)
@@ -228,7 +228,7 @@ def test_a_cancel_reaches_a_running_handler_long_before_its_next_renewal(scene: 
         assert until(lambda: scene.started, "the start")
         target = {"id": published.id} if by == "id" else {"key": "k"}
         assert scene.other.cancel("orders", **target) == "requested"
-        assert ended.wait(20), "the handler was not told"
+        assert ended.wait(20), "the handler was not cancelled"
         assert until(lambda: scene.other.ledger("orders").cancelled == 1)
 
 
@@ -251,20 +251,20 @@ def test_a_call_that_waits_for_a_message_is_woken(scene: Scene) -> None:
 
 
 @pytest.mark.promise("WAKE-2")
-def test_a_call_that_waited_in_vain_leaves_no_sleeper_behind(scene: Scene) -> None:
-    def looks() -> int:
+def test_a_call_that_timed_out_is_no_longer_a_sleeper(scene: Scene) -> None:
+    def claims() -> int:
         before = scene.count()
         with scene.harness.receive("orders", wait=0.1) as message:
             assert message is None
         assert scene.other.stats("orders").sleepers == 0
         return scene.count() - before
 
-    # The first ones subscribe, and look once more for it.
-    assert until(lambda: looks() == 2, "a call that looks when it begins and when it ends")
+    # The first calls subscribe, and claim once more after that.
+    assert until(lambda: claims() == 2, "a call that claims when it begins and when it ends")
 
 
 @pytest.mark.promise("WAKE-2", "LEASE-11")
-def test_a_worker_that_stops_leaves_no_sleeper_behind(scene: Scene) -> None:
+def test_a_stopped_worker_is_no_longer_a_sleeper(scene: Scene) -> None:
     handled(scene)
     with scene.harness.working():
         scene.asleep()
@@ -272,7 +272,7 @@ def test_a_worker_that_stops_leaves_no_sleeper_behind(scene: Scene) -> None:
 
 
 @pytest.mark.promise("WAKE-2")
-def test_who_has_room_left_is_woken_while_it_works(scene: Scene) -> None:
+def test_a_worker_with_free_slots_is_woken_while_it_works(scene: Scene) -> None:
     release = threading.Event()
 
     @scene.harness.handler("orders", concurrency=5)
@@ -290,7 +290,7 @@ def test_who_has_room_left_is_woken_while_it_works(scene: Scene) -> None:
 
 
 def forget_sleepers(post: Waypost, namespace: str) -> None:
-    """Take the memory of who sleeps away behind everybody's back."""
+    """Remove all sleepers from the store."""
     store: Any = post.store
     match store.kind:
         case "memory":
@@ -414,7 +414,7 @@ def test_clients_and_workers_of_a_process_share_one_subscription(
 def waiting_for(
     scene: Scene, published: Published, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[threading.Thread, list[object]]:
-    """A client that sleeps until the end of a message or chain, and what it got in the end."""
+    """A client that sleeps until the end of a message or chain, and its result."""
     monkeypatch.setattr(wait, "SAFETY_POLL_SECONDS", LONG_SECONDS)
     asleep = threading.Event()
     sleep = wait._EndWait.sleep
@@ -442,14 +442,14 @@ def waiting_for(
 
 
 def let_a_lease_end(scene: Scene) -> None:
-    """Claim the message, and go away with it."""
+    """Claim the message, and let its lease end."""
     assert scene.other.receive("orders", wait=0, renew=False).__enter__() is not None
     assert until(lambda: scene.other.stats("orders").next_lease_ms == 0, "the end of the lease")
 
 
 @pytest.mark.promise("WAKE-1", "CHAIN-1", "LEASE-5")
 @pytest.mark.parametrize("way", ["buried", "cancelled", "dropped", "triggered", "replaced", "at most once"])
-def test_who_waits_for_a_message_that_another_step_ends_is_told(
+def test_a_waiting_call_is_woken_when_another_step_ends_its_message(
     scene: Scene, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene.other.configure("orders", lease=0.3, max_deliveries=1)
@@ -488,7 +488,7 @@ def test_who_waits_for_a_message_that_another_step_ends_is_told(
 @pytest.mark.promise("WAKE-1", "CHAIN-1")
 @pytest.mark.parametrize("way", ["id", "key", "purge"])
 @pytest.mark.parametrize("what", ["result", "chain"])
-def test_who_waits_for_a_message_that_is_removed_is_told(
+def test_a_waiting_call_is_woken_when_its_message_is_removed(
     scene: Scene, way: str, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     published = scene.other.publish("orders", 1, key="a", chain=what == "chain")

@@ -18,7 +18,7 @@ _numbers = itertools.count()
 
 @pytest.fixture
 def short_folder() -> Iterator[Path]:
-    """Near the root: beside a file with a long path there is no room for the sockets of its wake-ups."""
+    """A short path: beside a file with a long path there is no room for its wake-up sockets."""
     with tempfile.TemporaryDirectory(prefix="wp-worker-", dir="/tmp") as path:
         yield Path(path)
 
@@ -36,7 +36,7 @@ def url(request: pytest.FixtureRequest, short_folder: Path) -> str:
 
 @pytest.fixture
 def namespace(request: pytest.FixtureRequest) -> str:
-    """A name of its own for each test, with tables where the store needs them."""
+    """A new namespace for each test, with tables where the store needs them."""
     name = f"worker-{next(_numbers)}"
     if "url" in request.fixturenames and (url := request.getfixturevalue("url")).startswith("postgresql"):
         migrate(url, namespace=name)

@@ -36,7 +36,7 @@ class Harness:
         self.loop.close()
 
     def done(self, answer: Any) -> Any:
-        """The result of a call: awaited if it must be."""
+        """Return the result of a call, awaited in async mode."""
         if inspect.iscoroutine(answer):
             return asyncio.run_coroutine_threadsafe(answer, self.loop).result(WAIT_SECONDS_MAX * 2)
         return answer
@@ -85,7 +85,7 @@ class Harness:
 
     @contextmanager
     def working(self, *, timeout: float = 5.0, **options: Any) -> Iterator[Any]:
-        """A worker in the background; it is stopped at the end."""
+        """Run a worker in the background, and stop it at the end."""
         worker = self.post.worker(**options)
         self.done(worker.start())
         try:
@@ -94,17 +94,17 @@ class Harness:
             self.done(worker.stop(timeout))
 
     def run(self) -> Drained:
-        """Work until nothing is ready."""
+        """Run a worker until nothing is ready."""
         report: Drained = self.done(self.post.worker().run(until_empty=True, signals=False))
         return report
 
     def ended(self, queue: str) -> int:
-        """How many messages have come to their end."""
+        """Return how many messages have ended."""
         ledger = self.ledger(queue)
         return int(ledger.done + ledger.dead + ledger.dropped + ledger.cancelled + ledger.replaced)
 
     def check(self, queue: str) -> None:
-        """What holds of every queue at any moment."""
+        """Check what holds for every queue at any moment."""
         ledger = self.ledger(queue)
         assert ledger.balance == 0
         assert ledger.unexplained == 0

@@ -1,4 +1,4 @@
-"""Handlers for processes: found by their names, so they stand at the top of a module."""
+"""Handlers for processes: imported by name, so they are functions of a module."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Order:
 
 
 class Jammed(Exception):
-    """An error whose constructor wants more than its text."""
+    """An error whose constructor needs more than its text."""
 
     def __init__(self, wheel: int, *, why: object) -> None:
         super().__init__(wheel, why)
@@ -118,14 +118,14 @@ def die(how: str) -> None:
 
 
 def hang(path: str, message: Message[str]) -> None:
-    """Hangs on its first delivery, after a note of its process and of its worker."""
+    """Hang on the first delivery, after noting the pids of this process and its worker."""
     note(path, f"{os.getpid()} {os.getppid()} {message.deliveries}")
     if message.deliveries == 1 and message.attempts == 0:
         threading.Event().wait()
 
 
 def hold(seconds: float) -> None:
-    """In C, without letting go of the interpreter's lock."""
+    """Run in C without releasing the GIL."""
     ctypes.PyDLL(None).usleep(int(seconds * 1_000_000))
 
 
@@ -152,7 +152,7 @@ def unkeepable(number: int) -> object:
 
 
 def cube(number: int) -> int:
-    """Returns its result."""
+    """Return the result."""
     return number**3
 
 
@@ -161,5 +161,5 @@ def sends_canary_on(body: Any, message: Message[Any]) -> None:
 
 
 def repeats_on(body: Any, message: Message[Any]) -> None:
-    """Sends its own body on."""
+    """Send its own body on."""
     message.then("next", body, headers={"own": "1"})

@@ -1,4 +1,4 @@
-"""What an application gives to its client: state and headers for handlers, middleware, the list of its queues."""
+"""What an application passes to its client: state for handlers, middleware, the list of its queues."""
 
 from __future__ import annotations
 
@@ -33,15 +33,17 @@ class App:
 
 
 class AppInTests(App):
-    """What its tests put in its place."""
+    """The replacement of the state in tests."""
 
 
-# ---- what a handler is given ---------------------------------------------------------------------------------
+# ---- the arguments of a handler ---------------------------------------------------------------------------------
 
 
 @pytest.mark.promise("FACE-1")
 @pytest.mark.parametrize("is_async", [True, False], ids=["async-handler", "sync-handler"])
-def test_headers_and_state_are_given_where_they_are_asked_for(url: str, namespace: str, is_async: bool) -> None:
+def test_handlers_get_headers_and_state_where_a_parameter_is_annotated_so(
+    url: str, namespace: str, is_async: bool
+) -> None:
     app = AppInTests()
     with Harness("async" if is_async else "sync", url, namespace=namespace, state=app) as harness:
         assert harness.post.state is app
@@ -60,7 +62,7 @@ def test_headers_and_state_are_given_where_they_are_asked_for(url: str, namespac
 
 
 @pytest.mark.promise("FACE-1")
-def test_names_decide_where_there_is_no_annotation_and_batches_get_lists() -> None:
+def test_parameters_without_annotation_are_chosen_by_name_and_batches_get_lists() -> None:
     app = App()
     with Harness("sync", "memory://application-names", state=app) as harness:
 
@@ -73,7 +75,7 @@ def test_names_decide_where_there_is_no_annotation_and_batches_get_lists() -> No
     assert app.seen == [([0, 1], [{"n": "0"}, {"n": "1"}], [one.id for one in published])]
 
 
-def test_an_annotation_counts_more_than_a_name() -> None:
+def test_an_annotation_wins_over_a_parameter_name() -> None:
     seen: list[Any] = []
     with Harness("sync", "memory://application-annotations", state={"a": "dict"}) as harness:
 
@@ -92,7 +94,7 @@ def test_an_annotation_counts_more_than_a_name() -> None:
     assert ({"one": 1}, {"a": "dict"}) in seen
 
 
-def test_a_parameter_that_nobody_can_fill_is_named_when_the_handler_is_registered() -> None:
+def test_a_parameter_without_a_value_is_named_when_the_handler_is_registered() -> None:
     def wants_app(body: str, app: App) -> None: ...
     def wants_two(body: str, other: int) -> None: ...
     def keyword(body: str, *, message: Message[str]) -> None: ...
@@ -111,12 +113,12 @@ def test_a_parameter_that_nobody_can_fill_is_named_when_the_handler_is_registere
 
 # ---- middleware ----------------------------------------------------------------------------------------------
 
-told: contextvars.ContextVar[str] = contextvars.ContextVar("told", default="nothing")
+entered: contextvars.ContextVar[str] = contextvars.ContextVar("entered", default="nothing")
 
 
 @dataclass
 class Noting(Middleware):
-    """Says when it is entered and left, in each of the four methods."""
+    """Notes when it is entered and left, in each of the four methods."""
 
     name: str
     notes: list[str] = field(default_factory=list)
@@ -133,7 +135,7 @@ class Noting(Middleware):
 
     def handle(self, messages: Sequence[Message[Any]], call_next: Callable[[], Any]) -> Any:
         self.notes.append(f"{self.name} in")
-        told.set(self.name)
+        entered.set(self.name)
         try:
             return call_next()
         finally:
@@ -141,7 +143,7 @@ class Noting(Middleware):
 
     async def handle_async(self, messages: Sequence[Message[Any]], call_next: Callable[[], Awaitable[Any]]) -> Any:
         self.notes.append(f"{self.name} in")
-        told.set(self.name)
+        entered.set(self.name)
         await asyncio.sleep(0)
         try:
             return await call_next()
@@ -151,7 +153,7 @@ class Noting(Middleware):
 
 @pytest.mark.promise("FACE-1")
 @pytest.mark.parametrize("is_async", [True, False], ids=["async-handler", "sync-handler"])
-def test_middleware_stands_around_publishes_and_handlers_the_first_outermost(
+def test_middleware_wraps_publishes_and_handlers_the_first_outermost(
     harness: Harness, url: str, namespace: str, is_async: bool
 ) -> None:
     notes: list[str] = []
@@ -159,7 +161,7 @@ def test_middleware_stands_around_publishes_and_handlers_the_first_outermost(
     with Harness(harness.mode, url, namespace=namespace, middleware=middleware) as noted:
 
         def note(message: Message[str]) -> None:
-            notes.append(f"handled {message.body} {sorted(message.headers)} {told.get()}")
+            notes.append(f"handled {message.body} {sorted(message.headers)} {entered.get()}")
 
         async def awaits(message: Message[str]) -> None:
             await asyncio.sleep(0)
@@ -246,7 +248,7 @@ def test_a_body_that_cannot_be_read_is_undecodable_behind_middleware_too() -> No
             assert [letter.reason for letter in harness.dead_letters(queue)] == ["undecodable"]
 
 
-def test_middleware_of_the_wrong_colour_is_refused_rather_than_passed_by() -> None:
+def test_sync_middleware_for_an_async_call_and_the_reverse_is_refused() -> None:
     class Blocks(Middleware):
         def publish(self, outgoing: Outgoing, call_next: Callable[[Outgoing], list[Published]]) -> list[Published]:
             return call_next(outgoing)
@@ -268,7 +270,7 @@ def test_middleware_of_the_wrong_colour_is_refused_rather_than_passed_by() -> No
         post.handler("orders")(blocks)
 
 
-def test_middleware_runs_where_its_handler_does() -> None:
+def test_middleware_runs_in_the_thread_or_task_of_its_handler() -> None:
     places: list[str] = []
 
     class Places(Middleware):
@@ -335,7 +337,7 @@ def test_a_strict_client_refuses_queues_that_were_not_declared_and_names_close_o
 
 
 @pytest.mark.promise("PUB-8")
-def test_handlers_declare_their_queues_and_without_strictness_every_name_will_do() -> None:
+def test_handlers_declare_their_queues_and_a_client_that_is_not_strict_accepts_any_name() -> None:
     post = Waypost("memory://strict-handlers", strict_queues=True)
     post.handler("orders")(lambda body: None)
     assert post.publish("orders", 1).status == "queued"
@@ -383,7 +385,7 @@ def test_a_strict_client_refuses_to_send_on_to_a_queue_that_was_not_declared(mod
 
 @pytest.mark.promise("PUB-8")
 @pytest.mark.parametrize("batch", [None, 2])
-def test_what_a_process_sends_on_to_an_unknown_queue_is_a_failure_of_its_handler(batch: int | None) -> None:
+def test_a_continuation_to_an_unknown_queue_from_a_process_fails_its_handler(batch: int | None) -> None:
     with Harness("sync", f"memory://strict-process-{batch}", queues=["orders", "next"], strict_queues=True) as client:
         sends = process_handlers.sends_on if batch is None else process_handlers.sends_all_on
         client.handler("orders", process=True, concurrency=1, retry=NoRetry(), batch=batch)(sends)
@@ -401,7 +403,7 @@ def test_what_a_process_sends_on_to_an_unknown_queue_is_a_failure_of_its_handler
 
 @dataclass
 class Marking(Middleware):
-    """Marks every message that is published, by whatever way; drops and refuses as the body says."""
+    """Marks every published message, however it is published; drops or refuses it if its body demands that."""
 
     seen: list[tuple[str, str, Any]] = field(default_factory=list)
 
@@ -436,7 +438,7 @@ def marks(harness: Harness, queue: str) -> list[tuple[Any, str | None, int]]:
 
 @pytest.mark.promise("FACE-1")
 @pytest.mark.parametrize("kind", ["async", "thread", "process", "block"])
-def test_middleware_stands_around_what_a_message_sends_on(harness: Harness, kind: str) -> None:
+def test_middleware_wraps_continuations_of_a_message(harness: Harness, kind: str) -> None:
     harness.publish_many("orders", ["keep", "change"])
     marking = marked_harness(harness)
     if kind == "async":
@@ -468,7 +470,7 @@ def test_middleware_stands_around_what_a_message_sends_on(harness: Harness, kind
 
 
 @pytest.mark.promise("FACE-1", "PUB-6")
-def test_a_message_that_comes_again_passes_no_middleware_a_second_time(harness: Harness) -> None:
+def test_a_redelivered_message_passes_publish_middleware_only_once(harness: Harness) -> None:
     harness.publish("orders", "change", headers={"mark": "first"})
     marking = marked_harness(harness)
     with harness.receive("orders") as message:
@@ -479,7 +481,7 @@ def test_a_message_that_comes_again_passes_no_middleware_a_second_time(harness: 
 
 
 @pytest.mark.promise("FACE-1")
-def test_middleware_may_keep_back_or_refuse_what_is_sent_on(harness: Harness) -> None:
+def test_middleware_may_drop_or_refuse_a_continuation(harness: Harness) -> None:
     harness.publish_many("orders", [{"then": "drop"}, {"then": "refuse"}])
     marked_harness(harness)
 
@@ -499,7 +501,7 @@ def test_middleware_may_keep_back_or_refuse_what_is_sent_on(harness: Harness) ->
 
 
 @pytest.mark.promise("FACE-1", "CRON-7")
-def test_middleware_stands_around_schedules_that_fire_or_are_triggered(harness: Harness) -> None:
+def test_middleware_wraps_schedules_that_fire_or_are_triggered(harness: Harness) -> None:
     marking = marked_harness(harness)
     harness.save_schedule("often", queue="ticks", every=0.05, max_fires=2, body="keep", headers={"own": "1"})
     harness.save_schedule("never", queue="ticks", every=3600, body="change")

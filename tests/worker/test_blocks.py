@@ -59,7 +59,7 @@ def test_the_lease_of_a_block_is_renewed_while_it_runs(harness: Harness, url: st
 
 @pytest.mark.promise("LEASE-16")
 @pytest.mark.parametrize("how", ["receive", "consume"])
-def test_a_block_may_leave_its_lease_alone(harness: Harness, url: str, namespace: str, how: str) -> None:
+def test_a_block_may_turn_lease_renewal_off(harness: Harness, url: str, namespace: str, how: str) -> None:
     harness.configure("orders", lease=LEASE)
     harness.publish("orders", 1)
     options: dict[str, Any] = {"wait": 20, "renew": False}
@@ -73,7 +73,7 @@ def test_a_block_may_leave_its_lease_alone(harness: Harness, url: str, namespace
 
 
 @pytest.mark.promise("LEASE-16", "LEASE-3")
-def test_a_block_is_told_when_its_lease_ends_though_the_store_is_silent(
+def test_a_block_learns_that_its_lease_ended_although_the_store_is_silent(
     harness: Harness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     healed = threading.Event()
@@ -95,7 +95,7 @@ def test_a_block_is_told_when_its_lease_ends_though_the_store_is_silent(
 
 
 @pytest.mark.promise("LEASE-16", "LEASE-12")
-def test_a_block_is_told_of_a_cancel_by_its_next_renewal(harness: Harness) -> None:
+def test_a_block_learns_of_a_cancel_at_its_next_renewal(harness: Harness) -> None:
     harness.configure("orders", lease=LEASE)
     published = harness.publish("orders", 1)
     with harness.receive("orders", wait=20) as message:

@@ -1,4 +1,4 @@
-"""`max_pending`: which ways into a queue keep to it, and that those which may pass it are counted."""
+"""`max_pending`: which ways into a queue respect it, and that messages which may pass it are counted."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def records(session: Session, count: int) -> list[RelayRecord]:
 
 
 async def send_at_once(url: str, namespace: str, batches: list[list[RelayRecord]]) -> list[list[Confirmation]]:
-    """Relays that know nothing of each other, all of which look for room before any of them sends."""
+    """Independent relays, all of which check for room before any of them sends."""
     targets = [WaypostTarget(url, "next", namespace=namespace) for _ in batches]
     for target in targets:
         await target.open()
@@ -67,7 +67,7 @@ def test_relays_at_once_do_not_pass_the_cap(harness: Harness, url: str, namespac
 
 
 @pytest.mark.promise("SEE-2", "FACE-2")
-def test_what_passed_the_cap_is_shown_by_commands_and_metrics(
+def test_messages_past_the_cap_are_counted_by_commands_and_metrics(
     harness: Harness, url: str, namespace: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     harness.configure("next", max_pending=1)

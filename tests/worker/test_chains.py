@@ -36,13 +36,13 @@ def test_a_result_is_there_when_its_message_is_done(harness: Harness) -> None:
     with harness.working():
         published = harness.publish("sums", [1, 2, 3])
         assert harness.wait_result(published, timeout=20) == 6
-        # It is kept, and can be asked for again.
+        # It is kept, and can be read again.
         assert harness.wait_result(published, timeout=20) == 6
 
 
 @pytest.mark.promise("CHAIN-1")
 @pytest.mark.parametrize("blocks", [False, True], ids=["async", "thread"])
-def test_what_a_handler_returns_can_be_its_result(harness: Harness, blocks: bool) -> None:
+def test_the_return_value_of_a_handler_can_be_its_result(harness: Harness, blocks: bool) -> None:
     def add(numbers: list[int]) -> int:
         return sum(numbers)
 
@@ -74,25 +74,25 @@ def test_a_result_that_cannot_be_kept_does_not_run_the_handler_again(
 
             with harness.working():
                 published = harness.publish(f"sums-{mode}", mode)
-                for ask in (harness.wait_result, lambda p, timeout: harness.result(p.queue, p.id)):
+                for get in (harness.wait_result, lambda p, timeout: harness.result(p.queue, p.id)):
                     with pytest.raises(ResultNotKept, match=why):
-                        ask(published, timeout=20)
+                        get(published, timeout=20)
             assert calls[-1] == mode
             assert harness.ledger(f"sums-{mode}").done == 1
     assert calls == ["sync", "async"]
-    told = [event for event in seen if event.event == "result_not_kept"]
-    assert [(event.outcome, event.queue) for event in told] == [("failure", "sums-sync"), ("failure", "sums-async")]
+    reported = [event for event in seen if event.event == "result_not_kept"]
+    assert [(event.outcome, event.queue) for event in reported] == [("failure", "sums-sync"), ("failure", "sums-async")]
     logged = [vars(record)["message_id"] for record in caplog.records if vars(record).get("event") == "result_not_kept"]
-    assert logged == [event.message_id for event in told]
+    assert logged == [event.message_id for event in reported]
 
 
-def test_a_batch_has_no_one_result() -> None:
+def test_a_batch_handler_has_no_single_result() -> None:
     with Harness("sync", "memory://") as harness, pytest.raises(ConfigurationError, match="batch"):
         harness.handler("lists", result_ttl=60, batch=10)(lambda bodies: None)
 
 
 @pytest.mark.promise("CHAIN-1")
-def test_a_message_that_keeps_no_result_ends_the_wait_too(harness: Harness) -> None:
+def test_a_message_without_a_result_ends_the_wait_too(harness: Harness) -> None:
     begun = threading.Event()
     go_on = threading.Event()
 
@@ -110,7 +110,7 @@ def test_a_message_that_keeps_no_result_ends_the_wait_too(harness: Harness) -> N
 
 
 @pytest.mark.promise("CHAIN-1")
-def test_death_ends_the_wait_with_its_reason(harness: Harness) -> None:
+def test_a_dead_letter_ends_the_wait_with_its_reason(harness: Harness) -> None:
     @harness.handler("payments")
     def refuse(body: Any) -> Dead:
         return Dead("rejected", "no such card")
@@ -140,7 +140,7 @@ def test_a_wait_always_has_an_end(harness: Harness) -> None:
 
 
 @pytest.mark.promise("CHAIN-1")
-def test_a_message_that_never_was_cannot_be_waited_for(harness: Harness) -> None:
+def test_a_message_that_never_existed_cannot_be_waited_for(harness: Harness) -> None:
     unknown = Published("0" * 24, "queued", "orders")
     with pytest.raises(EndUnknown, match="has no record"):
         harness.wait_result(unknown, timeout=20)
@@ -179,7 +179,7 @@ def test_a_chain_of_five_steps_over_three_queues_ends_with_the_last_result(harne
 
 
 @pytest.mark.promise("CHAIN-2")
-def test_a_chain_that_breaks_tells_which_message_broke_it(harness: Harness) -> None:
+def test_a_failed_chain_names_the_message_that_failed(harness: Harness) -> None:
     @harness.handler("begin")
     def begin(body: Any, message: Message[Any]) -> None:
         message.then("finish", {})
@@ -197,7 +197,7 @@ def test_a_chain_that_breaks_tells_which_message_broke_it(harness: Harness) -> N
 
 
 @pytest.mark.promise("CHAIN-2")
-def test_a_report_waits_for_a_hundred_chains_and_runs_once(harness: Harness) -> None:
+def test_a_message_that_waits_for_a_hundred_chains_runs_once(harness: Harness) -> None:
     parts: list[int] = []
     reports: list[int] = []
 
@@ -217,7 +217,7 @@ def test_a_report_waits_for_a_hundred_chains_and_runs_once(harness: Harness) -> 
 
 
 @pytest.mark.promise("CHAIN-2")
-def test_a_report_whose_chain_broke_is_a_dead_letter(harness: Harness) -> None:
+def test_a_message_whose_chain_failed_is_a_dead_letter(harness: Harness) -> None:
     @harness.handler("parts")
     def part(body: Any) -> None:
         raise Dead("rejected")
@@ -230,7 +230,7 @@ def test_a_report_whose_chain_broke_is_a_dead_letter(harness: Harness) -> None:
 
 
 @pytest.mark.promise("CHAIN-2")
-def test_what_waits_for_chains_has_no_key(harness: Harness) -> None:
+def test_a_message_that_waits_for_chains_cannot_have_a_key(harness: Harness) -> None:
     chain = harness.publish("parts", {}, chain=True)
     with pytest.raises(InvalidInput, match="key"):
         harness.publish("reports", {}, after=chain, key="k")
@@ -272,7 +272,7 @@ def test_a_chain_begun_in_a_transaction_can_be_waited_for_in_it(harness: Harness
 
 
 @pytest.mark.promise("PUB-7", "CHAIN-2")
-def test_what_a_settle_sends_on_passes_the_cap_and_nothing_else_does(harness: Harness) -> None:
+def test_only_continuations_of_a_settle_may_pass_the_cap(harness: Harness) -> None:
     harness.configure("next", max_pending=1)
     harness.publish("next", "full")
     harness.save_schedule("often", queue="next", every=3600)

@@ -1,4 +1,4 @@
-"""Stopping: nothing is lost, nothing costs a delivery that did not run, and what is left is said."""
+"""Stopping: nothing is lost, messages that did not run use no delivery, and the report lists what is left."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from waypost.worker.signals import StopSignals
 
 
 @pytest.mark.promise("LEASE-11", "LEASE-5")
-def test_what_has_not_started_is_given_back_at_once_without_a_delivery(
+def test_messages_that_have_not_started_are_released_at_once_without_using_a_delivery(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As much is claimed ahead as by a worker whose handlers are fast.
@@ -52,7 +52,7 @@ def test_what_has_not_started_is_given_back_at_once_without_a_delivery(
 
 
 @pytest.mark.promise("LEASE-11")
-def test_an_async_handler_past_the_deadline_is_cancelled_and_given_back(harness: Harness) -> None:
+def test_an_async_handler_past_the_deadline_is_cancelled_and_its_message_released(harness: Harness) -> None:
     inside = threading.Event()
 
     @harness.handler("orders")
@@ -86,7 +86,7 @@ def test_a_thread_past_the_deadline_keeps_its_lease_and_is_settled_when_it_ends(
     assert inside.wait(20)
     report = harness.done(worker.stop(0.05))
     assert (report.running, report.complete) == (1, False)
-    # Its lease is renewed, whoever else is looking for work.
+    # Its lease is renewed, so no other worker can claim it.
     with harness.receive("orders", wait=1.5) as message:
         assert message is None
     go_on.set()
@@ -181,7 +181,7 @@ def test_a_drain_waits_for_a_block_that_has_a_message_and_ends_one_that_waits(ha
 
 
 @pytest.mark.promise("LEASE-11")
-def test_quiet_goes_on_with_what_is_claimed_and_claims_no_more(harness: Harness) -> None:
+def test_a_quiet_worker_finishes_its_claimed_messages_and_claims_no_more(harness: Harness) -> None:
     go_on, inside = threading.Event(), threading.Event()
 
     @harness.handler("orders", concurrency=1)
@@ -215,7 +215,7 @@ def test_a_worker_runs_once_at_a_time_and_may_run_again(harness: Harness) -> Non
         assert not worker.is_running
 
 
-def test_a_worker_in_the_background_tells_what_ended_it_when_it_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopping_a_background_worker_raises_the_error_that_ended_it(monkeypatch: pytest.MonkeyPatch) -> None:
     async def broken(self: Consumer) -> None:
         raise RuntimeError("enough")
 
@@ -236,10 +236,10 @@ def test_a_worker_in_the_background_tells_what_ended_it_when_it_is_stopped(monke
 
 @pytest.mark.promise("LEASE-11")
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
-def test_the_first_signal_asks_and_the_second_has_its_old_meaning(name: str) -> None:
+def test_the_first_signal_stops_the_worker_and_the_second_has_its_default_action(name: str) -> None:
     number = getattr(signal, name)
     untouched = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
-    # Whoever runs the tests may ignore it (nohup, a shell's background).
+    # The process that runs the tests may ignore it (nohup, a shell's background).
     before = signal.signal(number, untouched)
     asked: list[str] = []
     try:

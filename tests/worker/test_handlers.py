@@ -1,4 +1,4 @@
-"""What a handler is given, and how its end becomes the message's."""
+"""The arguments of a handler, and how its end becomes the outcome of the message."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ AT_ONCE = Constant(pause=0, jitter=0, attempts=3)
 
 
 class OwnPolicy:
-    """A policy of the application's own, which does not say how many attempts it allows."""
+    """A retry policy of the application, which does not declare how many attempts it allows."""
 
     def delay(self, attempt: int, error: BaseException | None = None) -> float | None:
         return 0.001
@@ -48,7 +48,7 @@ class Order:
     item: str = "lamp"
 
 
-# ---- what it is given ----------------------------------------------------------------------------------------
+# ---- arguments ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.promise("FACE-1")
@@ -67,7 +67,7 @@ def test_the_body_arrives_as_the_annotated_type_with_its_message(harness: Harnes
 
 @pytest.mark.promise("FACE-1", "DEAD-1")
 @pytest.mark.parametrize("batch", [None, 10])
-def test_a_body_of_another_type_is_dead_and_says_why(
+def test_a_body_of_another_type_is_dead_with_the_reason(
     harness: Harness, batch: int | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     seen: list[Any] = []
@@ -93,7 +93,7 @@ def test_a_body_of_another_type_is_dead_and_says_why(
 
 
 @pytest.mark.promise("FACE-1")
-def test_the_type_of_the_queue_counts_where_the_handler_has_none(harness: Harness) -> None:
+def test_the_type_of_the_queue_applies_where_the_handler_has_none(harness: Harness) -> None:
     seen: list[Any] = []
 
     @harness.handler(Queue("orders", Order))
@@ -131,7 +131,7 @@ def test_a_function_that_blocks_runs_in_a_thread_and_an_async_one_on_the_loop(ha
     assert not places["a"].startswith("waypost-")
 
 
-def test_what_one_call_sets_in_its_context_does_not_reach_the_next(harness: Harness) -> None:
+def test_context_variables_set_by_one_call_do_not_reach_the_next(harness: Harness) -> None:
     variable: contextvars.ContextVar[int] = contextvars.ContextVar("variable", default=0)
     seen: list[tuple[int, int]] = []
 
@@ -148,7 +148,7 @@ def test_what_one_call_sets_in_its_context_does_not_reach_the_next(harness: Harn
     assert seen == [(0, 1), (0, 2), (0, 3), (0, 4)]
 
 
-def test_handlers_that_make_no_sense_are_refused_when_they_are_registered() -> None:
+def test_invalid_handlers_are_refused_when_they_are_registered() -> None:
     post = Waypost("memory://")
 
     def refused(match: str, queue: str = "orders", **options: Any) -> Any:
@@ -178,7 +178,7 @@ def test_handlers_that_make_no_sense_are_refused_when_they_are_registered() -> N
         post.worker(["mails"])
 
 
-# ---- how it ends ---------------------------------------------------------------------------------------------
+# ---- outcomes ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.promise("LEASE-8")
@@ -289,7 +289,7 @@ def test_a_policy_by_exception_class_and_one_that_fails(harness: Harness) -> Non
     @harness.handler("orders", retry=policy)
     async def handle(name: str) -> None:
         calls.append(name)
-        raise errors[name]("told")
+        raise errors[name]("on purpose")
 
     harness.publish_many("orders", list(errors))
     with harness.working():
@@ -301,7 +301,7 @@ def test_a_policy_by_exception_class_and_one_that_fails(harness: Harness) -> Non
 
 
 @pytest.mark.promise("LEASE-8")
-def test_a_handler_that_takes_too_long_has_failed(harness: Harness) -> None:
+def test_a_handler_past_its_timeout_has_failed(harness: Harness) -> None:
     @harness.handler("orders", timeout=0.02, retry=NoRetry())
     async def handle(body: str) -> None:
         await asyncio.Event().wait()
@@ -313,7 +313,7 @@ def test_a_handler_that_takes_too_long_has_failed(harness: Harness) -> None:
 
 
 class Strange(BaseException):
-    """An error of the user's own that is no `Exception`."""
+    """An error of the user that is not an `Exception`."""
 
 
 def cancel_own_task() -> None:

@@ -1,4 +1,4 @@
-"""Idle workers: one poll for all queues of a worker, and what it finds that no wake-up told of."""
+"""Idle workers: one poll for all queues of a worker, and what it finds that no wake-up announced."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from waypost.worker.wait_machine import WaitState
 from waypost.worker.waiter import Waiter, WaitPlan
 
 QUEUES = [f"orders-{number}" for number in range(30)]
-#: Polls come so often then; a heartbeat comes with them.
+#: The interval of polls, which also carry the heartbeat.
 POLL_SECONDS = 0.3
 
 
 class Deaf:
-    """A channel that seems to work, on which every word is lost."""
+    """A channel that seems to work, on which every notification is lost."""
 
     kind = "deaf"
     state: State = "working"
 
     class Listener:
-        """Hears nothing."""
+        """A listener that receives nothing."""
 
         working = True
 
@@ -54,7 +54,7 @@ class Deaf:
 
 
 class Scene:
-    """A worker that hears nothing, and a client that publishes."""
+    """A worker that receives no notification, and a client that publishes."""
 
     def __init__(self, harness: Harness, other: Waypost, polls: list[Observed]) -> None:
         self.harness = harness
@@ -74,7 +74,7 @@ class Scene:
             until(lambda q=queue: self.other.stats(q).sleepers == 1, "a sleeper")  # type: ignore[misc]
 
     def polled(self, times: int) -> None:
-        """Wait for so many polls: each carries a heartbeat."""
+        """Wait for `times` polls: each carries a heartbeat."""
         for _ in range(times):
             (seen,) = [worker.seen_ms for worker in self.other.workers()] or [0]
             until(lambda s=seen: any(one.seen_ms > s for one in self.other.workers()), "a poll")  # type: ignore[misc]
@@ -103,11 +103,11 @@ def working(scene: Scene) -> Any:
 
 
 @pytest.mark.promise("WAKE-5", "SEE-4")
-def test_one_poll_asks_for_all_idle_queues_and_none_of_them_is_claimed_from(scene: Scene) -> None:
+def test_one_poll_is_for_all_idle_queues_and_claims_from_none(scene: Scene) -> None:
     scene.handled(*QUEUES)
     with working(scene) as worker:
         scene.asleep(*QUEUES)
-        scene.polled(1)  # what is under way has been told by then
+        scene.polled(1)  # calls under way have ended by then
         before = len(scene.polls)
         scene.polled(3)
         assert len(scene.polls) == before
@@ -120,18 +120,18 @@ def test_a_lost_wake_up_costs_one_poll_on_each_queue_it_was_lost_on(scene: Scene
     scene.handled(*QUEUES)
     with working(scene):
         scene.asleep(*QUEUES)
-        scene.polled(1)  # what is under way has been told by then
+        scene.polled(1)  # calls under way have ended by then
         before = len(scene.polls)
         for queue in QUEUES[:3]:
             scene.other.publish(queue, queue)
         until(lambda: sorted(scene.started) == sorted(QUEUES[:3]), "all starts")
         scene.asleep(*QUEUES)
-        # One that was found empty after its message, and nothing on the others.
+        # One empty claim after the message, and none on the other queues.
         assert {event.queue for event in scene.polls[before:]} <= set(QUEUES[:3])
 
 
 @pytest.mark.promise("TIMER-2", "WAKE-5")
-def test_a_poll_tells_of_timers_that_were_published_since(scene: Scene) -> None:
+def test_a_poll_reports_timers_published_since(scene: Scene) -> None:
     scene.handled(*QUEUES)
     with working(scene):
         scene.asleep(*QUEUES)
@@ -140,7 +140,9 @@ def test_a_poll_tells_of_timers_that_were_published_since(scene: Scene) -> None:
 
 
 @pytest.mark.promise("LEASE-4", "WAKE-5")
-def test_a_lease_that_began_since_is_known_before_it_ends(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lease_that_began_since_the_last_poll_is_known_before_it_ends(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(receive, "SAFETY_POLL_SECONDS", 600.0)
     queue = QUEUES[0]
     scene.other.configure(queue, lease=0.6)
@@ -225,11 +227,11 @@ def _sleepers(raw: Any, namespace: str) -> list[bytes]:
     return list(raw.zrange(f"{{{namespace}:orders}}:sleepers", 0, -1))
 
 
-# ---- alone: no store, no clock ---------------------------------------------------------------------------------------
+# ---- the waiter alone: no store, no clock ----------------------------------------------------------------------------
 
 
 class Silent:
-    """A poller that only notes who rests."""
+    """A poller that only records the idle queues."""
 
     def __init__(self) -> None:
         self.target: dict[Any, Idle] = {}
@@ -308,9 +310,9 @@ def test_a_check_of_an_earlier_wait_does_not_give_up_the_next_one(monkeypatch: p
         waiter.end_wait(found=False)
         claim = waiter.start_wait("a", planned(waiter))
         claim.sent(lambda: done.append("the next given up"))
-        checked = asyncio.get_running_loop().create_future()
-        asyncio.get_running_loop().call_later(waiters.UNBLOCK_SECONDS, checked.set_result, None)
-        await checked
+        timer_ended = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().call_later(waiters.UNBLOCK_SECONDS, timer_ended.set_result, None)
+        await timer_ended
         assert done == ["unblocked"]
 
     in_blocking_wait(monkeypatch, scenario)
@@ -388,7 +390,7 @@ def test_a_wait_follows_the_sleep_as_soon_as_no_handler_runs(monkeypatch: pytest
 @pytest.mark.promise("WAKE-1")
 @pytest.mark.parametrize("in_threads", [True, False])
 def test_there_are_no_blocking_waits_where_calls_run_in_threads(in_threads: bool) -> None:
-    """A client of the caller's that blocks: a wait would hold one of its few threads."""
+    """With a blocking client of the caller a wait would hold one of its few threads."""
 
     async def run() -> None:
         executor: Any = ThreadedExecutor(cast("Executor", None)) if in_threads else None
@@ -416,8 +418,8 @@ def test_the_safety_poll_is_longer_where_wake_ups_arrive_and_never_longer_than_a
 
 
 @pytest.mark.promise("WAKE-5")
-def test_queues_that_rest_since_different_times_are_polled_together_soon() -> None:
-    """By its own clock: a thousand rests that began over fifteen seconds are one call after two rounds."""
+def test_queues_that_became_idle_at_different_times_are_soon_polled_together() -> None:
+    """On a clock of its own: a thousand queues that became idle within 15 seconds share a call after two rounds."""
 
     async def polls() -> list[int]:
         poller = Poller(None, None, None, window=30)  # type: ignore[arg-type]
@@ -431,8 +433,8 @@ def test_queues_that_rest_since_different_times_are_polled_together_soon() -> No
 
 
 @pytest.mark.promise("WAKE-5")
-def test_a_queue_that_begins_to_rest_between_two_heartbeats_costs_no_poll_of_its_own() -> None:
-    """By its own clock: from the next heartbeat on each call carries both, as seldom as the safety poll allows."""
+def test_a_queue_that_becomes_idle_between_two_heartbeats_needs_no_poll_of_its_own() -> None:
+    """On a clock of its own: from the next heartbeat on each call carries both, as rarely as the safety poll allows."""
 
     async def polls() -> list[tuple[float, int, bool]]:
         poller = Poller(None, None, None, window=30)  # type: ignore[arg-type]
@@ -445,7 +447,7 @@ def test_a_queue_that_begins_to_rest_between_two_heartbeats_costs_no_poll_of_its
         seen, now = [], began
         for round in range(100):
             if round % 10 == 9:
-                # It has claimed in the meantime, and rests anew.
+                # It has claimed in the meantime, and is idle again.
                 rested.due = now + 25.0
             now = poller.next_due()
             due, heartbeats = poller.take_due(now)

@@ -58,7 +58,7 @@ def test_an_async_handler_is_stopped_when_its_lease_ends_though_the_store_is_sil
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
-            # Before another worker can have it: the store's own clock says when that is.
+            # Before another worker can claim it, by the store's own clock.
             ends.append((message.lease_lost, lease_clock.now() < message.lease_until + LEASE / 20 + 20))
             raise
 
@@ -91,24 +91,24 @@ def test_an_async_handler_is_stopped_when_its_lease_ends_though_the_store_is_sil
 
 
 @pytest.mark.promise("LEASE-3")
-def test_a_thread_is_told_and_counted_apart_and_the_store_decides_about_its_end(
+def test_a_thread_past_its_lease_sees_lease_lost_and_is_counted_separately(
     harness: Harness, cut_off: threading.Event
 ) -> None:
     renewed(harness)
-    told, go_on = threading.Event(), threading.Event()
+    noticed, go_on = threading.Event(), threading.Event()
     called: list[str] = []
 
     @harness.handler("orders", on_lease_lost=lambda message: called.append(message.id))
     def handle(message: Message[int]) -> None:
         until(lambda: message.lease_lost)
-        told.set()
+        noticed.set()
         assert go_on.wait(20)
 
     published = harness.publish("orders", 1)
     with harness.working() as worker:
         until(lambda: harness.ledger("orders").leased)
         worker.quiet()
-        assert told.wait(20)
+        assert noticed.wait(20)
         until(lambda: worker.report().past_lease == 1 and called)
         go_on.set()
         # No other worker has claimed it, so its settle is still that of the holder.
@@ -133,9 +133,9 @@ def test_the_settle_of_a_thread_that_ends_too_late_is_refused_by_the_store(
     with harness.working() as worker:
         until(lambda: harness.ledger("orders").leased)
         worker.quiet()
-        with harness.receive("orders", wait=20, renew=False) as taken:
-            assert taken.id == published.id
-            taken.dead("mine")
+        with harness.receive("orders", wait=20, renew=False) as message:
+            assert message.id == published.id
+            message.dead("mine")
         go_on.set()
         until(lambda: worker.report().handled)
     ledger = harness.ledger("orders")
@@ -143,7 +143,7 @@ def test_the_settle_of_a_thread_that_ends_too_late_is_refused_by_the_store(
 
 
 @pytest.mark.promise("LEASE-3")
-def test_what_waits_for_a_free_place_does_not_start_after_its_lease(
+def test_a_message_that_waits_for_a_free_slot_does_not_start_after_its_lease(
     harness: Harness, cut_off: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     renewed(harness)
@@ -175,7 +175,7 @@ def test_what_waits_for_a_free_place_does_not_start_after_its_lease(
 def test_a_claim_that_is_answered_after_its_leases_starts_no_handler(
     harness: Harness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, late_at: str
 ) -> None:
-    """The answer is long on its way, so that only the time of its sending tells; or it lies in the worker."""
+    """The reply is slow on the wire, so that only the time of the request matters, or it is delayed in the worker."""
     renewed(harness)
     answered, late = Consumer._run_claim, list[int]()
 
@@ -269,7 +269,7 @@ def test_the_holder_of_a_lost_lease_is_woken_by_the_client_that_claims_the_messa
     options: dict[str, Any] = {
         "namespace": namespace, "clock": lambda: time.time_ns() // 1_000_000 + forward[0],
     }  # fmt: skip
-    told: list[bool] = []
+    noticed: list[bool] = []
     begun = threading.Event()
     with Harness("sync", url, **options) as harness, Waypost(url, **options) as other:
         # Renewals come every two hundred seconds: too late for this test.
@@ -281,7 +281,7 @@ def test_the_holder_of_a_lost_lease_is_woken_by_the_client_that_claims_the_messa
             try:
                 await asyncio.Event().wait()
             finally:
-                told.append(message.lease_lost)
+                noticed.append(message.lease_lost)
 
         published = harness.publish("orders", 1)
         with harness.working() as worker:
@@ -293,8 +293,8 @@ def test_the_holder_of_a_lost_lease_is_woken_by_the_client_that_claims_the_messa
             with other.receive("orders", wait=20) as message:
                 assert message is not None
                 assert message.id == published.id
-                until(lambda: told)
-    assert told == [True]
+                until(lambda: noticed)
+    assert noticed == [True]
 
 
 @pytest.mark.promise("LEASE-3")
@@ -329,7 +329,7 @@ def test_renewals_go_on_beside_one_that_hangs(harness: Harness, monkeypatch: pyt
 
 
 @pytest.mark.parametrize(("seconds", "counted"), [(60.0, 57.0), (1.0, 0.95), (0.5, 0.45), (0.06, 0.03)])
-def test_a_lease_is_counted_from_when_it_was_asked_for_less_a_margin(seconds: float, counted: float) -> None:
+def test_a_lease_is_counted_from_the_request_less_a_margin(seconds: float, counted: float) -> None:
     assert lease_clock.local_end(100.0, seconds) == pytest.approx(100.0 + counted)
 
 

@@ -71,21 +71,21 @@ def test_after_the_maximum_run_time_the_lease_is_not_renewed_any_more(
     harness: Harness, caplog: pytest.LogCaptureFixture
 ) -> None:
     harness.configure("orders", lease=LEASE, max_deliveries=1)
-    told: list[bool] = []
+    lease_lost: list[bool] = []
     buried = threading.Event()
 
     @harness.handler("orders", max_run=0.05, concurrency=2)
     def handle(message: Message[int]) -> None:
         until(lambda: message.lease_lost)
-        told.append(message.lease_lost)
+        lease_lost.append(message.lease_lost)
         assert buried.wait(20)
 
     harness.publish("orders", 1)
     with harness.working():
-        until(lambda: told)
+        until(lambda: lease_lost)
         until(lambda: harness.ledger("orders").dead)
         buried.set()
-    assert told == [True]
+    assert lease_lost == [True]
     assert [vars(record)["event"] for record in caplog.records if record.name == "waypost"] == [
         "run_too_long",
         "lease_lost",
@@ -93,7 +93,7 @@ def test_after_the_maximum_run_time_the_lease_is_not_renewed_any_more(
 
 
 def take_away(harness: Harness, url: str, namespace: str) -> Message[Any]:
-    """What another worker does once a lease has ended: here the lease is stolen by cutting the renewals short."""
+    """Claim and settle the message as another worker does once its lease has ended (renewals are held back)."""
     with Waypost(url, namespace=namespace) as thief:
         reception = thief.receive("orders", wait=20)
         message = reception.__enter__()
@@ -105,7 +105,7 @@ def take_away(harness: Harness, url: str, namespace: str) -> Message[Any]:
 
 @pytest.mark.promise("LEASE-3", "LEASE-2")
 @pytest.mark.parametrize("is_async", [True, False], ids=["async-handler", "sync-handler"])
-def test_a_handler_is_told_that_its_lease_is_lost(
+def test_a_handler_learns_that_its_lease_is_lost(
     harness: Harness, url: str, namespace: str, is_async: bool, caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -115,7 +115,7 @@ def test_a_handler_is_told_that_its_lease_is_lost(
     silent = threading.Event()
     silent.set()
 
-    # Renewals are held back, as a frozen process would hold them back, until somebody else has the message.
+    # Renewals are held back, as a frozen process would hold them back, until another worker has the message.
     from waypost.worker.consumer import Consumer
 
     to_renew = Consumer.to_renew

@@ -1,4 +1,4 @@
-"""The loop: what it claims ahead, when it looks again, what it tells, and what it survives."""
+"""The worker's loop: what it claims ahead, when it polls again, which events it reports, which failures it survives."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tests.worker.harness import Harness
 from waypost import Constant, Message, Observed, Retry, Waypost
 from waypost.errors import InvalidInput
 
-#: What ends a delivery: its holder's settle, or the claim that finds its lease ended.
+#: The events that end a delivery: its holder's settle, or the claim that finds its lease expired.
 CLOSING = {"done", "retried", "snoozed", "dead", "dropped", "released", "cancelled", "replaced", "expired"}
 #: Events that come as often as time allows.
 POLLS = {"polled", "renewed"}
-#: Reasons of ends of messages that no worker held.
+#: Reasons why a message ended that no worker held.
 UNHELD = {"max_deliveries", "overload", "publish"}
 
 
@@ -80,7 +80,7 @@ def test_a_worker_that_sleeps_finds_new_work_and_due_timers(harness: Harness) ->
 
 
 @pytest.mark.promise("WAKE-5", "LEASE-4")
-def test_a_retry_of_its_own_is_not_left_for_the_next_poll(harness: Harness) -> None:
+def test_a_workers_own_retry_does_not_wait_for_the_next_poll(harness: Harness) -> None:
     seen: list[int] = []
 
     @harness.handler("orders", retry=Constant(pause=0.02, jitter=0))
@@ -145,10 +145,10 @@ def test_a_rate_and_a_limit_of_running_messages_hold_for_workers(harness: Harnes
 
 
 @pytest.mark.promise("QUEUE-3")
-def test_a_fast_worker_leaves_the_places_of_max_running_to_others(
+def test_a_fast_worker_does_not_hold_slots_of_max_running_that_others_could_use(
     harness: Harness, url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is claimed ahead counts as running: a worker that did so would hold places that it does not use."""
+    """Messages claimed ahead count as running: a worker that did so would hold slots that it does not use."""
     monkeypatch.setattr("waypost.worker.consumer.LIMITS_SECONDS", 0.0)
     harness.configure("orders", max_running=8)
     leased: list[int] = []
@@ -177,10 +177,10 @@ def test_a_fast_worker_leaves_the_places_of_max_running_to_others(
     assert max(leased) <= 2
 
 
-def test_work_that_comes_while_a_claim_is_under_way_is_not_left_for_the_next_poll(
+def test_a_message_published_during_a_claim_does_not_wait_for_the_next_poll(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A poke in that moment must not be forgotten: the claim may have looked before the work was there."""
+    """A wake-up at that moment must not be lost: the claim may have run before the message was there."""
     monkeypatch.setattr("waypost.operations.receive.POLL_FIRST_SECONDS", 3600.0)
     seen: list[int] = []
     with Waypost("memory://poke") as post:
@@ -242,7 +242,7 @@ def test_consume_gives_one_message_after_the_other(url: str, namespace: str) -> 
         for message in post.consume("orders", wait=0, retry=Constant(pause=60)):
             seen.append(message.body)
             if message.body == 4:
-                continue  # neither a block nor a word: retried
+                continue  # neither a block nor an outcome: retried
             if message.body == 5:
                 message.done()
                 continue
@@ -277,7 +277,7 @@ def test_consume_is_the_same_for_an_event_loop(url: str, namespace: str) -> None
         assert (ledger.done, ledger.retried) == (2, 2)
 
 
-def test_a_message_that_a_break_leaves_behind_is_given_back() -> None:
+def test_a_message_left_by_a_break_is_released() -> None:
     with Waypost("memory://") as post:
         post.publish("orders", 1)
         messages = post.consume("orders", wait=0)
@@ -291,29 +291,29 @@ def test_a_message_that_a_break_leaves_behind_is_given_back() -> None:
 
 
 def abandon(harness: Harness, queue: str) -> Any:
-    """Claim a message and neither renew nor settle it, as a process that dies does; its block, to be left late."""
+    """Claim a message and neither renew nor settle it, like a process that died; return its block, to be ended late."""
     block = harness.post.receive(queue, wait=0, renew=False)
     assert harness.done(block.__enter__() if harness.mode == "sync" else block.__aenter__()) is not None
     return block
 
 
-def leave(harness: Harness, block: Any) -> None:
-    """End such a block: it settles its message."""
+def end_block(harness: Harness, block: Any) -> None:
+    """End such a block, which settles its message."""
     harness.done(block.__exit__(None, None, None) if harness.mode == "sync" else block.__aexit__(None, None, None))
 
 
 def receive_one(harness: Harness, queue: str) -> Any:
-    """Handle a message if there is one; its body."""
+    """Handle a message if there is one, and return its body."""
     with harness.receive(queue, wait=0) as message:
         return None if message is None else message.body
 
 
 def closed_once(seen: list[Observed], queue: str) -> Counter[tuple[str | None, int | None]]:
-    """The claims of a queue; each must have been closed by exactly one event."""
-    told = [event for event in seen if event.queue == queue]
-    claimed = Counter((event.message_id, event.token) for event in told if event.event == "claimed")
+    """Return the claims of a queue after checking that exactly one event closed each of them."""
+    events = [event for event in seen if event.queue == queue]
+    claimed = Counter((event.message_id, event.token) for event in events if event.event == "claimed")
     closed = Counter(
-        (event.message_id, event.token) for event in told if event.event in CLOSING and event.reason not in UNHELD
+        (event.message_id, event.token) for event in events if event.event in CLOSING and event.reason not in UNHELD
     )
     assert claimed == closed
     assert set(claimed.values()) == {1}
@@ -364,7 +364,7 @@ def test_claims_whose_holders_die_or_come_too_late_are_closed_once(mode: str, ur
         late = harness.publish("orders", "late")
         block = abandon(harness, "orders")
         until(lambda: receive_one(harness, "orders") == "late")
-        leave(harness, block)
+        end_block(harness, block)
         ledger = harness.ledger("orders")
     assert len(closed_once(seen, "orders")) == ledger.claims == 4
     ends = [(event.event, event.message_id, event.token, event.reason) for event in seen if event.event not in POLLS]
@@ -388,7 +388,7 @@ def test_claims_whose_holders_die_or_come_too_late_are_closed_once(mode: str, ur
 
 @pytest.mark.promise("SEE-1", "PUB-7", "DEAD-1", "TIMER-4")
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_drops_trims_and_promotions_are_told(mode: str, url: str, namespace: str) -> None:
+def test_drops_trims_and_promotions_are_reported_as_events(mode: str, url: str, namespace: str) -> None:
     seen: list[Observed] = []
     with Harness(mode, url, namespace=namespace, on_event=seen.append) as harness:
         harness.configure("orders", max_pending=2, overload="drop_oldest", dead_max=1)
@@ -459,7 +459,7 @@ def test_an_event_hook_that_fails_harms_nothing(caplog: pytest.LogCaptureFixture
 
 
 @pytest.mark.promise("SEE-1")
-def test_the_faces_tell_what_they_changed() -> None:
+def test_both_clients_report_their_changes_as_events() -> None:
     seen: list[tuple[str, str]] = []
     with Waypost("memory://", on_event=lambda event: seen.append((event.event, event.outcome))) as post:
         post.configure("orders", max_pending=2)
@@ -503,7 +503,7 @@ def test_the_faces_tell_what_they_changed() -> None:
     ]
 
 
-# ---- trouble -------------------------------------------------------------------------------------------------
+# ---- failures ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.promise("LEASE-14", "LEASE-6")
@@ -525,9 +525,9 @@ def test_a_worker_goes_on_after_every_kind_of_lost_connection(
         harness.publish_many("orders", range(200))
         with harness.working():
             store.faults += ["cut", "refuse", None, "cut", "cut", "refuse", None, None, "cut", "refuse"]
-            # Looked at from outside, past the connection that fails.
-            looking = Waypost(store=store.inner)
-            until(lambda: looking.ledger("orders").done == 200)
+            # Read from outside, past the connection that fails.
+            observer = Waypost(store=store.inner)
+            until(lambda: observer.ledger("orders").done == 200)
             store.faults.clear()
         assert set(seen) == set(range(200))
         ledger = harness.ledger("orders")
@@ -537,7 +537,7 @@ def test_a_worker_goes_on_after_every_kind_of_lost_connection(
         assert runs <= ledger.claims <= runs + ledger.expired + ledger.released
 
 
-def test_a_worker_that_cannot_connect_says_so_at_once() -> None:
+def test_a_worker_that_cannot_connect_fails_at_once() -> None:
     post = Waypost("valkey://127.0.0.1:1", start_timeout=0.2)
 
     @post.handler("orders")

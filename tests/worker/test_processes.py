@@ -1,4 +1,4 @@
-"""Handlers in processes: what travels to them and back, how they end, and that nothing of them is left."""
+"""Handlers in processes: what is passed to them and back, how they end, and that no process is left."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ AT_ONCE = Constant(pause=0, jitter=0, attempts=3)
 
 
 def is_there(pid: int) -> bool:
-    """Whether a process runs; one that has ended and only waits to be looked at does not."""
+    """Return whether a process runs; a zombie does not."""
     try:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -38,7 +38,7 @@ def noted(path: Path) -> list[list[int]]:
     return [[int(number) for number in line.split()] for line in path.read_text().splitlines()] if path.exists() else []
 
 
-# ---- there and back ------------------------------------------------------------------------------------------
+# ---- arguments and results ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.promise("FACE-1", "LEASE-3")
@@ -55,7 +55,7 @@ def test_a_handler_computes_in_processes_of_its_own(harness: Harness) -> None:
 
 
 @pytest.mark.promise("FACE-1")
-def test_body_headers_and_message_arrive_and_what_the_message_was_told_comes_back(harness: Harness) -> None:
+def test_body_headers_and_message_arrive_and_the_outcome_comes_back(harness: Harness) -> None:
     harness.handler("orders", process=True)(process_handlers.order)
     published = harness.publish("orders", process_handlers.Order(7, "chair"), key="order:7", headers={"from": "shop"})
     harness.publish("orders", {"id": "seven"})
@@ -68,7 +68,7 @@ def test_body_headers_and_message_arrive_and_what_the_message_was_told_comes_bac
 
 
 @pytest.mark.promise("CHAIN-1")
-def test_what_a_handler_returns_in_its_process_can_be_its_result() -> None:
+def test_the_return_value_of_a_handler_in_a_process_can_be_its_result() -> None:
     with Waypost("memory://") as post:
         post.handler("cubes", process=True, result_ttl=60)(process_handlers.cube)
         with post.worker():
@@ -140,7 +140,7 @@ def test_errors_keep_their_class_and_text_so_that_a_policy_by_class_works(caplog
 
 
 @pytest.mark.parametrize("error", [KeyError("a", 1), OSError("plain"), UnicodeDecodeError("utf-8", b"x", 0, 1, "bad")])
-def test_an_error_that_travelled_says_what_it_said(error: Exception) -> None:
+def test_an_error_from_a_process_keeps_its_text(error: Exception) -> None:
     arrived = decode_error(encode_error(error), find_object)
     assert isinstance(arrived, type(error))
     assert str(arrived) == str(error)
@@ -197,7 +197,7 @@ def test_a_body_that_the_handler_itself_cannot_read_is_undecodable_too() -> None
         assert harness.ledger("orders").done == 1
 
 
-def test_the_type_of_the_queue_counts_where_the_handler_has_none() -> None:
+def test_the_type_of_the_queue_applies_where_the_handler_has_none() -> None:
     with Harness("sync", "memory://processes-types") as harness:
         harness.handler(Queue("orders", process_handlers.Order), process=True)(process_handlers.untyped)
         published = harness.publish("orders", process_handlers.Order(7))
@@ -205,7 +205,7 @@ def test_the_type_of_the_queue_counts_where_the_handler_has_none() -> None:
         assert harness.result("orders", published.id) == "Order"
 
 
-def test_middleware_stands_around_the_wait_for_a_process() -> None:
+def test_middleware_wraps_the_call_of_a_handler_in_a_process() -> None:
     seen: list[Any] = []
 
     class Watching(Middleware):
@@ -229,9 +229,9 @@ def test_middleware_stands_around_the_wait_for_a_process() -> None:
 
 @pytest.mark.promise("LEASE-3", "LEASE-9")
 @pytest.mark.parametrize(
-    ("how", "told"), [("kill", "was killed by SIGKILL"), ("exit", "exit code 3"), ("segfault", "killed by SIGSEGV")]
+    ("how", "expected"), [("kill", "was killed by SIGKILL"), ("exit", "exit code 3"), ("segfault", "killed by SIGSEGV")]
 )
-def test_a_process_that_dies_is_the_failure_of_its_message_only(how: str, told: str) -> None:
+def test_a_process_that_dies_is_the_failure_of_its_message_only(how: str, expected: str) -> None:
     with Harness("sync", f"memory://processes-death-{how}") as harness:
         harness.handler("orders", process=True, concurrency=1, retry=AT_ONCE)(process_handlers.die)
         harness.publish_many("orders", ["a", how, "b"])
@@ -242,7 +242,7 @@ def test_a_process_that_dies_is_the_failure_of_its_message_only(how: str, told: 
         (letter,) = harness.dead_letters("orders")
         assert (letter.reason, letter.deliveries) == ("retries_exhausted", 3)
         assert letter.error_type == "waypost.errors.ProcessFailed"
-        assert told in letter.error
+        assert expected in letter.error
 
 
 @pytest.mark.promise("LEASE-3")
@@ -339,15 +339,15 @@ def test_a_lost_lease_kills_the_process_and_nothing_of_it_is_settled(
             with monkeypatch.context() as silenced:
                 # As a frozen process would hold its renewals back.
                 silenced.setattr(Consumer, "to_renew", lambda self: [])
-                with harness.receive("orders", wait=20) as taken:
-                    assert taken.id == published.id
+                with harness.receive("orders", wait=20) as message:
+                    assert message.id == published.id
             until(lambda: not is_there(pid))
         assert lost == [published.id]
         assert (harness.ledger("orders").done, harness.ledger("orders").expired) == (1, 1)
 
 
 @pytest.mark.promise("LEASE-11")
-def test_a_stop_kills_what_is_not_done_in_time_and_gives_it_back(harness: Harness, tmp_path: Path) -> None:
+def test_a_stop_kills_processes_past_the_deadline_and_releases_their_messages(harness: Harness, tmp_path: Path) -> None:
     notes = tmp_path / "notes"
     harness.handler("orders", process=True)(process_handlers.hang)
     harness.publish("orders", str(notes))
@@ -401,18 +401,18 @@ def test_a_signal_to_all_processes_of_a_worker_stops_it_in_order(tmp_path: Path)
         worker = start_shop(tmp_path)
         until(lambda: post.ledger("talks").done == 2)
         os.killpg(worker.pid, signal.SIGINT)
-        said, told = worker.communicate(timeout=30)
-        assert worker.returncode == 0, told
-    assert "2 handled" in told
-    assert "talks      talk: 10 at once in processes" in told
-    assert {line.split()[0] for line in said.splitlines()} == {"hello", "again"}
-    assert not any(is_there(int(line.split()[1])) for line in said.splitlines())
+        printed, log = worker.communicate(timeout=30)
+        assert worker.returncode == 0, log
+    assert "2 handled" in log
+    assert "talks      talk: 10 at once in processes" in log
+    assert {line.split()[0] for line in printed.splitlines()} == {"hello", "again"}
+    assert not any(is_there(int(line.split()[1])) for line in printed.splitlines())
 
 
 # ---- refusals ------------------------------------------------------------------------------------------------
 
 
-def test_what_no_other_process_could_find_is_refused_with_the_reason() -> None:
+def test_a_handler_that_no_other_process_could_import_is_refused_with_the_reason() -> None:
     post = Waypost("memory://", state=process_handlers.Order(1))
 
     def inner(body: str) -> None: ...
@@ -432,7 +432,9 @@ def test_what_no_other_process_could_find_is_refused_with_the_reason() -> None:
             post.handler("orders", process=True)(function)
 
 
-def test_what_is_not_where_its_name_says_is_refused_when_a_worker_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_handler_that_its_name_does_not_lead_to_is_refused_when_a_worker_is_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     post = Waypost("memory://")
     post.handler("orders", process=True)(process_handlers.die)
     monkeypatch.setattr(process_handlers, "die", lambda how: None)

@@ -61,7 +61,7 @@ def test_publishes_are_journalled_redacted(harness: Harness) -> None:
     check_hidden(harness, ("orders", 5))
 
 
-def test_what_a_handler_sends_on_is_journalled_redacted(harness: Harness) -> None:
+def test_continuations_of_a_handler_are_journalled_redacted(harness: Harness) -> None:
     @harness.handler("orders")
     def charge(body: Any, message: Message[Any]) -> None:
         message.then("next", SECRET, headers={"token": CANARY})
@@ -76,7 +76,7 @@ def test_what_a_handler_sends_on_is_journalled_redacted(harness: Harness) -> Non
 
 
 @pytest.mark.parametrize("url", ["sqlite", "valkey", "postgres"], indirect=True)
-def test_what_a_handler_in_a_process_sends_on_is_journalled_redacted(harness: Harness) -> None:
+def test_continuations_of_a_handler_in_a_process_are_journalled_redacted(harness: Harness) -> None:
     harness.handler("orders", process=True)(process_handlers.sends_canary_on)
     harness.publish("orders", SECRET)
     harness.run()
@@ -84,7 +84,7 @@ def test_what_a_handler_in_a_process_sends_on_is_journalled_redacted(harness: Ha
     check_hidden(harness, ("orders", 1), ("next", 1))
 
 
-def test_what_is_sent_on_from_a_receive_is_journalled_redacted(harness: Harness) -> None:
+def test_continuations_from_a_receive_block_are_journalled_redacted(harness: Harness) -> None:
     harness.publish("orders", SECRET)
     with harness.receive("orders", wait=5) as message:
         message.then("next", SECRET)
@@ -92,7 +92,7 @@ def test_what_is_sent_on_from_a_receive_is_journalled_redacted(harness: Harness)
     check_hidden(harness, ("orders", 1), ("next", 1))
 
 
-def test_what_is_rescheduled_is_journalled_redacted(harness: Harness) -> None:
+def test_rescheduled_messages_are_journalled_redacted(harness: Harness) -> None:
     @harness.handler("orders")
     def charge(body: Any, message: Message[Any]) -> None:
         if message.headers:
@@ -104,7 +104,7 @@ def test_what_is_rescheduled_is_journalled_redacted(harness: Harness) -> None:
     check_hidden(harness, ("orders", 2))
 
 
-def test_what_a_schedule_fires_is_journalled_redacted(harness: Harness) -> None:
+def test_messages_fired_by_a_schedule_are_journalled_redacted(harness: Harness) -> None:
     harness.save_schedule("rollup", queue="reports", every=0.05, body=SECRET, max_fires=2)
     harness.handler("reports")(lambda body: None)
     with harness.working():
@@ -114,7 +114,7 @@ def test_what_a_schedule_fires_is_journalled_redacted(harness: Harness) -> None:
     check_hidden(harness, ("reports", 2), ("next", 1))
 
 
-def test_what_is_relayed_into_a_store_is_journalled_redacted(harness: Harness, tmp_path: Path) -> None:
+def test_messages_relayed_into_a_store_are_journalled_redacted(harness: Harness, tmp_path: Path) -> None:
     with Harness(harness.mode, f"sqlite:///{tmp_path / 'target.db'}") as target:
         target.configure("copies", journal="full")
         harness.post.relay("orders", to=f"sqlite:///{tmp_path / 'target.db'}#copies", headers={"token": CANARY})
@@ -127,7 +127,7 @@ def test_what_is_relayed_into_a_store_is_journalled_redacted(harness: Harness, t
 
 @pytest.mark.parametrize("url", ["sqlite", "postgres"], indirect=True)
 @pytest.mark.parametrize("harness", ["sync"], indirect=True)
-def test_what_is_published_in_a_transaction_is_journalled_redacted(harness: Harness, url: str) -> None:
+def test_messages_published_in_a_transaction_are_journalled_redacted(harness: Harness, url: str) -> None:
     is_sqlite = harness.store.kind == "sqlite"
     opened: Any = (
         sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None) if is_sqlite else psycopg.connect(url)

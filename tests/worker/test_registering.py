@@ -17,7 +17,7 @@ from waypost import RegisteredWorker, Waypost, __version__
 from waypost.testing.servers import ValkeyServer
 
 pytestmark = pytest.mark.promise("SEE-4")
-#: Beats come every fifth of a second then, and the store forgets after three of them.
+#: Heartbeats come every fifth of a second then, and the store forgets a worker after three of them.
 WINDOW = 0.3
 
 
@@ -39,12 +39,12 @@ def listed(harness: Harness) -> RegisteredWorker | None:
 
 
 def record(harness: Harness) -> RegisteredWorker:
-    """The one worker, listed: on a busy machine a beat may come after the time of the last one is over."""
+    """The one worker, listed: on a busy machine a heartbeat may come after the last one has expired."""
     found: RegisteredWorker = until(lambda: listed(harness))
     return found
 
 
-def test_a_worker_is_listed_while_it_works_and_gone_at_once_when_it_stopped(harness: Harness) -> None:
+def test_a_worker_is_listed_while_it_works_and_removed_as_soon_as_it_stops(harness: Harness) -> None:
     @harness.handler("orders", concurrency=3)
     async def handle(number: int) -> None: ...
 
@@ -52,7 +52,7 @@ def test_a_worker_is_listed_while_it_works_and_gone_at_once_when_it_stopped(harn
     def send(number: int) -> None: ...
 
     assert harness.workers() == []
-    # With the default window the next beat would come in ten seconds, and the record would stay for thirty.
+    # With the default window the next heartbeat would come in ten seconds, and the record would stay for thirty.
     with working(harness, 15) as worker:
         found: RegisteredWorker = until(lambda: listed(harness))
         assert (found.name, found.host, found.pid) == (worker.name, socket.gethostname(), os.getpid())
@@ -63,7 +63,7 @@ def test_a_worker_is_listed_while_it_works_and_gone_at_once_when_it_stopped(harn
     assert harness.workers() == []
 
 
-def test_a_record_follows_what_the_worker_does(harness: Harness) -> None:
+def test_the_record_of_a_worker_follows_its_work(harness: Harness) -> None:
     @harness.handler("orders", concurrency=3)
     async def handle(number: int) -> None: ...
 
@@ -79,7 +79,7 @@ def test_a_record_follows_what_the_worker_does(harness: Harness) -> None:
     assert last.queues[0].in_flight == 0
 
 
-def test_quiet_and_stopping_are_told_at_once(harness: Harness) -> None:
+def test_quiet_and_stopping_are_reported_at_once(harness: Harness) -> None:
     begun, ending = threading.Event(), threading.Event()
 
     @harness.handler("orders")
@@ -101,7 +101,7 @@ def test_quiet_and_stopping_are_told_at_once(harness: Harness) -> None:
     assert harness.workers() == []
 
 
-def test_a_blocked_event_loop_does_not_keep_the_worker_from_telling_that_it_is_stuck(
+def test_a_worker_with_a_blocked_event_loop_still_reports_that_it_is_stuck(
     harness: Harness, url: str, namespace: str
 ) -> None:
     go_on = threading.Event()
@@ -111,23 +111,23 @@ def test_a_blocked_event_loop_does_not_keep_the_worker_from_telling_that_it_is_s
     async def handle(number: int) -> None:
         ends.append(go_on.wait(60))
 
-    # Somebody else looks on: in one of the colours the client's own calls are on the loop that is blocked.
+    # Another client reads the register: in async mode the client's own calls run on the loop that is blocked.
     with working(harness) as worker, Waypost(url, namespace=namespace) as other:
 
-        def told(status: str) -> Any:
+        def reasons(status: str) -> Any:
             return next((one.reasons for one in other.workers() if one.status == status), None)
 
         other.publish("orders", 1)
         until(lambda: worker.health().status == "red")
-        (reason,) = until(lambda: told("red"))
+        (reason,) = until(lambda: reasons("red"))
         assert reason.startswith("queue orders: there was free capacity, but no claim succeeded for")
         go_on.set()
         until(lambda: worker.health().status == "green")
-        until(lambda: told("green") == [])
+        until(lambda: reasons("green") == [])
     assert ends == [True]
 
 
-def test_a_worker_whose_places_are_all_taken_is_well(harness: Harness) -> None:
+def test_a_worker_at_full_concurrency_is_healthy(harness: Harness) -> None:
     go_on = threading.Event()
 
     @harness.handler("orders", concurrency=2)
@@ -139,14 +139,14 @@ def test_a_worker_whose_places_are_all_taken_is_well(harness: Harness) -> None:
         until(lambda: worker.health().queues[0].running == 2)
         since = record(harness).seen_ms
         until(lambda: record(harness).seen_ms > since + 3_000 * WINDOW)
-        # A beat may be late on a busy machine; a loop that owed claims would stay red.
+        # A heartbeat may be late on a busy machine; a loop with overdue claims would stay red.
         assert until(lambda: worker.health().status == "green")
         assert worker.health().queues[0].running == 2
         go_on.set()
         until(lambda: harness.ledger("orders").done == 5)
 
 
-def test_a_worker_of_a_paused_queue_or_of_an_empty_one_is_well(harness: Harness) -> None:
+def test_a_worker_of_a_paused_or_empty_queue_is_healthy(harness: Harness) -> None:
     @harness.handler("orders")
     def handle(number: int) -> None: ...
 
@@ -163,7 +163,7 @@ def test_a_worker_of_a_paused_queue_or_of_an_empty_one_is_well(harness: Harness)
     assert harness.ledger("orders").ready == 1
 
 
-def test_a_worker_that_does_not_run_is_red(harness: Harness) -> None:
+def test_a_worker_that_does_not_run_is_unhealthy(harness: Harness) -> None:
     @harness.handler("orders")
     def handle(number: int) -> None: ...
 
@@ -175,7 +175,7 @@ def test_a_worker_that_does_not_run_is_red(harness: Harness) -> None:
     assert worker.health().status == "red"
 
 
-def test_what_is_amiss_is_told_with_the_record(harness: Harness) -> None:
+def test_a_problem_is_reported_in_the_workers_record(harness: Harness) -> None:
     @harness.handler("orders")
     def handle(number: int) -> None: ...
 
@@ -188,7 +188,7 @@ def test_what_is_amiss_is_told_with_the_record(harness: Harness) -> None:
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_a_beat_that_is_refused_harms_nothing_and_is_tried_again(
+def test_a_refused_heartbeat_does_no_harm_and_is_tried_again(
     mode: str, namespace: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     import redis
@@ -210,8 +210,8 @@ def test_a_beat_that_is_refused_harms_nothing_and_is_tried_again(
             raw.delete(f"{{{namespace}}}:workers")
             until(lambda: worker.health().status == "green")
             assert record(harness).name == worker.name
-    told = [entry for entry in caplog.records if vars(entry).get("event") == "poll_failed"]
-    assert [entry.levelname for entry in told if entry.levelname == "WARNING"] == ["WARNING"]
+    failures = [entry for entry in caplog.records if vars(entry).get("event") == "poll_failed"]
+    assert [entry.levelname for entry in failures if entry.levelname == "WARNING"] == ["WARNING"]
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])

@@ -15,14 +15,14 @@ from tests.waiting import until
 from tests.worker.harness import Harness
 
 DAY = 86_400
-#: By how many seconds the clock is off, one after the other each time that it is looked at.
+#: By how many seconds the clock is off, one after the other at each reading.
 WRONG = {"a day behind": (-DAY,), "a day ahead": (DAY,), "jumping": (-DAY, DAY, 0, 3 * DAY, -3600)}
 TOLERANCE_MS = 300_000
 
 
 @pytest.fixture(params=WRONG)
 def right_ms(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
-    """From here on the clock of this process is wrong; this one is right."""
+    """Make the clock of this process wrong, and return a right one."""
     offs = itertools.cycle(WRONG[request.param])
     real_ns, real = time.time_ns, time.time
     monkeypatch.setattr(time, "time_ns", lambda: real_ns() + next(offs) * 1_000_000_000)
@@ -31,7 +31,7 @@ def right_ms(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def harness_of(mode: str, url: str, namespace: str, right_ms: Callable[[], int]) -> Harness:
-    """A client. The stores that have no server of their own are given the right time."""
+    """Return a client. Stores without a server of their own get the right time."""
     clock: dict[str, Any] = {} if url.startswith(("valkey", "postgresql")) else {"clock": right_ms}
     return Harness(mode, url, namespace=namespace, **clock)
 
