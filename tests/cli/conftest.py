@@ -1,4 +1,4 @@
-"""Every command is tried on every store: a desk has a store, a client to look behind, and runs commands on it."""
+"""Every command runs on every store: a runner has a store, runs commands on it, and has a client to inspect it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ STORES = ("memory", "sqlite", "valkey", "postgres")
 _numbers = itertools.count()
 
 
-class Desk:
-    """A store, and commands on it."""
+class CommandRunner:
+    """Runs commands on one store."""
 
     def __init__(self, url: str, namespace: str, capture: pytest.CaptureFixture[str], folder: Path) -> None:
         self.url = url
@@ -30,20 +30,20 @@ class Desk:
         self.folder = folder
         self._capture = capture
         self.post = Waypost(url, namespace=namespace)
-        #: What the last command wrote to its second stream.
+        #: The standard error of the last command.
         self.stderr = ""
 
     @property
-    def place(self) -> list[str]:
-        """Which store, as arguments."""
+    def options(self) -> list[str]:
+        """The arguments that name the store."""
         return ["--url", self.url, "--namespace", self.namespace]
 
     def run(self, *arguments: str, code: int = 0) -> str:
-        """Run a command on the store; what it wrote."""
-        return self.run_bare(*arguments, *self.place, code=code)
+        """Run a command on the store, and return its output."""
+        return self.run_bare(*arguments, *self.options, code=code)
 
     def run_bare(self, *arguments: str, code: int = 0) -> str:
-        """Run a command as it is; what it wrote."""
+        """Run a command without the store's arguments, and return its output."""
         self._capture.readouterr()
         try:
             ended = main(arguments)
@@ -55,16 +55,16 @@ class Desk:
         return out
 
     def json(self, *arguments: str, code: int = 0) -> Any:
-        """Run a command with --json; the one document that it wrote."""
+        """Run a command with --json, and return its one document."""
         return json.loads(self.run(*arguments, "--json", code=code))
 
     def refused(self, *arguments: str, code: int = 2) -> str:
-        """Run a command that cannot be meant; the sentence that says so."""
+        """Run a command that must fail, and return the last line of its error."""
         assert self.run(*arguments, code=code) == ""
         return self.stderr.splitlines()[-1]
 
     def bury(self, queue: str, *bodies: object, reason: str = "rejected", error: str | None = None) -> list[str]:
-        """Make dead letters; their ids."""
+        """Make dead letters, and return their ids."""
         ids = [self.post.publish(queue, body).id for body in bodies]
         for _ in bodies:
             with self.post.receive(queue) as message:
@@ -91,35 +91,37 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def make_desk(kind: str, request: pytest.FixtureRequest, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Desk:
+def make_runner(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> CommandRunner:
     namespace = fresh_namespace()
     match kind:
         case "memory":
-            url = f"memory://desk-{next(_numbers)}"
+            url = f"memory://cli-{next(_numbers)}"
         case "sqlite":
-            url = f"sqlite:///{tmp_path / 'desk.db'}"
+            url = f"sqlite:///{tmp_path / 'cli.db'}"
         case _:
             url = request.getfixturevalue(f"{kind}_server").url
     if kind == "postgres":
         migrate(url, namespace=namespace)
-    return Desk(url, namespace, capsys, tmp_path)
+    return CommandRunner(url, namespace, capsys, tmp_path)
 
 
 @pytest.fixture(params=STORES)
-def desk(
+def cli(
     request: pytest.FixtureRequest, tmp_path: Path, capsys: pytest.CaptureFixture[str], clean: None
-) -> Iterator[Desk]:
-    """A desk on each store."""
-    made = make_desk(request.param, request, tmp_path, capsys)
+) -> Iterator[CommandRunner]:
+    """A runner on each store."""
+    made = make_runner(request.param, request, tmp_path, capsys)
     with made.post:
         yield made
 
 
 @pytest.fixture
-def desk_of(
+def sqlite_cli(
     request: pytest.FixtureRequest, tmp_path: Path, capsys: pytest.CaptureFixture[str], clean: None
-) -> Iterator[Desk]:
-    """A desk on SQLite, for what does not depend on the store."""
-    made = make_desk("sqlite", request, tmp_path, capsys)
+) -> Iterator[CommandRunner]:
+    """A runner on SQLite, for tests that do not depend on the store."""
+    made = make_runner("sqlite", request, tmp_path, capsys)
     with made.post:
         yield made

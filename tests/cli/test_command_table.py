@@ -1,4 +1,4 @@
-"""One table of all commands: what each does with a SQLite file that is not there, and without the extras it needs."""
+"""One table of all commands: what each does if the SQLite file does not exist, and without the extras it needs."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ ID = "1m7fra5gs06ap4cfk9b5jsq9"
 
 
 class Row(NamedTuple):
-    """A command: its arguments, how it is told which store, and what it does with a SQLite file that is not there."""
+    """A command: its arguments, how it gets its store, and what it does if the SQLite file does not exist."""
 
     arguments: str
-    #: `reads` makes none and ends with 3; `makes` says so and makes it; `runs` too, and goes on until it is stopped;
-    #: `none`: it takes no store, or does nothing with this one.
+    #: `reads` creates none, exit code 3; `makes` creates it and reports that; `runs` too, and goes on until stopped;
+    #: `none`: it has no store, or does nothing with this one.
     file: Literal["reads", "makes", "runs", "none"] = "reads"
     option: str = "--url"
-    #: The extra that it needs whatever the store.
+    #: The extra that it needs with every store.
     extra: str | None = None
 
     @property
@@ -66,7 +66,7 @@ TABLE: dict[str, tuple[Row, ...]] = {
     "schedules resume": (Row("schedules resume s"),),
     "schedules trigger": (Row("schedules trigger s"),),
     "schedules remove": (Row("schedules remove s"),),
-    # Its store is that of the user's own client, which makes the file as it does in every program.
+    # Its store is that of the user's own client, which creates the file as in every program.
     "worker": (Row("worker shop:post", "none", option=""),),
     "workers": (Row("workers"),),
     "web": (Row("web --port 0", option="--store", extra="web"),),
@@ -104,7 +104,7 @@ def test_the_table_has_every_command() -> None:
 @pytest.mark.promise("FACE-2", "STORE-3")
 @pytest.mark.parametrize("how", ["lines", "json"])
 @pytest.mark.parametrize("row", [row for row in ROWS if row.file in ("reads", "makes")], ids=lambda row: row.arguments)
-def test_a_command_that_only_reads_makes_no_file(
+def test_a_command_that_only_reads_creates_no_file(
     row: Row, how: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -123,7 +123,7 @@ def test_a_command_that_only_reads_makes_no_file(
 
 @pytest.mark.promise("FACE-2", "STORE-3")
 @pytest.mark.parametrize("row", [row for row in ROWS if row.file == "runs"], ids=lambda row: row.arguments)
-def test_a_command_that_runs_says_that_it_makes_a_file(row: Row, tmp_path: Path) -> None:
+def test_a_command_that_runs_reports_that_it_creates_a_file(row: Row, tmp_path: Path) -> None:
     path = tmp_path / "new.db"
     with subprocess.Popen(
         [sys.executable, "-m", "waypost.cli.main", *given(row, f"sqlite:///{path}")],
@@ -132,7 +132,7 @@ def test_a_command_that_runs_says_that_it_makes_a_file(row: Row, tmp_path: Path)
     ) as process:  # fmt: skip
         assert process.stderr is not None
         assert f"creating {path}" in process.stderr.readline()
-        # Its next line says that it runs.
+        # Its next line reports that it runs.
         process.stderr.readline()
         process.send_signal(signal.SIGTERM)
         _, rest = process.communicate(timeout=WAIT_SECONDS_MAX)
@@ -144,7 +144,7 @@ def test_a_command_that_runs_says_that_it_makes_a_file(row: Row, tmp_path: Path)
 RUNNER = """
 import contextlib, io, json, sys, traceback
 from waypost.cli.main import main
-told = []
+results = []
 for arguments in json.load(sys.stdin):
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -154,15 +154,15 @@ for arguments in json.load(sys.stdin):
             code = end.code
         except BaseException:
             code = traceback.format_exc()
-    told.append([code, err.getvalue()])
-json.dump(told, sys.stdout)
+    results.append([code, err.getvalue()])
+json.dump(results, sys.stdout)
 """
 EXTRAS = {"valkey://127.0.0.1:1": "valkey", "valkey+cluster://127.0.0.1:1": "valkey", "unix:///nowhere.sock": "valkey",
           "valkey+sentinel://127.0.0.1:1/s": "valkey", "postgresql://127.0.0.1:1/d": "postgres"}  # fmt: skip
 
 
 @pytest.mark.promise("FACE-2", "FACE-5")
-def test_a_command_without_its_extra_says_so_in_one_line(tmp_path: Path) -> None:
+def test_a_command_without_its_extra_names_it_in_one_line(tmp_path: Path) -> None:
     packages = tmp_path / "packages"
     packages.mkdir()
     (packages / "msgspec").symlink_to(Path(msgspec.__file__).parent)

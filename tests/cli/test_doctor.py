@@ -1,4 +1,4 @@
-"""`waypost doctor`: what is wrong is found and said with what to do, and a store that is well ends with 0."""
+"""`waypost doctor`: problems are reported with what to do, and a healthy store gives exit code 0."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 import redis
 from msgspec import structs
 
-from tests.cli.conftest import Desk
+from tests.cli.conftest import CommandRunner
 from tests.servers.valkey_setups import ClusterSetup
 from waypost import Waypost
 from waypost.cli.commands import doctor
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.promise("FACE-2", "STORE-1")
 
 @pytest.fixture
 def examined(capsys: pytest.CaptureFixture[str], clean: None) -> Any:
-    """Run doctor; its exit code, and its findings by check."""
+    """Run doctor, and return its exit code and its findings by check."""
 
     def run(url: str, namespace: str = "wp") -> tuple[int, dict[str, list[dict[str, Any]]]]:
         code = main(["doctor", url, "--namespace", namespace, "--json"])
@@ -52,10 +52,10 @@ def level(printed: dict[str, list[dict[str, Any]]], check: str) -> list[str]:
     return [finding["level"] for finding in printed[check]]
 
 
-# ---- a store that is well ----------------------------------------------------------------------------------------
+# ---- a healthy store ----------------------------------------------------------------------------------------
 
 
-def test_a_store_that_is_well_ends_with_0_and_its_bytes_are_told(examined: Any, tmp_path: Path) -> None:
+def test_a_healthy_store_gives_exit_code_0_and_its_bytes_per_message(examined: Any, tmp_path: Path) -> None:
     with (
         ValkeyServer(appendonly=True, appendfsync="always", maxmemory="256mb") as cache,
         PostgresServer(durable=True, autovacuum="on") as database,
@@ -80,7 +80,7 @@ def test_a_store_that_is_well_ends_with_0_and_its_bytes_are_told(examined: Any, 
 # ---- Valkey ------------------------------------------------------------------------------------------------------
 
 
-def test_a_server_that_may_lose_or_evict_messages_is_wrong(examined: Any) -> None:
+def test_a_server_that_may_lose_or_evict_messages_is_reported(examined: Any) -> None:
     with ValkeyServer(maxmemory="64mb", maxmemory_policy="allkeys-lru") as server:
         code, printed = examined(server.url)
         assert (code, level(printed, "durability"), level(printed, "eviction")) == (1, ["wrong"], ["wrong"])
@@ -98,7 +98,7 @@ def test_a_server_that_may_lose_or_evict_messages_is_wrong(examined: Any) -> Non
 
 @pytest.fixture
 def user(valkey_server: ValkeyServer) -> Iterator[Any]:
-    """Makes users with few rights; their URL."""
+    """Creates users with few rights, and returns their URL."""
     with redis.Redis(port=valkey_server.port, password=valkey_server.password) as client:
 
         def make(*rules: str) -> str:
@@ -109,9 +109,7 @@ def user(valkey_server: ValkeyServer) -> Iterator[Any]:
         client.execute_command("ACL", "DELUSER", "clerk")
 
 
-def test_a_user_without_a_right_is_told_which_verbs_it_cannot_use(
-    user: Any, examined: Any, valkey_server: ValkeyServer
-) -> None:
+def test_the_verbs_that_a_user_may_not_use_are_named(user: Any, examined: Any, valkey_server: ValkeyServer) -> None:
     name = fresh_namespace()
     with Waypost(valkey_server.url, namespace=name) as post:
         post.publish("orders", 1)
@@ -135,7 +133,7 @@ def test_a_user_without_a_right_is_told_which_verbs_it_cannot_use(
     )
 
 
-def test_a_user_who_may_not_even_look_ends_with_3_and_no_secret_is_told(
+def test_a_user_without_read_rights_gives_exit_code_3_and_no_secret_is_printed(
     user: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["doctor", user("+@all", "~other:*")]) == 3
@@ -144,7 +142,7 @@ def test_a_user_who_may_not_even_look_ends_with_3_and_no_secret_is_told(
     assert "hunter2" not in printed
 
 
-def test_every_command_that_scripts_use_is_one_whose_grammar_is_known(valkey_server: ValkeyServer) -> None:
+def test_every_command_that_scripts_use_has_known_key_positions(valkey_server: ValkeyServer) -> None:
     used = {name for names in valkey.verbs().values() for name in names}
     assert len(used) > 30
     with redis.Redis(port=valkey_server.port, password=valkey_server.password) as client:
@@ -153,7 +151,7 @@ def test_every_command_that_scripts_use_is_one_whose_grammar_is_known(valkey_ser
             assert answer in (b"OK", "OK", True), f"{name}: {answer}"
 
 
-def test_an_old_server_and_a_cluster_are_looked_at_too(examined: Any) -> None:
+def test_an_old_server_and_a_cluster_are_examined_too(examined: Any) -> None:
     with RedisServer(appendonly=True) as server:
         code, printed = examined(server.url)
         assert (code, level(printed, "permissions")) == (0, ["note"])
@@ -182,7 +180,7 @@ def test_tables_that_differ_are_named(postgres_server: PostgresServer, examined:
     assert "waypost migrate" in printed["schema"][0]["advice"]
 
 
-def test_a_role_that_lacks_grants_is_told_which(postgres_server: PostgresServer, examined: Any) -> None:
+def test_missing_grants_of_a_role_are_named(postgres_server: PostgresServer, examined: Any) -> None:
     name, role = fresh_namespace(), f"clerk_{fresh_namespace().replace('-', '_')}"
     with psycopg.connect(postgres_server.url, autocommit=True) as connection:
         connection.execute(f'CREATE ROLE "{role}" LOGIN')
@@ -213,7 +211,7 @@ def test_a_transaction_left_open_is_named_by_its_process(
         assert f"pg_terminate_backend({connection.info.backend_pid})" in mine[0]["advice"]
 
 
-# ---- SQLite and what all stores have in common -----------------------------------------------------------------------
+# ---- SQLite, and checks of all stores -----------------------------------------------------------------------
 
 
 def test_a_damaged_file_is_found(examined: Any, tmp_path: Path) -> None:
@@ -247,8 +245,8 @@ def found(post: Waypost, check: str) -> list[Finding]:
     return [finding for finding in doctor.examine(post) if finding.check == check]
 
 
-def test_a_queue_is_served_by_a_worker_or_by_somebody_who_sleeps_or_holds_a_lease(desk: Desk) -> None:
-    post = desk.post
+def test_a_queue_is_served_by_a_worker_a_sleeper_or_a_lease_holder(cli: CommandRunner) -> None:
+    post = cli.post
     for name in ("orders", "mails", "invoices"):
         post.publish(name, 1)
     post._call(post.store.heartbeat(Heartbeat("a", queues=(ServedQueue("orders", 10),)), 30_000))
@@ -258,12 +256,12 @@ def test_a_queue_is_served_by_a_worker_or_by_somebody_who_sleeps_or_holds_a_leas
     assert lonely == ["invoices"]
 
 
-def test_a_worker_that_is_red_a_reader_that_lags_and_dead_letters_are_told(desk: Desk) -> None:
-    post = desk.post
+def test_unhealthy_workers_lagging_readers_and_dead_letters_are_reported(cli: CommandRunner) -> None:
+    post = cli.post
     post._call(post.store.heartbeat(Heartbeat("a", status="red", reasons=("queue orders: stuck",)), 30_000))
     post.configure("orders", journal_max=100)
     post.journal_reader("orders", "lake")
-    desk.bury("orders", *range(20))
+    cli.bury("orders", *range(20))
     post.pause("orders")
     printed = {finding.check: finding for finding in doctor.examine(post) if finding.level != "ok"}
     assert printed["workers"].found == "worker a is red: queue orders: stuck"
@@ -272,7 +270,7 @@ def test_a_worker_that_is_red_a_reader_that_lags_and_dead_letters_are_told(desk:
     assert printed["paused"].figures == {"queues": ["orders"]}
 
 
-def test_a_clock_that_is_off_and_a_ledger_that_does_not_balance_are_told() -> None:
+def test_a_wrong_clock_and_an_unbalanced_ledger_are_reported() -> None:
     with Waypost("memory://", clock=lambda: round(time.time() * 1000) + 3_600_000) as post:
         post.publish("orders", 1)
         (clock,) = found(post, "clock")
@@ -304,14 +302,14 @@ def damaged_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]
 
 
 @pytest.mark.promise("SEE-5")
-def test_a_message_that_no_claim_can_reach_is_found_and_mended(
+def test_a_message_that_no_claim_can_reach_is_found_and_repaired(
     examined: Any, damaged_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, printed = examined(damaged_url)
     assert code == 1
     assert printed["records"][0]["figures"]["kind"] == "stranded"
     stranded = printed["records"][0]["figures"]["id"]
-    assert main(["doctor", damaged_url, "--mend"]) == 2, "nobody said yes"
+    assert main(["doctor", damaged_url, "--mend"]) == 2, "it was not confirmed"
     assert "--yes" in capsys.readouterr().err
     assert main(["doctor", damaged_url, "--mend", "--yes", "--json"]) == 0
     capsys.readouterr()
@@ -323,7 +321,7 @@ def test_a_message_that_no_claim_can_reach_is_found_and_mended(
 
 
 @pytest.mark.promise("STORE-1")
-def test_a_queue_that_is_missing_from_the_list_is_found_by_its_keys_and_listed_by_a_mend(
+def test_a_queue_missing_from_the_list_is_found_by_its_keys_and_listed_by_a_repair(
     examined: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with ValkeyServer(appendonly=True, appendfsync="always", maxmemory="256mb") as server:
@@ -341,9 +339,7 @@ def test_a_queue_that_is_missing_from_the_list_is_found_by_its_keys_and_listed_b
 
 
 @pytest.mark.promise("SEE-5")
-def test_counters_that_cannot_be_read_are_found_and_counted_anew(
-    examined: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unreadable_counters_are_found_and_counted_again(examined: Any, capsys: pytest.CaptureFixture[str]) -> None:
     with ValkeyServer(appendonly=True, appendfsync="always", maxmemory="256mb") as server:
         with Waypost(server.url) as post:
             post.publish_many("orders", range(5))

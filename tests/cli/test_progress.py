@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.cli.conftest import Desk
+from tests.cli.conftest import CommandRunner
 from waypost.cli import progress
 from waypost.cli.progress import Progress
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.promise("FACE-2")
 
 
 class Terminal(io.StringIO):
-    """A stream that says it is one."""
+    """A stream that claims to be a terminal."""
 
     def isatty(self) -> bool:
         return True
@@ -27,7 +27,7 @@ def work(**options: bool) -> None:
             displayed.advance(1_000)
 
 
-def test_without_a_terminal_lines_tell_how_far_it_is(
+def test_without_a_terminal_progress_is_printed_as_lines(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
@@ -52,8 +52,10 @@ def test_on_a_terminal_there_is_a_bar_or_lines_where_rich_is_missing(monkeypatch
     assert terminal.getvalue().endswith("publishing to orders: 4,000 of 4,000\n")
 
 
-def test_a_redrive_at_a_rate_shows_each_letter_that_moved(desk_of: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_redrive_at_a_rate_shows_each_letter_that_moved(
+    sqlite_cli: CommandRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
-    desk_of.bury("orders", *range(5))
-    assert desk_of.run("dead", "redrive", "orders", "--all", "--rate", "1000/s").startswith("5 dead letters")
-    assert desk_of.stderr.splitlines()[-1] == "redriving orders: 5 of 5"
+    sqlite_cli.bury("orders", *range(5))
+    assert sqlite_cli.run("dead", "redrive", "orders", "--all", "--rate", "1000/s").startswith("5 dead letters")
+    assert sqlite_cli.stderr.splitlines()[-1] == "redriving orders: 5 of 5"

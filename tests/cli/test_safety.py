@@ -1,4 +1,4 @@
-"""What commands must not do: show a secret, let text act on a terminal, make a file by mistake, end in a traceback."""
+"""Commands must not print a secret, let text control a terminal, create files by mistake, end in a traceback."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.cli.conftest import Desk
+from tests.cli.conftest import CommandRunner
 from waypost import CatchUp, Waypost
 from waypost.cli.main import main, make_parser
 
@@ -23,7 +23,7 @@ CANARY = "Canary7Secret"
 
 # ---- secrets -------------------------------------------------------------------------------------------------------
 
-#: URLs that lead nowhere, or cannot be read, with a secret in each place where one can be.
+#: URLs that are unreachable or invalid, with a secret in each place where one can be.
 URLS = [
     f"postgresql://u:{CANARY}@127.0.0.1:1/shop",
     f"postgresql://u:{CANARY}%@127.0.0.1:1/shop",
@@ -58,7 +58,7 @@ TARGETS = [
     f"valkey+stream://:{CANARY}@127.0.0.1:1/stream?maxlen={CANARY}",
     f"postgresql://u:{CANARY}%@127.0.0.1:1/shop#queue",
 ]
-#: Every command that takes a store, with what it needs beside.
+#: Every command that has a store, with its other arguments.
 COMMANDS = [
     ("publish", "orders", "1"), ("queues",), ("stats",), ("stats", "orders"), ("watch", "--once"), ("peek", "orders"),
     ("history", "orders", "1m7fra5gs06ap4cfk9b5jsq9"), ("ledger", "orders"), ("journal", "orders"), ("pause", "orders"),
@@ -74,7 +74,7 @@ COMMANDS = [
 
 
 def given(command: tuple[str, ...], url: str, how: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The arguments of a command with its URL, as an option or in the environment."""
+    """Return the arguments of a command with its URL as an option, or set it in the environment."""
     if how == "environment":
         monkeypatch.setenv("WAYPOST_URL", url)
         return list(command)
@@ -120,7 +120,7 @@ def test_a_relay_shows_no_secret_of_its_target(
             assert CANARY.encode() not in msgspec.json.encode(event)
 
 
-# ---- text of others ------------------------------------------------------------------------------------------------
+# ---- text from messages ----------------------------------------------------------------------------------------------
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\u2066\r\x08\x7fx"
 UNSAFE = [chr(code) for code in (*range(10), *range(11, 32), *range(127, 160), 0x202E, 0x2066)]
@@ -128,8 +128,10 @@ UNSAFE = [chr(code) for code in (*range(10), *range(11, 32), *range(127, 160), 0
 
 @pytest.mark.promise("FACE-2")
 @pytest.mark.parametrize("how", ["lines", "json"])
-def test_text_of_others_cannot_act_on_the_terminal(desk: Desk, how: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with Waypost(desk.url, namespace=desk.namespace) as post:
+def test_stored_text_cannot_control_the_terminal(
+    cli: CommandRunner, how: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Waypost(cli.url, namespace=cli.namespace) as post:
         post.configure("orders", journal="full", completed=10)
         post.publish("orders", EVIL, key=EVIL, group=EVIL, headers={"h": EVIL})
         with post.receive("orders", wait=5) as message:
@@ -150,7 +152,7 @@ def test_text_of_others_cannot_act_on_the_terminal(desk: Desk, how: str, capsys:
     ]  # fmt: skip
     for command in commands:
         with suppress(SystemExit):
-            main([*command, *desk.place, *(["--json"] if how == "json" else [])])
+            main([*command, *cli.options, *(["--json"] if how == "json" else [])])
         printed = capsys.readouterr()
         for text in (printed.out, printed.err):
             assert not [one for one in UNSAFE if one in text], (command, text)
@@ -159,11 +161,11 @@ def test_text_of_others_cannot_act_on_the_terminal(desk: Desk, how: str, capsys:
                 json.loads(line)
 
 
-# ---- files by mistake ----------------------------------------------------------------------------------------------
+# ---- files created by mistake ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["stats", "doctor", "pause orders", "schedules list"])
-def test_a_database_of_somebody_else_gets_no_tables_from_a_command_that_reads(
+def test_a_command_that_reads_creates_no_tables_in_a_foreign_database(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "theirs.db"
@@ -207,7 +209,7 @@ def test_a_database_of_somebody_else_gets_no_tables_from_a_command_that_reads(
         ("dead list orders --url sqlite:///orders.db", None),
     ],
 )
-def test_a_missing_extra_is_told_in_a_sentence(arguments: str, extra: str | None, tmp_path: Path) -> None:
+def test_a_missing_extra_is_named_in_one_sentence(arguments: str, extra: str | None, tmp_path: Path) -> None:
     with Waypost(f"sqlite:///{tmp_path / 'orders.db'}") as post:
         post.publish("orders", 1)
     packages = tmp_path / "packages"
@@ -215,7 +217,7 @@ def test_a_missing_extra_is_told_in_a_sentence(arguments: str, extra: str | None
     (packages / "msgspec").symlink_to(Path(msgspec.__file__).parent)
     source = Path(__file__).parents[2] / "src"
     done = subprocess.run(
-        # -S: nothing but the standard library, waypost and what it cannot do without.
+        # -S: only the standard library, waypost and its required packages.
         [sys.executable, "-S", "-m", "waypost.cli.main", *arguments.split()],
         capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path,
         env={"PATH": os.environ["PATH"], "PYTHONPATH": f"{source}:{packages}"},
@@ -266,22 +268,22 @@ CHANGES: list[tuple[list[str], dict[str, Any]]] = [
 
 
 @pytest.mark.promise("CRON-5", "FACE-2")
-def test_saving_over_a_schedule_changes_only_what_is_named(desk: Desk) -> None:
+def test_saving_an_existing_schedule_changes_only_the_named_settings(cli: CommandRunner) -> None:
     fields = (*FULL, "every", "paused", "key", "declared")
-    with Waypost(desk.url, namespace=desk.namespace) as post:
+    with Waypost(cli.url, namespace=cli.namespace) as post:
         for arguments, changed in CHANGES:
             post.save_schedule("rollup", queue="reports", key="by-python", **FULL)
             post.pause_schedule("rollup")
             (before,) = post.schedules("reports")
-            desk.run("schedules", "save", "rollup", "--queue", "reports", *arguments)
+            cli.run("schedules", "save", "rollup", "--queue", "reports", *arguments)
             (after,) = post.schedules("reports")
             wanted = {field: getattr(before, field) for field in fields} | changed
             assert {field: getattr(after, field) for field in fields} == wanted
             post.remove_schedule("rollup")
         post.save_schedule("rollup", queue="reports", key="by-python", **FULL)
-        desk.run("schedules", "save", "rollup", "--queue", "reports", "--cron", "0 9 * * *", "--reset")
+        cli.run("schedules", "save", "rollup", "--queue", "reports", "--cron", "0 9 * * *", "--reset")
         (after,) = post.schedules("reports")
         assert (after.tz, after.missed, after.grace, after.jitter, after.body) == ("UTC", "skip", 60, 0, None)
         assert (after.max_fires, after.end, after.group, after.headers, after.priority) == (None, None, None, {}, 5)
         assert after.key == "by-python"
-    desk.run("schedules", "save", "rollup", "--queue", "reports", "--reset", code=2)
+    cli.run("schedules", "save", "rollup", "--queue", "reports", "--reset", code=2)

@@ -1,4 +1,4 @@
-"""How commands are called: help, the environment, exit codes, secrets, widths, and input that cannot be meant."""
+"""How commands are called: help, the environment, exit codes, secrets, widths, and invalid input."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from scripts.command_reference import BEGIN, PAGE, written
-from tests.cli.conftest import Desk
+from tests.cli.conftest import CommandRunner
 from tests.cli.test_every_command import ELSEWHERE, list_commands
 from waypost import formatting
 from waypost.cli import exit_codes, output
@@ -39,7 +39,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """A command as a process of its own, as a shell starts it."""
+    """Run a command as a process, as a shell does."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("WAYPOST_")}
     return subprocess.run(
         [sys.executable, "-W", "error", "-m", "waypost.cli.main", *arguments], capture_output=True, text=True,
@@ -68,7 +68,7 @@ def test_the_help_lists_every_command_in_its_group_and_fits_80_columns() -> None
     assert all(f"  {code:<4} " in printed for code in CODES)
 
 
-def test_without_a_command_the_list_of_commands_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_command_the_list_of_commands_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main([])
     assert ended.value.code == 0
@@ -81,8 +81,11 @@ def test_every_command_has_help_with_an_example_that_can_be_parsed(name: str) ->
     examples = re.findall(r"^  (?:\S+ \| )?waypost (.+)$", printed.partition("examples:")[2], re.MULTILINE)
     assert examples, printed
     for example in examples:
-        words = [word.strip("'\"") for word in re.findall(r"""'[^']*'|"[^"]*"|[^\s'"]+""", example.partition(" > ")[0])]
-        assert make_parser().parse_args(words).command == name
+        arguments = [
+            argument.strip("'\"")
+            for argument in re.findall(r"""'[^']*'|"[^"]*"|[^\s'"]+""", example.partition(" > ")[0])
+        ]
+        assert make_parser().parse_args(arguments).command == name
 
 
 @pytest.mark.parametrize(
@@ -99,7 +102,7 @@ def test_the_help_of_a_command_fits_80_columns_and_explains_every_argument(
     assert [action.dest for action in found._actions if not action.help] == []
 
 
-def test_the_reference_is_what_the_parser_says() -> None:
+def test_the_command_reference_matches_the_parser() -> None:
     page = PAGE.read_text()
     assert page.partition(BEGIN)[2] == written().partition(BEGIN)[2], "run python -m scripts.command_reference"
     assert all(f"\n### `waypost {path}`\n" in page for path in list_commands(make_parser()))
@@ -110,21 +113,21 @@ def test_the_reference_is_what_the_parser_says() -> None:
 # ---- which store ---------------------------------------------------------------------------------------------------
 
 
-def test_the_store_comes_from_the_environment_if_no_option_names_it(desk_of: Desk, tmp_path: Path) -> None:
-    with desk_of.post as post:
+def test_the_store_comes_from_the_environment_if_no_option_names_it(sqlite_cli: CommandRunner, tmp_path: Path) -> None:
+    with sqlite_cli.post as post:
         post.publish("orders", 1)
-    environment = {"WAYPOST_URL": desk_of.url, "WAYPOST_NAMESPACE": desk_of.namespace}
+    environment = {"WAYPOST_URL": sqlite_cli.url, "WAYPOST_NAMESPACE": sqlite_cli.namespace}
     assert command("queues", "--names", **environment).stdout == "orders\n"
     other = command("queues", "--url", f"sqlite:///{tmp_path / 'other.db'}", **environment)
     assert (other.returncode, other.stdout) == (3, "")
     assert f"there is no file {tmp_path / 'other.db'}" in other.stderr
 
 
-def test_a_store_that_nobody_named_is_asked_for(desk_of: Desk) -> None:
-    desk_of.run_bare("stats", code=2)
-    assert "no store was given: use --url or WAYPOST_URL" in desk_of.stderr
-    desk_of.run_bare("queues", "sqlite:///a.db", "--url", "sqlite:///b.db", code=2)
-    assert "two different URLs" in desk_of.stderr
+def test_a_missing_store_is_an_error_that_names_the_option(sqlite_cli: CommandRunner) -> None:
+    sqlite_cli.run_bare("stats", code=2)
+    assert "no store was given: use --url or WAYPOST_URL" in sqlite_cli.stderr
+    sqlite_cli.run_bare("queues", "sqlite:///a.db", "--url", "sqlite:///b.db", code=2)
+    assert "two different URLs" in sqlite_cli.stderr
 
 
 @pytest.mark.parametrize(
@@ -140,7 +143,7 @@ def test_a_store_that_nobody_named_is_asked_for(desk_of: Desk) -> None:
     ],
 )
 @pytest.mark.parametrize("name", ["stats", "doctor", "watch"])
-def test_a_store_that_cannot_be_reached_is_told_in_a_sentence_without_secrets(
+def test_an_unreachable_store_is_reported_in_one_sentence_without_secrets(
     name: str, url: str, code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([name, "--url", url, *(["--once"] if name == "watch" else [])]) == code
@@ -160,31 +163,33 @@ def test_a_store_that_cannot_be_reached_is_told_in_a_sentence_without_secrets(
         ("stats", "--minutes", "valkey://user:hunter2@127.0.0.1:1"),
     ],
 )
-def test_a_url_in_a_wrong_place_is_not_repeated_with_its_password(arguments: tuple[str, ...], desk_of: Desk) -> None:
+def test_a_url_in_a_wrong_place_is_not_repeated_with_its_password(
+    arguments: tuple[str, ...], sqlite_cli: CommandRunner
+) -> None:
     if arguments[0] == "worker":
-        desk_of.run_bare(*arguments, code=2)
+        sqlite_cli.run_bare(*arguments, code=2)
     else:
-        desk_of.run(*arguments, code=2)
-    assert "hunter2" not in desk_of.stderr
+        sqlite_cli.run(*arguments, code=2)
+    assert "hunter2" not in sqlite_cli.stderr
     if arguments[0] in ("stats", "peek") and "--minutes" not in arguments:
-        assert desk_of.stderr.rstrip().endswith("a URL is given with --url")
+        assert sqlite_cli.stderr.rstrip().endswith("a URL is given with --url")
 
 
-def test_a_schema_of_its_own_is_found(desk_of: Desk, request: pytest.FixtureRequest) -> None:
+def test_a_custom_schema_is_found(sqlite_cli: CommandRunner, request: pytest.FixtureRequest) -> None:
     import psycopg
 
     server = request.getfixturevalue("postgres_server")
-    place = ("--url", server.url, "--schema", "apart", "--namespace", desk_of.namespace)
+    options = ("--url", server.url, "--schema", "apart", "--namespace", sqlite_cli.namespace)
     with psycopg.connect(server.url, autocommit=True) as connection:
         connection.execute("CREATE SCHEMA IF NOT EXISTS apart")
-    desk_of.run_bare("migrate", *place)
-    desk_of.run_bare("publish", "orders", "1", *place)
-    assert desk_of.run_bare("queues", "--names", *place) == "orders\n"
-    desk_of.run_bare("queues", "--url", server.url, "--namespace", desk_of.namespace, code=6)
-    assert "waypost migrate" in desk_of.stderr
+    sqlite_cli.run_bare("migrate", *options)
+    sqlite_cli.run_bare("publish", "orders", "1", *options)
+    assert sqlite_cli.run_bare("queues", "--names", *options) == "orders\n"
+    sqlite_cli.run_bare("queues", "--url", server.url, "--namespace", sqlite_cli.namespace, code=6)
+    assert "waypost migrate" in sqlite_cli.stderr
 
 
-# ---- what cannot be meant ------------------------------------------------------------------------------------------
+# ---- invalid input ------------------------------------------------------------------------------------------
 
 WRONG = [
     (("publish", "orders"), "give one thing to publish"),
@@ -208,7 +213,7 @@ WRONG = [
     (("stats", "orders", "--minutes", "9999"), "a whole number from 0 to 1440"),
     (("configure", "orders", "lease"), "a setting is NAME=VALUE"),
     (("configure", "orders", "lease=soon"), "lease: a duration looks like"),
-    (("configure", "orders", "colour=red"), "unknown queue setting 'colour'"),
+    (("configure", "orders", "flavor=red"), "unknown queue setting 'flavor'"),
     (("configure", "orders", "max_pending=0"), "max_pending must be"),
     (("configure", "orders", "rate=fast"), "rate must look like"),
     (("cancel", "orders"), "give its id, or --key"),
@@ -232,42 +237,44 @@ WRONG = [
 @pytest.mark.parametrize(
     ("arguments", "printed"), WRONG, ids=lambda one: " ".join(one) if isinstance(one, tuple) else ""
 )
-def test_what_cannot_be_meant_is_told_in_a_sentence_and_nothing_is_done(
-    arguments: tuple[str, ...], printed: str, desk_of: Desk
+def test_invalid_arguments_are_reported_in_one_sentence_and_nothing_is_done(
+    arguments: tuple[str, ...], printed: str, sqlite_cli: CommandRunner
 ) -> None:
-    desk_of.run(*arguments, code=2)
-    assert printed in desk_of.stderr
-    assert desk_of.post.queues() == []
+    sqlite_cli.run(*arguments, code=2)
+    assert printed in sqlite_cli.stderr
+    assert sqlite_cli.post.queues() == []
 
 
-def test_a_line_that_is_wrong_stops_an_import_where_it_can_be_taken_up_again(desk_of: Desk) -> None:
-    lines = desk_of.folder / "many.ndjson"
+def test_an_invalid_line_stops_an_import_where_it_can_be_resumed(sqlite_cli: CommandRunner) -> None:
+    lines = sqlite_cli.folder / "many.ndjson"
     lines.write_text('{"id": 1}\n\n{"id": 2}\nnonsense\n{"id": 3}\n')
-    desk_of.run("publish", "orders", "--many", str(lines), code=2)
-    assert "line 4 is not JSON" in desk_of.stderr
-    assert "published before it: 2 messages; repair it and go on with --from-line 4" in desk_of.stderr
+    sqlite_cli.run("publish", "orders", "--many", str(lines), code=2)
+    assert "line 4 is not JSON" in sqlite_cli.stderr
+    assert "published before it: 2 messages; repair it and go on with --from-line 4" in sqlite_cli.stderr
     lines.write_text(lines.read_text().replace("nonsense", '{"id": 0}'))
-    assert desk_of.run("publish", "orders", "--many", str(lines), "--from-line", "4") == "orders: 2 queued\n"
-    assert [message.body["id"] for message in desk_of.post.peek("orders")] == [1, 2, 0, 3]
+    assert sqlite_cli.run("publish", "orders", "--many", str(lines), "--from-line", "4") == "orders: 2 queued\n"
+    assert [message.body["id"] for message in sqlite_cli.post.peek("orders")] == [1, 2, 0, 3]
 
 
-def test_lines_of_another_program_are_published_with_their_ids(desk_of: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_of_another_program_are_published_with_their_ids(
+    sqlite_cli: CommandRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"one\r\ntwo\n")))
-    printed_text = desk_of.run("publish", "orders", "-", "--text", "--ids").split()
+    printed_text = sqlite_cli.run("publish", "orders", "-", "--text", "--ids").split()
     assert printed_text[::2] == ["queued", "queued"]
-    assert [(message.id, message.body) for message in desk_of.post.peek("orders")] == [
+    assert [(message.id, message.body) for message in sqlite_cli.post.peek("orders")] == [
         (printed_text[1], "one"),
         (printed_text[3], "two"),
     ]
 
 
-def test_an_import_into_a_full_queue_says_how_far_it_came(desk_of: Desk) -> None:
-    desk_of.post.configure("orders", max_pending=3)
-    lines = desk_of.folder / "many.ndjson"
+def test_an_import_into_a_full_queue_reports_how_many_were_published(sqlite_cli: CommandRunner) -> None:
+    sqlite_cli.post.configure("orders", max_pending=3)
+    lines = sqlite_cli.folder / "many.ndjson"
     lines.write_text("1\n2\n3\n4\n")
-    desk_of.run("publish", "orders", "--many", str(lines), code=4)
-    assert "max_pending is 3" in desk_of.stderr
-    assert "0 messages published" in desk_of.stderr
+    sqlite_cli.run("publish", "orders", "--many", str(lines), code=4)
+    assert "max_pending is 3" in sqlite_cli.stderr
+    assert "0 messages published" in sqlite_cli.stderr
 
 
 # ---- exit codes ----------------------------------------------------------------------------------------------------
@@ -291,12 +298,12 @@ def test_an_error_has_the_exit_code_of_its_kind(error: WaypostError, code: int) 
     assert exit_code_of(error) == code
 
 
-def test_an_interrupt_ends_a_command_with_its_own_code(desk_of: Desk) -> None:
-    desk_of.post.publish("orders", 1)
+def test_an_interrupt_ends_a_command_with_its_own_code(sqlite_cli: CommandRunner) -> None:
+    sqlite_cli.post.publish("orders", 1)
     process = subprocess.Popen(
-        [sys.executable, "-W", "error", "-m", "waypost.cli.main", "journal", "orders", "--follow", *desk_of.place],
+        [sys.executable, "-W", "error", "-m", "waypost.cli.main", "journal", "orders", "--follow", *sqlite_cli.options],
         env=os.environ | {"PYTHONPATH": str(ROOT / "src")}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        # Whoever runs the tests may ignore it (a shell's background), and then so would the command.
+        # The process that runs the tests may ignore it (a shell's background), and then so would the command.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
     )  # fmt: skip
     assert process.stdout is not None
@@ -306,11 +313,11 @@ def test_an_interrupt_ends_a_command_with_its_own_code(desk_of: Desk) -> None:
     assert (process.returncode, printed_text) == (130, "waypost: interrupted\n")
 
 
-def test_a_reader_that_has_seen_enough_ends_a_command_without_a_word(desk_of: Desk) -> None:
-    desk_of.post.publish_many("orders", range(3_000))
+def test_a_closed_pipe_ends_a_command_without_output(sqlite_cli: CommandRunner) -> None:
+    sqlite_cli.post.publish_many("orders", range(3_000))
     source = subprocess.Popen(
         [sys.executable, "-W", "error", "-m", "waypost.cli.main", "journal", "orders", "--json", "-n", "3000",
-         *desk_of.place],
+         *sqlite_cli.options],
         env=os.environ | {"PYTHONPATH": str(ROOT / "src")}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert source.stdout is not None
@@ -322,7 +329,7 @@ def test_a_reader_that_has_seen_enough_ends_a_command_without_a_word(desk_of: De
     source.stderr.close()
 
 
-# ---- what it looks like --------------------------------------------------------------------------------------------
+# ---- formatting --------------------------------------------------------------------------------------------
 
 
 def test_a_table_fits_80_columns_and_never_cuts_an_id() -> None:
@@ -332,7 +339,7 @@ def test_a_table_fits_80_columns_and_never_cuts_an_id() -> None:
     assert lines[1].startswith("1m7fra5gs06ap4cfk9b5jsq9  ")
 
 
-def test_what_a_message_says_cannot_move_the_cursor_of_a_terminal() -> None:
+def test_message_text_cannot_move_the_cursor_of_a_terminal() -> None:
     assert output.shorten("a\x1b[2Jb\r\nc\x07", 80) == r"a\x1b[2Jb c\x07"
 
 
@@ -341,15 +348,15 @@ def test_what_a_message_says_cannot_move_the_cursor_of_a_terminal() -> None:
     [(None, "–"), (5, "5 ms"), (1_500, "1.5 s"), (150_000, "2.5 min"), (7_200_000, "2.0 h"), (10**9, "11.6 d"),
      (10**10, "116 d")],
 )  # fmt: skip
-def test_a_duration_is_told_in_a_few_characters(milliseconds: int | None, printed: str) -> None:
+def test_a_duration_is_formatted_in_a_few_characters(milliseconds: int | None, printed: str) -> None:
     assert formatting.format_age(milliseconds) == printed
 
 
-def on_a_terminal(desk: Desk, **environment: str) -> bytes:
-    """What a command writes to a terminal."""
+def on_a_terminal(cli: CommandRunner, **environment: str) -> bytes:
+    """Return what a command writes to a terminal."""
     main_end, other_end = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-m", "waypost.cli.main", "queues", *desk.place], stdout=other_end, stdin=other_end,
+        [sys.executable, "-m", "waypost.cli.main", "queues", *cli.options], stdout=other_end, stdin=other_end,
         env=os.environ | {"PYTHONPATH": str(ROOT / "src"), "TERM": "xterm"} | environment,
     )  # fmt: skip
     os.close(other_end)
@@ -364,20 +371,20 @@ def on_a_terminal(desk: Desk, **environment: str) -> bytes:
     return printed
 
 
-def test_colours_are_for_terminals_whose_owner_wants_them(desk_of: Desk) -> None:
-    desk_of.post.publish("orders", 1)
-    assert b"\x1b[1m" in on_a_terminal(desk_of)
-    assert b"\x1b" not in on_a_terminal(desk_of, NO_COLOR="1")
-    assert "\x1b" not in desk_of.run("queues")
+def test_colors_are_used_only_on_terminals_and_without_no_color(sqlite_cli: CommandRunner) -> None:
+    sqlite_cli.post.publish("orders", 1)
+    assert b"\x1b[1m" in on_a_terminal(sqlite_cli)
+    assert b"\x1b" not in on_a_terminal(sqlite_cli, NO_COLOR="1")
+    assert "\x1b" not in sqlite_cli.run("queues")
 
 
-def test_every_command_but_the_live_view_does_without_what_is_not_in_the_core(desk_of: Desk) -> None:
+def test_every_command_but_the_live_view_works_without_optional_packages(sqlite_cli: CommandRunner) -> None:
     program = (
         "import sys\n"
         "for name in ('rich', 'textual', 'shtab', 'redis', 'psycopg'): sys.modules[name] = None\n"
         "from waypost.cli.main import main\n"
         "place = sys.argv[1:]\n"
-        "codes = [main([*words, *place]) for words in (['publish', 'orders', '1'], ['queues'], ['stats', 'orders'],\n"
+        "codes = [main([*given, *place]) for given in (['publish', 'orders', '1'], ['queues'], ['stats', 'orders'],\n"
         "    ['watch', '--once'], ['peek', 'orders'], ['dead', 'redrive', 'orders', '--all'], ['doctor'],\n"
         "    ['bench', '--messages', '20', '--pings', '10'])]\n"
         "codes += [main(['completion', 'bash']), main(['stats', '--url', 'valkey://127.0.0.1:1'])]\n"
@@ -385,7 +392,7 @@ def test_every_command_but_the_live_view_does_without_what_is_not_in_the_core(de
         "print(codes)\n"
     )
     ran = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program, *desk_of.place], capture_output=True, text=True, timeout=120,
+        [sys.executable, "-W", "error", "-c", program, *sqlite_cli.options], capture_output=True, text=True, timeout=120,
         env=os.environ | {"PYTHONPATH": str(ROOT / "src")}, check=False,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr

@@ -1,4 +1,4 @@
-"""`waypost watch`: what it shows, what it can do, and how little an idle one asks of the store."""
+"""`waypost watch`: what it shows, what it can do, and how few requests it sends when idle."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from textual.widgets import DataTable, Static
 
-from tests.cli.conftest import Desk
+from tests.cli.conftest import CommandRunner
 from tests.fault.proxy import Proxy
 from tests.waiting import WAIT_SECONDS_MAX
 from waypost import Waypost
@@ -39,7 +39,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Counter(Proxy):
-    """A proxy that counts the requests of clients: commands of Valkey, or turns of PostgreSQL's protocol."""
+    """A proxy that counts the requests of clients: commands of Valkey, or Sync messages of PostgreSQL."""
 
     def __init__(self, target_port: int, count: Callable[[bytes], int]) -> None:
         super().__init__(target_port)
@@ -52,7 +52,7 @@ class Counter(Proxy):
 
 
 def commands_in(data: bytes) -> int:
-    """Commands of the protocol of Valkey: each is an array, and arrays hold no others in requests."""
+    """Count commands of Valkey's protocol: each is an array, and arrays of requests hold no others."""
     number, at = 0, 0
     while at < len(data):
         end = data.index(b"\r\n", at)
@@ -65,7 +65,7 @@ def commands_in(data: bytes) -> int:
 
 
 def turns_in(data: bytes) -> int:
-    """Sync messages, which end each statement; the first message of a connection has no letter and counts as one."""
+    """Count Sync messages, which end statements; the first message of a connection has no type and counts as one."""
     number, at = 0, 0
     if data[:1] == b"\0":
         return 1
@@ -89,13 +89,13 @@ def counted(request: pytest.FixtureRequest) -> Iterator[tuple[Counter, Waypost]]
 
 
 @pytest.mark.parametrize("queues", [1, 30])
-def test_an_idle_watch_asks_the_store_less_than_twice_a_second(counted: tuple[Counter, Waypost], queues: int) -> None:
+def test_an_idle_watch_sends_less_than_two_requests_a_second(counted: tuple[Counter, Waypost], queues: int) -> None:
     proxy, post = counted
     for number in range(queues):
         post.publish(f"queue-{number}", 1)
     watcher = Collector(post)
     now = 1_000.0
-    for _ in range(3):  # the first looks see everything once, and find that nothing moves
+    for _ in range(3):  # the first ticks read everything once, and find that nothing changes
         watcher.tick(now)
         now += TICK_SECONDS
     proxy.requests, began = 0, now
@@ -106,29 +106,29 @@ def test_an_idle_watch_asks_the_store_less_than_twice_a_second(counted: tuple[Co
     assert proxy.requests / (now - began) <= IDLE_COMMANDS_PER_SECOND + 0.1
 
 
-def test_what_moves_is_looked_at_every_second_and_others_in_turn(desk: Desk) -> None:
+def test_changing_queues_are_read_every_second_and_others_in_turn(cli: CommandRunner) -> None:
     for number in range(10):
-        desk.post.publish(f"queue-{number}", number)
-    watcher = Collector(desk.post)
+        cli.post.publish(f"queue-{number}", number)
+    watcher = Collector(cli.post)
     watcher.tick(0.0)
     watcher.tick(1.0)
-    desk.post.publish("queue-7", 1)
-    for second in range(2, 12):  # in ten seconds each of ten resting queues has its turn
+    cli.post.publish("queue-7", 1)
+    for second in range(2, 12):  # in ten seconds each of ten unchanged queues has its turn
         watcher.tick(float(second))
     assert {line.queue: line.ready for line in watcher.lines()}["queue-7"] == 2
-    desk.post.publish("queue-7", 1)
+    cli.post.publish("queue-7", 1)
     watcher.selected = "queue-7"
     watcher.tick(20.0)
     assert {line.queue: line.ready for line in watcher.lines()}["queue-7"] == 3
 
 
-def test_waits_and_run_times_come_from_the_journal_and_lag_from_its_readers(desk: Desk) -> None:
-    desk.post.journal_reader("orders", "lake")
-    desk.post.publish_many("orders", range(20))
+def test_waits_and_run_times_come_from_the_journal_and_lag_from_its_readers(cli: CommandRunner) -> None:
+    cli.post.journal_reader("orders", "lake")
+    cli.post.publish_many("orders", range(20))
     for _ in range(20):
-        with desk.post.receive("orders"):
+        with cli.post.receive("orders"):
             pass
-    watcher = Collector(desk.post)
+    watcher = Collector(cli.post)
     watcher.tick(0.0)
     (line,) = watcher.lines()
     assert line.wait_ms is not None
@@ -140,11 +140,11 @@ def test_waits_and_run_times_come_from_the_journal_and_lag_from_its_readers(desk
     ("number", "printed"),
     [(0, "0"), (0.25, "0.2"), (999, "999"), (9_999, "9999"), (12_345, "12.3k"), (5e6, "5.0M"), (2e11, "200G")],
 )
-def test_a_number_takes_five_characters(number: float, printed: str) -> None:
+def test_a_number_is_five_characters_wide(number: float, printed: str) -> None:
     assert format_number(number) == printed
 
 
-def test_a_duration_takes_five_characters() -> None:
+def test_a_duration_is_five_characters_wide() -> None:
     spans = [None, 12, 1_500, 90_000, 600_000, 7_200_000, 9e8]
     assert [format_duration(one) for one in spans] == ["–", "12ms", "1.5s", "90.0s", "10.0m", "2.0h", "10d"]
 
@@ -153,14 +153,14 @@ def test_a_duration_takes_five_characters() -> None:
 
 
 def screen(view: WatchScreen) -> list[str]:
-    """What stands on the screen, line by line."""
+    """Return the text of the screen, line by line."""
     return ["".join(segment.text for segment in strip).rstrip() for strip in view.screen._compositor.render_strips()]
 
 
 async def until(pilot: Any, condition: Callable[[], Any]) -> None:
     deadline = time.monotonic() + WAIT_SECONDS_MAX
     while not condition():
-        assert time.monotonic() < deadline, "what was waited for did not happen"
+        assert time.monotonic() < deadline, "the condition did not happen"
         await pilot.pause(0.05)
 
 
@@ -173,12 +173,12 @@ def rows(view: WatchScreen) -> list[list[str]]:
     return [[str(cell) for cell in listing.get_row_at(number)] for number in range(listing.row_count)]
 
 
-def test_the_view_shows_queues_and_acts_on_the_one_chosen(desk: Desk) -> None:
-    desk.bury("mails", 1, 2)
-    desk.post.publish("orders", 1)
+def test_the_view_shows_queues_and_acts_on_the_one_chosen(cli: CommandRunner) -> None:
+    cli.bury("mails", 1, 2)
+    cli.post.publish("orders", 1)
 
-    async def story() -> None:
-        view = WatchScreen(desk.post)
+    async def scenario() -> None:
+        view = WatchScreen(cli.post)
         async with view.run_test(size=(80, 24)) as pilot:
             await until(pilot, lambda: len(rows(view)) == 2)
             assert [row[:2] for row in rows(view)] == [["mails", "0"], ["orders", "1"]]
@@ -190,34 +190,34 @@ def test_the_view_shows_queues_and_acts_on_the_one_chosen(desk: Desk) -> None:
             await pilot.press("p")
             await until(pilot, lambda: status(view) == "mails is paused")
             assert rows(view)[0][0] == "‖ mails"
-            assert desk.post.stats("mails").paused
+            assert cli.post.stats("mails").paused
             await pilot.press("r")
             await until(pilot, lambda: status(view) == "mails is resumed")
             await pilot.press("d")
             await until(pilot, lambda: isinstance(view.screen, Question))
             await pilot.press("n")
             await until(pilot, lambda: status(view) == "nothing was done")
-            assert desk.post.ledger("mails").dead_kept == 2
+            assert cli.post.ledger("mails").dead_kept == 2
             await pilot.press("d")
             await until(pilot, lambda: isinstance(view.screen, Question))
             await pilot.press("y")
             await until(pilot, lambda: status(view) == "2 dead letters of mails made ready again")
             await pilot.press("down", "d")
             await until(pilot, lambda: status(view) == "orders has no dead letters")
-            desk.post.publish("new", 1)
-            desk.post.publish("orders", 2)
+            cli.post.publish("new", 1)
+            cli.post.publish("orders", 2)
             await until(pilot, lambda: ["orders", "2"] in [row[:2] for row in rows(view)])
             await pilot.press("q")
 
-    asyncio.run(story())
-    assert desk.post.ledger("mails").ready == 2
+    asyncio.run(scenario())
+    assert cli.post.ledger("mails").ready == 2
 
 
-def test_the_view_says_when_the_store_is_away_and_goes_on_when_it_is_back(valkey_server: Any) -> None:
+def test_the_view_reports_an_unreachable_store_and_goes_on_when_it_is_back(valkey_server: Any) -> None:
     with Proxy(valkey_server.port) as proxy:
         url = valkey_server.url_at(proxy.port)
 
-        async def story() -> None:
+        async def scenario() -> None:
             with Waypost(url, namespace=fresh_namespace(), retry_budget=0) as post:
                 post.publish("orders", 1)
                 view = WatchScreen(post)
@@ -230,14 +230,14 @@ def test_the_view_says_when_the_store_is_away_and_goes_on_when_it_is_back(valkey
                     proxy.heal()
                     await until(pilot, lambda: status(view) == "")
 
-        asyncio.run(story())
+        asyncio.run(scenario())
 
 
-def on_a_terminal(desk: Desk, program: str, until_told: bytes, keys: bytes = b"") -> tuple[int, bytes]:
-    """Run a program on a terminal of its own, press keys when it has told something; its exit code and all it told."""
+def on_a_terminal(cli: CommandRunner, program: str, printed_text: bytes, keys: bytes = b"") -> tuple[int, bytes]:
+    """Run a program on a new terminal, press keys once it has printed a text; return its exit code and its output."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-c", program, "watch", *desk.place], stdin=theirs, stdout=theirs, stderr=theirs,
+        [sys.executable, "-c", program, "watch", *cli.options], stdin=theirs, stdout=theirs, stderr=theirs,
         env=os.environ | {"PYTHONPATH": str(ROOT / "src"), "TERM": "xterm", "COLUMNS": "80", "LINES": "24"},
     )  # fmt: skip
     os.close(theirs)
@@ -247,7 +247,7 @@ def on_a_terminal(desk: Desk, program: str, until_told: bytes, keys: bytes = b""
             if not select.select([ours], [], [], 0.1)[0]:
                 continue
             printed += os.read(ours, 65_536)
-            if keys and until_told in printed:
+            if keys and printed_text in printed:
                 os.write(ours, keys)
                 keys = b""
     except OSError:
@@ -262,14 +262,14 @@ def on_a_terminal(desk: Desk, program: str, until_told: bytes, keys: bytes = b""
 PROGRAM = "import sys; from waypost.cli.main import main; sys.exit(main())"
 
 
-def test_a_real_terminal_shows_the_view_until_q_is_pressed(desk_of: Desk) -> None:
-    desk_of.post.publish("orders", 1)
-    code, printed = on_a_terminal(desk_of, PROGRAM, b"orders", b"q")
+def test_a_real_terminal_shows_the_view_until_q_is_pressed(sqlite_cli: CommandRunner) -> None:
+    sqlite_cli.post.publish("orders", 1)
+    code, printed = on_a_terminal(sqlite_cli, PROGRAM, b"orders", b"q")
     assert (code, b"Traceback" in printed) == (0, False), printed
     assert b"1 queue, 1 ready, 0 leased" in printed
 
 
-def test_without_its_extra_the_view_names_it_and_what_does_without(desk_of: Desk) -> None:
-    code, printed = on_a_terminal(desk_of, "import sys; sys.modules['textual'] = None; " + PROGRAM, b"")
+def test_without_its_extra_the_view_names_it_and_the_alternative(sqlite_cli: CommandRunner) -> None:
+    code, printed = on_a_terminal(sqlite_cli, "import sys; sys.modules['textual'] = None; " + PROGRAM, b"")
     assert code == 2
     assert b'pip install "waypost[cli]"; --once works without it' in printed

@@ -1,4 +1,4 @@
-"""Lakes made by hand: gold tables in the shape of the pipeline's, with figures that are known."""
+"""Lakes made by hand: gold tables like the pipeline's, with known figures."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def counts(queue: str, number: int, **given: int) -> dict[str, Any]:
 
 
 def make_lake(path: Path, audit: Mapping[str, Any] | None = None, **tables: Sequence[Mapping[str, Any]]) -> Path:
-    """Write a lake with these rows, by the writer of the pipeline."""
+    """Write a lake with these rows, by the pipeline's own writer."""
     lake = Lake(str(path))
     for table in GOLD:
         given = list(tables.get(table.name.removeprefix("gold/"), ()))
@@ -48,7 +48,7 @@ def make_lake(path: Path, audit: Mapping[str, Any] | None = None, **tables: Sequ
 
 
 def busy_lake(path: Path, minutes: int = 90, audit: Mapping[str, Any] | None = None) -> Path:
-    """A shop's day: three queues, a burst, a worker that died, a poison message."""
+    """Write the lake of a shop's day: three queues, a burst, a worker that died, a poison message."""
     tables: dict[str, list[dict[str, Any]]] = {name: [] for name in KINDS}
     for number in range(minutes):
         burst = 6 if 40 <= number < 50 else 1

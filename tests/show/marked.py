@@ -1,6 +1,6 @@
-"""Finds what a program left behind: every process that carries a mark in its environment, whatever its parent is.
+"""Find the processes that a program left: those with a mark in their environment, whatever their parent is.
 
-A Valkey writes over its environment. One that has lost its parent, and began after the mark was made, is left behind.
+A Valkey server overwrites its environment. One without a parent that began after the mark was made counts as left.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def new_mark() -> dict[str, str]:
-    """An environment that everything started with it inherits."""
+    """Return an environment with a mark that child processes inherit."""
     return os.environ | {VARIABLE: f"{uuid.uuid4().hex} {time.clock_gettime(time.CLOCK_BOOTTIME):.2f}"}
 
 
 def carriers(environment: dict[str, str]) -> dict[int, str]:
-    """The processes that have the mark, with their command lines. What has ended is none."""
+    """Return the running processes that have the mark, with their command lines."""
     wanted = f"{VARIABLE}={environment[VARIABLE]}".encode()
     began = float(environment[VARIABLE].split()[1])
     found = {}
@@ -34,7 +34,7 @@ def carriers(environment: dict[str, str]) -> dict[int, str]:
                 if command:
                     found[int(entry.name)] = command
         except OSError:
-            continue  # it ended while we looked
+            continue  # it ended meanwhile
     return found
 
 
@@ -45,7 +45,7 @@ def _is_lost_server(entry: Path, began: float) -> bool:
 
 
 def left_behind(environment: dict[str, str]) -> dict[int, str]:
-    """What is still there after all had time to end."""
+    """Return the processes that are still there after all had time to end."""
     deadline = time.monotonic() + SECONDS_MAX
     while (found := carriers(environment)) and time.monotonic() < deadline:
         time.sleep(0.1)

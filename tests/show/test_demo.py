@@ -1,4 +1,4 @@
-"""`make demo`, with fewer orders: it accounts for every message, shows no password, and leaves nothing behind."""
+"""`make demo`, with fewer orders: it accounts for every message, prints no password, and no process is left."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.promise("FACE-5"), pytest.mark.xdist_group("demo")]
 
 
 class Demo:
-    """A demo that runs, with a mark by which everything that it started can be found."""
+    """A running demo, with a mark by which its processes can be found."""
 
     def __init__(self, directory: Path, **environment: str) -> None:
         self.directory = directory
@@ -52,7 +52,7 @@ class Demo:
         raise AssertionError(f"{text!r} was never written:\n{self}")
 
     def end(self) -> int:
-        """Read all that is left; the exit code."""
+        """Read the rest of the output, and return the exit code."""
         for _ in self.lines():
             pass
         assert self.process.stdout is not None
@@ -144,9 +144,7 @@ def test_a_demo_accounts_for_every_message_and_shows_no_password_while_another_i
 
 
 @pytest.mark.parametrize("ended_by", [signal.SIGTERM, signal.SIGKILL])
-def test_a_demo_that_is_ended_while_the_shop_is_open_leaves_no_process_behind(
-    ended_by: signal.Signals, tmp_path: Path
-) -> None:
+def test_no_process_is_left_of_a_demo_that_is_ended_while_it_runs(ended_by: signal.Signals, tmp_path: Path) -> None:
     demo = Demo(tmp_path / "demo")
     demo.read_until("two workers charge the cards")
     wait_until(lambda: len(carriers(demo.environment)) >= 5, "the start of servers and workers", SECONDS_MAX)
@@ -155,7 +153,7 @@ def test_a_demo_that_is_ended_while_the_shop_is_open_leaves_no_process_behind(
     assert left_behind(demo.environment) == {}
 
 
-def test_a_demo_that_is_interrupted_at_once_leaves_nothing(tmp_path: Path) -> None:
+def test_no_process_is_left_of_a_demo_that_is_interrupted_at_once(tmp_path: Path) -> None:
     demo = Demo(tmp_path / "demo")
     demo.read_until("A shop on real servers")
     demo.process.send_signal(signal.SIGINT)

@@ -1,4 +1,4 @@
-"""`waypost demo`: it works on any machine, ends by itself, and leaves nothing behind however it ends."""
+"""`waypost demo`: it works on any machine, ends by itself, and no process is left however it ends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from waypost.cli.demo.sqlite_demo import ORDER_COUNT
 
 COMMAND = [sys.executable, "-W", "error", "-m", "waypost.cli.main", "demo"]
 SECONDS_MAX = 240
-#: What `pip install waypost` does not bring.
+#: Packages that `pip install waypost` does not install.
 OTHER_PACKAGES = (
     "redis",
     "psycopg",
@@ -36,7 +36,7 @@ OTHER_PACKAGES = (
 
 
 def without(packages: tuple[str, ...], environment: dict[str, str], folder: Path) -> dict[str, str]:
-    """An environment in which these packages cannot be imported, as if they were not installed."""
+    """Return an environment in which these packages cannot be imported, as if they were not installed."""
     folder.mkdir()
     for name in packages:
         (folder / f"{name}.py").write_text(f"raise ImportError('{name} is not installed')\n")
@@ -70,7 +70,7 @@ def test_the_demo_kills_a_worker_and_accounts_for_every_message(tmp_path: Path) 
         assert part in rest, f"{part!r} is missing, or too early, in:\n{ran.stderr}"
         rest = rest[rest.index(part) :]
     assert left_behind(environment) == {}
-    # What it kept is a store like any other.
+    # The kept directory is a store like any other.
     with Waypost(f"sqlite:///{tmp_path / 'shop' / 'demo.db'}") as post:
         ledger = post.ledger(shop.ORDERS)
         assert (ledger.balance, ledger.unexplained) == (0, 0)
@@ -79,7 +79,7 @@ def test_the_demo_kills_a_worker_and_accounts_for_every_message(tmp_path: Path) 
 
 @pytest.mark.promise("FACE-5")
 @pytest.mark.parametrize("ended_by", [signal.SIGINT, signal.SIGKILL])
-def test_a_demo_that_is_ended_at_work_leaves_no_process_behind(ended_by: signal.Signals, tmp_path: Path) -> None:
+def test_no_process_is_left_of_a_demo_command_that_is_ended(ended_by: signal.Signals, tmp_path: Path) -> None:
     environment = new_mark() | {"TMPDIR": str(tmp_path)}
     demo = subprocess.Popen(COMMAND, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert demo.stdout is not None
@@ -134,7 +134,7 @@ def test_the_progress_line_and_colors_are_for_terminals_only(monkeypatch: pytest
     assert "\033[32m" not in plain.getvalue()
 
 
-def test_the_shop_of_the_demo_ends_when_the_demo_is_gone(tmp_path: Path) -> None:
+def test_the_workers_of_a_demo_end_when_the_demo_is_gone(tmp_path: Path) -> None:
     environment = new_mark() | {shop.STORE_VARIABLE: f"sqlite:///{tmp_path / 'demo.db'}", WORKER_VARIABLE: "1"}
     worker = subprocess.Popen(
         [sys.executable, "-m", "waypost.cli.main", "worker", "waypost.cli.demo.shop:post"],
@@ -146,6 +146,6 @@ def test_the_shop_of_the_demo_ends_when_the_demo_is_gone(tmp_path: Path) -> None
     worker.stdin.close()
     worker.stderr.read()
     worker.stderr.close()
-    # In order, or at once if it had not started to work.
+    # Exit code 0, or by the signal if it had not started to work.
     assert worker.wait(SECONDS_MAX) in (0, -signal.SIGTERM)
     assert left_behind(environment) == {}

@@ -1,4 +1,4 @@
-"""The first screen: every row names a test that is there, and the recording is one of a demo that ran."""
+"""The README: every row names a test that exists, and the recording is one of a real demo."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scripts import record_demo
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
-#: A link with the name of what it shows as its title.
+#: A link whose title is the name of a test.
 TITLED = re.compile(r'\[[^\]]*\]\(([^)\s]+) "(\w+)"\)')
 
 
@@ -21,7 +21,7 @@ def section(heading: str) -> str:
     return README.split(f"## {heading}\n")[1].split("\n## ")[0]
 
 
-def test_every_row_of_what_happens_when_names_what_shows_it() -> None:
+def test_every_row_of_what_happens_when_names_a_test() -> None:
     rows = [
         line
         for line in section("What happens when …").splitlines()
@@ -31,7 +31,7 @@ def test_every_row_of_what_happens_when_names_what_shows_it() -> None:
     assert [row for row in rows if not re.search(r"\[[^\]]*\]\((?:tests|src)/", row)] == []
 
 
-def test_every_test_that_the_page_names_is_there() -> None:
+def test_every_test_that_the_page_names_exists() -> None:
     named = TITLED.findall(README)
     assert len(named) >= 12
     missing = [name for path, name in named if f"def {name}(" not in (ROOT / path).read_text()]
@@ -52,8 +52,8 @@ def test_the_recording_shows_a_killed_worker_and_a_clean_account_and_fetches_not
     printed = " ".join("".join(part.itertext()) for part in tree.iter() if part.tag.endswith("text")).replace(
         "\xa0", " "
     )
-    for words in ("$ waypost demo", "kill -9", "leases have ended", "0 unaccounted of"):
-        assert words in printed
+    for text in ("$ waypost demo", "kill -9", "leases have ended", "0 unaccounted of"):
+        assert text in printed
     assert re.findall(r"https?://(?!www\.w3\.org/)", picture) == []
     assert "@font-face" not in picture
     assert "@import" not in picture

@@ -1,4 +1,4 @@
-"""The report: one page that works alone, says what the tables say, and lets nobody write markup into it."""
+"""The report: one self-contained page with the figures of the tables, in which all markup is escaped."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
-from tests.show.browser import Looked, look_at
+from tests.show.browser import Page, open_page
 from tests.show.lakes import CLEAN, busy_lake, counts, make_lake, minute
 from waypost.cli.main import main
 from waypost.errors import InvalidInput
@@ -29,7 +29,7 @@ MARKUP = '<img src=x onerror=alert(1)></script><a href="https://example.com">x</
 
 
 class Parts(HTMLParser):
-    """What a page refers to, and its texts outside of scripts and styles."""
+    """The references of a page, and its text outside of scripts and styles."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,13 +66,13 @@ def parts_of(text: str) -> Parts:
     return parts
 
 
-def look(lake: Path) -> Gold:
+def read_gold(lake: Path) -> Gold:
     return read(open_lake(str(lake)))
 
 
 def text_of(lake: Path) -> str:
-    """The page without the chart library, which no test needs to read."""
-    gold = look(lake)
+    """Return the page without the chart library, which no test needs to read."""
+    gold = read_gold(lake)
     return page(build_data(gold), gold.verdict, made_ms=0, library="")
 
 
@@ -92,7 +92,7 @@ def test_rates_and_sums_are_those_of_the_tables(tmp_path: Path) -> None:
             counts("mails", 0, published=6),
         ],
     )
-    view = {one.name: one for one in build_data(look(lake)).views}
+    view = {one.name: one for one in build_data(read_gold(lake)).views}
     assert list(view) == [ALL, "orders", "mails"]
     assert view["orders"].rates["published"] == [2.0, 0.0, 0.0]
     assert view["orders"].rates["done"] == [1.0, 0.0, 1.0]
@@ -105,7 +105,7 @@ def test_percentiles_over_time_come_from_the_buckets_of_each_step(tmp_path: Path
         for value, count in ((10, 90), (200, 9), (4000, 1))
     ]
     lake = make_lake(tmp_path / "lake", minutes=[counts("orders", 0), counts("orders", 1)], histograms=rows)
-    lines = build_data(look(lake)).views[0].percentiles["run"]
+    lines = build_data(read_gold(lake)).views[0].percentiles["run"]
     assert lines["p50"] == [pytest.approx(10, rel=0.01), None]
     assert lines["p95"] == [pytest.approx(200, rel=0.01), None]
     assert lines["p99"] == [pytest.approx(200, rel=0.01), None]
@@ -117,26 +117,26 @@ def test_two_queues_together_have_the_percentiles_of_all_their_messages(tmp_path
         for queue, value in (("fast", 2), ("slow", 900))
     ]
     lake = make_lake(tmp_path / "lake", minutes=[counts("fast", 0), counts("slow", 0)], histograms=rows)
-    overall = {one.name: one.overall["wait"] for one in build_data(look(lake)).views}
+    overall = {one.name: one.overall["wait"] for one in build_data(read_gold(lake)).views}
     assert overall["fast"]["p99"] == pytest.approx(2, rel=0.01)
     assert overall[ALL]["p50"] == pytest.approx(2, rel=0.01)
     assert overall[ALL]["p99"] == pytest.approx(900, rel=0.01)
 
 
 @pytest.mark.parametrize("days", [1, 30, 365, 20_000])
-def test_a_long_time_is_shown_in_steps_that_people_can_read(days: int) -> None:
+def test_a_long_period_is_divided_into_readable_steps(days: int) -> None:
     step = step_for(0, days * 1440 * MINUTE_MS)
     assert step % MINUTE_MS == 0
     assert days * 1440 * MINUTE_MS / step <= POINTS_MAX
 
 
-def test_reasons_without_end_become_the_largest_and_all_others(tmp_path: Path) -> None:
+def test_many_reasons_become_the_largest_ones_and_other(tmp_path: Path) -> None:
     rows = [
         {"queue": "orders", "minute": minute(0), "reason": f"reason {number}", "count": 100 - number}
         for number in range(40)
     ]
     lake = make_lake(tmp_path / "lake", minutes=[counts("orders", 0)], dead_letters=rows)
-    stacks = build_data(look(lake)).views[0].dead_letters
+    stacks = build_data(read_gold(lake)).views[0].dead_letters
     assert list(stacks)[:2] == ["reason 0", "reason 1"]
     assert len(stacks) == STACKS_MAX + 1
     assert sum(sum(stack) for stack in stacks.values()) == sum(100 - number for number in range(40))
@@ -157,7 +157,7 @@ def test_reasons_without_end_become_the_largest_and_all_others(tmp_path: Path) -
         (None, "", "No audit yet"),
     ],
 )  # fmt: skip
-def test_the_verdict_of_the_audit_stands_on_top(
+def test_the_result_of_the_audit_is_at_the_top(
     tmp_path: Path, audit: dict[str, Any] | None, kind: str, printed: str
 ) -> None:
     text = text_of(make_lake(tmp_path / "lake", audit, minutes=[counts("orders", 0, published=1)]))
@@ -175,7 +175,7 @@ def test_the_page_refers_to_nothing_outside_of_itself(tmp_path: Path) -> None:
     assert parts.references == []
     assert not {"link", "iframe", "object", "embed", "img", "base", "form"} & set(parts.tags)
     assert "default-src 'none'" in parts.policy
-    # Two scripts and no other run, and none may fetch: neither is a source of scripts or data named.
+    # Only two scripts run, and none may fetch: no source of scripts or data is named.
     assert len(re.findall(r"'sha256-[^']+'", parts.policy)) == 2
     assert "unsafe-inline" not in parts.policy.split("script-src")[1].split(";")[0]
     assert not re.search(r"https?:|connect-src", parts.policy)
@@ -184,7 +184,7 @@ def test_the_page_refers_to_nothing_outside_of_itself(tmp_path: Path) -> None:
     assert "@import" not in style
 
 
-def test_names_with_markup_stay_texts(tmp_path: Path) -> None:
+def test_names_with_markup_are_escaped(tmp_path: Path) -> None:
     row = {"queue": MARKUP, "minute": minute(0), "count": 1}
     lake = make_lake(
         tmp_path / "lake",
@@ -197,13 +197,13 @@ def test_names_with_markup_stay_texts(tmp_path: Path) -> None:
     assert "img" not in parts.tags
     assert "a" not in parts.tags
     assert parts.references == []
-    assert parts.texts.count(MARKUP) == 2  # the choice of queues, and the table
+    assert parts.texts.count(MARKUP) == 2  # the selection of queues, and the table
     assert f"orders 01J-b: {MARKUP}" in parts.texts
     data = json.loads(parts.scripts[0])
     assert list(data["views"][0]["dead_letters"]) == [MARKUP]
 
 
-def test_a_lake_in_which_nothing_happened_makes_a_page(tmp_path: Path) -> None:
+def test_an_empty_lake_gives_a_page(tmp_path: Path) -> None:
     text = text_of(make_lake(tmp_path / "lake"))
     assert "nothing yet" in text
     assert json.loads(parts_of(text).scripts[0])["times"] == []
@@ -212,23 +212,23 @@ def test_a_lake_in_which_nothing_happened_makes_a_page(tmp_path: Path) -> None:
 # ---- a real browser --------------------------------------------------------------------------------------------------
 
 
-def drawn(looked: Looked) -> int:
-    found = re.search(r'data-drawn="(\d+)"', looked.document)
+def drawn(opened: Page) -> int:
+    found = re.search(r'data-drawn="(\d+)"', opened.document)
     return int(found[1]) if found else -1
 
 
 @pytest.mark.needs("chromium-headless-shell")
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
-def test_a_browser_draws_every_chart_without_a_complaint(tmp_path: Path, width: int, dark: bool) -> None:
+def test_a_browser_draws_every_chart_without_a_console_message(tmp_path: Path, width: int, dark: bool) -> None:
     path = write_report(busy_lake(tmp_path / "lake", 30, CLEAN), tmp_path / "report.html")
-    looked = look_at(path, tmp_path / "home", width=width, dark=dark)
-    assert looked.console == ()
-    assert drawn(looked) == 7
-    assert looked.document.count('class="main-svg"') >= 7
+    opened = open_page(path, tmp_path / "profile", width=width, dark=dark)
+    assert opened.console == ()
+    assert drawn(opened) == 7
+    assert opened.document.count('class="main-svg"') >= 7
 
 
 @pytest.mark.needs("chromium-headless-shell")
-def test_a_browser_shows_markup_in_names_as_texts_and_runs_none_of_it(tmp_path: Path) -> None:
+def test_a_browser_shows_markup_in_names_as_text_and_runs_none_of_it(tmp_path: Path) -> None:
     row = {"queue": MARKUP, "minute": minute(0), "count": 5}
     lake = make_lake(
         tmp_path / "lake",
@@ -236,10 +236,10 @@ def test_a_browser_shows_markup_in_names_as_texts_and_runs_none_of_it(tmp_path: 
         redeliveries=[row | {"cause": MARKUP}],
         dead_letters=[row | {"reason": MARKUP}],
     )
-    looked = look_at(write_report(lake), tmp_path / "home")
-    assert looked.console == ()
-    assert drawn(looked) == 3
-    body = looked.document.split('<script type="application/json"')[0]
+    opened = open_page(write_report(lake), tmp_path / "profile")
+    assert opened.console == ()
+    assert drawn(opened) == 3
+    body = opened.document.split('<script type="application/json"')[0]
     assert "<img" not in body
     assert not re.search(r"<a [^>]*example\.com", body)
 
@@ -247,7 +247,7 @@ def test_a_browser_shows_markup_in_names_as_texts_and_runs_none_of_it(tmp_path: 
 # ---- the command -----------------------------------------------------------------------------------------------------
 
 
-def test_the_command_writes_the_page_beside_the_tables_and_tells_where(
+def test_the_command_writes_the_page_beside_the_tables_and_prints_its_path(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lake = busy_lake(tmp_path / "lake", 3, CLEAN)
@@ -259,28 +259,28 @@ def test_the_command_writes_the_page_beside_the_tables_and_tells_where(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["lake", "mine.html"]
 
 
-def test_a_folder_that_is_no_lake_gives_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_is_no_lake_gives_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command("--lake", str(tmp_path)) == 2
     assert "there is no gold/minutes in" in capsys.readouterr().err
     assert command("--lake", str(busy_lake(tmp_path / "lake", 2)), "--output", str(tmp_path / "no" / "r.html")) == 2
     assert "cannot be written to" in capsys.readouterr().err
 
 
-def test_what_is_not_a_table_or_an_audit_of_ours_gives_a_sentence(tmp_path: Path) -> None:
+def test_a_file_that_is_not_our_table_or_audit_gives_one_sentence(tmp_path: Path) -> None:
     lake = busy_lake(tmp_path / "lake", 2)
     (lake / "audit.json").write_text('{"published": 3}')
     with pytest.raises(InvalidInput, match="is not what `waypost pipeline audit` writes"):
-        look(lake)
+        read_gold(lake)
     (lake / "audit.json").unlink()
     (file,) = (lake / "gold" / "minutes").rglob("*.parquet")
     file.write_bytes(b"PAR1 no")
     with pytest.raises(InvalidInput, match="is not what the pipeline writes"):
-        look(lake)
+        read_gold(lake)
     parquet.write_table(pa.table({"queue": ["orders"]}), file)
     with pytest.raises(InvalidInput, match="is not what the pipeline writes"):
-        look(lake)
+        read_gold(lake)
 
 
-def test_a_lake_elsewhere_that_is_not_there_gives_a_sentence() -> None:
+def test_a_remote_lake_that_does_not_exist_gives_one_sentence() -> None:
     with pytest.raises(InvalidInput, match="there is no gold/minutes in mock:///lake"):
         write_report("mock:///lake")

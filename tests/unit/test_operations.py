@@ -24,7 +24,7 @@ from waypost.values import Claimed, Continuation
 T = TypeVar("T")
 
 
-class Desk:
+class FlowRunner:
     """Runs flows on a clock of its own: a `Sleep` only advances it."""
 
     def __init__(self, store: Any, *, retry_budget: float = 120.0) -> None:
@@ -106,13 +106,13 @@ def test_both_drivers_run_the_same_steps() -> None:
 @pytest.mark.promise("LEASE-14")
 def test_pauses_grow_from_ten_milliseconds_to_five_seconds_within_the_budget() -> None:
     store = ShakyStore(faults=["refuse"] * 10_000)
-    desk = Desk(store)
+    runner = FlowRunner(store)
     with pytest.raises(errors.StoreUnavailable, match="within the retry budget of 120 s"):
-        desk.play(desk.context.attempt(store.queues()))
-    assert 0 < desk.slept[0] <= BACKOFF_FIRST_SECONDS
-    assert max(desk.slept) <= BACKOFF_MAX_SECONDS
-    assert max(desk.slept) > BACKOFF_MAX_SECONDS / 2
-    assert desk.now == pytest.approx(120)
+        runner.play(runner.context.attempt(store.queues()))
+    assert 0 < runner.slept[0] <= BACKOFF_FIRST_SECONDS
+    assert max(runner.slept) <= BACKOFF_MAX_SECONDS
+    assert max(runner.slept) > BACKOFF_MAX_SECONDS / 2
+    assert runner.now == pytest.approx(120)
 
 
 @pytest.mark.promise("LEASE-14", "SEE-6")
@@ -126,18 +126,18 @@ def test_pauses_grow_from_ten_milliseconds_to_five_seconds_within_the_budget() -
 )
 def test_a_call_that_may_have_arrived_once_stays_unknown(faults: list[Fault], kind: type[Exception]) -> None:
     store = ShakyStore(faults=faults + ["refuse"] * 1000)
-    desk = Desk(store, retry_budget=1)
+    runner = FlowRunner(store, retry_budget=1)
     with pytest.raises(kind) as caught:
-        desk.play(desk.context.attempt(store.pause("orders")))
+        runner.play(runner.context.attempt(store.pause("orders")))
     assert isinstance(caught.value.__cause__, errors.StoreUnavailable | errors.OutcomeUnknown)
 
 
 def test_an_answer_that_is_an_error_is_not_repeated() -> None:
     store = ShakyStore(faults=[errors.StoreFull("no room")])
-    desk = Desk(store)
+    runner = FlowRunner(store)
     with pytest.raises(errors.StoreFull):
-        desk.play(desk.context.attempt(store.pause("orders")))
-    assert desk.slept == []
+        runner.play(runner.context.attempt(store.pause("orders")))
+    assert runner.slept == []
 
 
 # ---- replay windows--------------------------------------------------------------------------------------------
@@ -162,20 +162,20 @@ def test_an_operation_under_way_never_falls_out_of_the_replay_window() -> None:
 
 def test_a_publish_that_waits_for_its_connection_is_answered_after_hundreds_of_others() -> None:
     store = ShakyStore(faults=["cut"])
-    desk = Desk(store)
+    runner = FlowRunner(store)
     options = publish.PublishOptions()
-    slow = publish.publish(desk.context, "orders", "slow", options)
+    slow = publish.publish(runner.context, "orders", "slow", options)
     call = next(slow)
     with pytest.raises(errors.OutcomeUnknown) as lost:
-        desk.run(call)  # type: ignore[arg-type]
+        runner.run(call)  # type: ignore[arg-type]
     assert isinstance(slow.throw(lost.value), Sleep)
     for n in range(3 * REPLAY_MAX):
-        desk.play(publish.publish(desk.context, "orders", n, options))
+        runner.play(publish.publish(runner.context, "orders", n, options))
     repeated = slow.send(None)
     with pytest.raises(StopIteration) as ended:
-        slow.send(desk.run(repeated))  # type: ignore[arg-type]
+        slow.send(runner.run(repeated))  # type: ignore[arg-type]
     assert ended.value.value.status == "queued"
-    assert desk.play(desk.context.attempt(store.stats("orders"))).ledger.published == 3 * REPLAY_MAX + 1
+    assert runner.play(runner.context.attempt(store.stats("orders"))).ledger.published == 3 * REPLAY_MAX + 1
 
 
 # ---- batches -------------------------------------------------------------------------------------------------
@@ -183,7 +183,7 @@ def test_a_publish_that_waits_for_its_connection_is_answered_after_hundreds_of_o
 
 def test_a_batch_is_encoded_while_it_is_sent() -> None:
     store = ShakyStore()
-    desk = Desk(store)
+    runner = FlowRunner(store)
     encoded: list[int] = []
     seen: list[int] = []
 
@@ -192,9 +192,9 @@ def test_a_batch_is_encoded_while_it_is_sent() -> None:
             seen.append(len(encoded))
             return super().run(call)
 
-    desk.executor = Watching(store)
+    runner.executor = Watching(store)
     bodies = (encoded.append(n) or n for n in range(1500))  # type: ignore[func-returns-value]
-    assert len(desk.play(publish.publish_many(desk.context, "orders", bodies, publish.PublishOptions()))) == 1500
+    assert len(runner.play(publish.publish_many(runner.context, "orders", bodies, publish.PublishOptions()))) == 1500
     assert seen == [512, 1024, 1500]
 
 
@@ -202,7 +202,7 @@ def test_a_batch_is_encoded_while_it_is_sent() -> None:
 @pytest.mark.parametrize("pulls", [0, 3])
 def test_an_executor_that_gives_up_as_a_whole_does_not_hide_earlier_waves(pulls: int) -> None:
     store = ShakyStore()
-    desk = Desk(store, retry_budget=0)
+    runner = FlowRunner(store, retry_budget=0)
 
     class GivesUp(ShakyExecutor):
         waves = 0
@@ -214,10 +214,10 @@ def test_an_executor_that_gives_up_as_a_whole_does_not_hide_earlier_waves(pulls:
             _ = list(islice(calls, pulls))
             raise errors.StoreUnavailable("gone")
 
-    desk.executor = GivesUp(store)
+    runner.executor = GivesUp(store)
     bodies = range(512 * 70)
     with pytest.raises(errors.PartialPublish) as caught:
-        desk.play(publish.publish_many(desk.context, "orders", bodies, publish.PublishOptions()))
+        runner.play(publish.publish_many(runner.context, "orders", bodies, publish.PublishOptions()))
     assert isinstance(caught.value.cause, errors.StoreUnavailable)
     known = [published is not None for published in caught.value.results]
     assert known == [True] * 512 * 64 + [False] * 512 * 6
@@ -225,31 +225,31 @@ def test_an_executor_that_gives_up_as_a_whole_does_not_hide_earlier_waves(pulls:
 
 def test_a_publish_names_the_sleepers_to_wake() -> None:
     store = ShakyStore()
-    desk = Desk(store)
-    desk.play(publish.publish(desk.context, "orders", 1, publish.PublishOptions()))
-    assert desk.woken == [{"orders": ["*"]}]
+    runner = FlowRunner(store)
+    runner.play(publish.publish(runner.context, "orders", 1, publish.PublishOptions()))
+    assert runner.woken == [{"orders": ["*"]}]
 
 
 @pytest.mark.promise("PUB-7")
 def test_a_blocked_publisher_finds_the_room_that_a_settle_makes() -> None:
     store = ShakyStore()
-    desk = Desk(store)
-    desk.play(manage.configure(desk.context, "orders", {"max_pending": 4, "overload": "block"}))
+    runner = FlowRunner(store)
+    runner.play(manage.configure(runner.context, "orders", {"max_pending": 4, "overload": "block"}))
     options = publish.PublishOptions(timeout=10)
 
     def work() -> None:
-        message = desk.play(receive_now(desk))
+        message = runner.play(receive_now(runner))
         assert message is not None
-        desk.play(receive.finish(desk.context, message, None, NoRetry()))
+        runner.play(receive.finish(runner.context, message, None, NoRetry()))
 
-    desk.on_sleep = work
-    results = desk.play(publish.publish_many(desk.context, "orders", range(20), options))
+    runner.on_sleep = work
+    results = runner.play(publish.publish_many(runner.context, "orders", range(20), options))
     assert len(results) == 20
-    assert desk.play(desk.context.attempt(store.stats("orders"))).ledger.balance == 0
+    assert runner.play(runner.context.attempt(store.stats("orders"))).ledger.balance == 0
 
 
-def receive_now(desk: Desk) -> Flow[Message[Any] | None]:
-    return receive.receive(desk.context, "orders", 0, None)
+def receive_now(runner: FlowRunner) -> Flow[Message[Any] | None]:
+    return receive.receive(runner.context, "orders", 0, None)
 
 
 # ---- waiting -------------------------------------------------------------------------------------------------
@@ -258,12 +258,12 @@ def receive_now(desk: Desk) -> Flow[Message[Any] | None]:
 @pytest.mark.promise("TIMER-3")
 def test_polling_adapts_from_fifty_milliseconds_to_the_safety_poll() -> None:
     store = ShakyStore()
-    desk = Desk(store)
-    assert desk.play(receive.receive(desk.context, "orders", 60, None)) is None
-    assert desk.now == pytest.approx(60)
-    assert desk.slept[0] <= POLL_FIRST_SECONDS < desk.slept[1] <= 2 * POLL_FIRST_SECONDS
-    assert all(seconds <= 5 for seconds in desk.slept)
-    assert len(desk.slept) < 30
+    runner = FlowRunner(store)
+    assert runner.play(receive.receive(runner.context, "orders", 60, None)) is None
+    assert runner.now == pytest.approx(60)
+    assert runner.slept[0] <= POLL_FIRST_SECONDS < runner.slept[1] <= 2 * POLL_FIRST_SECONDS
+    assert all(seconds <= 5 for seconds in runner.slept)
+    assert len(runner.slept) < 30
 
 
 @pytest.mark.promise("WAKE-5")
@@ -294,13 +294,13 @@ def test_a_due_time_without_a_message_does_not_make_a_worker_spin() -> None:
 @pytest.mark.promise("LEASE-6")
 def test_an_interrupted_claim_is_found_by_the_next_receive() -> None:
     store = ShakyStore()
-    desk = Desk(store)
-    desk.play(publish.publish(desk.context, "orders", 1, publish.PublishOptions()))
-    flow = receive_now(desk)
-    desk.run(next(flow))  # type: ignore[arg-type]
+    runner = FlowRunner(store)
+    runner.play(publish.publish(runner.context, "orders", 1, publish.PublishOptions()))
+    flow = receive_now(runner)
+    runner.run(next(flow))  # type: ignore[arg-type]
     with pytest.raises(KeyboardInterrupt):
         flow.throw(KeyboardInterrupt())
-    message = desk.play(receive_now(desk))
+    message = runner.play(receive_now(runner))
     assert message is not None
     assert message.deliveries == 1
 
@@ -308,13 +308,13 @@ def test_an_interrupted_claim_is_found_by_the_next_receive() -> None:
 @pytest.mark.parametrize("later", [0, 10_000])
 def test_a_lost_claim_is_forgotten_when_the_store_has_forgotten_it(later: float) -> None:
     store = ShakyStore()
-    desk = Desk(store)
-    operation = desk.context.replay_windows.begin("orders")
-    desk.context.add_lost_claim("orders", operation)
-    desk.now += later
-    assert desk.play(receive_now(desk)) is None
+    runner = FlowRunner(store)
+    operation = runner.context.replay_windows.begin("orders")
+    runner.context.add_lost_claim("orders", operation)
+    runner.now += later
+    assert runner.play(receive_now(runner)) is None
     assert store.ran.count("claim") == (2 if later == 0 else 1)
-    assert desk.context.take_lost_claim("orders") is None
+    assert runner.context.take_lost_claim("orders") is None
 
 
 # ---- continuations on stores that cannot span queues ---------------------------------------------------------
@@ -351,36 +351,36 @@ def continuation(number: int, queue: str, key: str | None = None) -> Continuatio
 @pytest.mark.promise("CHAIN-2")
 def test_a_continuation_arrives_once_however_often_it_is_sent() -> None:
     store = OutgoingStore()
-    desk = Desk(store)
+    runner = FlowRunner(store)
     store.kept = [continuation(1, "a", "k"), continuation(2, "b"), continuation(3, "a", "k"), continuation(4, "a")]
     kept = list(store.kept)
-    assert desk.play(deliver_outgoing(desk.context, "orders")) == 4
+    assert runner.play(deliver_outgoing(runner.context, "orders")) == 4
     assert store.kept == []
     store.kept = kept
-    assert desk.play(deliver_outgoing(desk.context, "orders")) == 4
-    ledgers = [desk.play(desk.context.attempt(store.stats(queue))).ledger for queue in ("a", "b")]
+    assert runner.play(deliver_outgoing(runner.context, "orders")) == 4
+    ledgers = [runner.play(runner.context.attempt(store.stats(queue))).ledger for queue in ("a", "b")]
     assert [(ledger.ready, ledger.published) for ledger in ledgers] == [(2, 2), (1, 1)]
 
 
 def test_a_continuation_that_cannot_be_forwarded_is_left_for_a_later_claim(caplog: pytest.LogCaptureFixture) -> None:
     store = OutgoingStore(faults=["refuse", None, "cut"])
-    desk = Desk(store)
+    runner = FlowRunner(store)
     store.kept = [continuation(1, "a"), continuation(2, "b")]
     with caplog.at_level(logging.WARNING, "waypost"):
-        assert desk.play(deliver_outgoing(desk.context, "orders")) == 0
+        assert runner.play(deliver_outgoing(runner.context, "orders")) == 0
         # Retries of one target are not those of another.
-        assert desk.play(deliver_outgoing(desk.context, "orders")) == 1
+        assert runner.play(deliver_outgoing(runner.context, "orders")) == 1
     assert [vars(record)["event"] for record in caplog.records] == ["outgoing_delayed"] * 2
-    assert ([next_one.queue for next_one in store.kept], desk.slept) == (["a"], [])
-    assert desk.play(deliver_outgoing(desk.context, "orders")) == 1
-    assert desk.play(desk.context.attempt(store.stats("a"))).ledger.published == 1
+    assert ([next_one.queue for next_one in store.kept], runner.slept) == (["a"], [])
+    assert runner.play(deliver_outgoing(runner.context, "orders")) == 1
+    assert runner.play(runner.context.attempt(store.stats("a"))).ledger.published == 1
 
 
 def test_a_claim_that_reports_leftovers_sends_them() -> None:
     store = OutgoingStore()
-    desk = Desk(store)
+    runner = FlowRunner(store)
     store.kept = [continuation(1, "a")]
-    flow = receive_now(desk)
+    flow = receive_now(runner)
     next(flow)
     assert flow.send(Claimed([], None, None, None, False, 1)).name == "outgoing"  # type: ignore[union-attr]
     assert flow.send(store.kept).name == "publish"  # type: ignore[union-attr]
@@ -403,15 +403,15 @@ def test_a_rate_becomes_small_steps(rate: str | None, size: int, seconds: float)
 
 def test_a_redrive_pauses_between_its_steps() -> None:
     store = ShakyStore()
-    desk = Desk(store)
-    drafts = [Draft(id, b"") for id in desk.context.session.message_ids(25)]
-    operation = desk.context.replay_windows.begin("orders")
-    desk.run(store.publish("orders", drafts, operation))
-    desk.play(manage.configure(desk.context, "orders", {"lease": None}))
+    runner = FlowRunner(store)
+    drafts = [Draft(id, b"") for id in runner.context.session.message_ids(25)]
+    operation = runner.context.replay_windows.begin("orders")
+    runner.run(store.publish("orders", drafts, operation))
+    runner.play(manage.configure(runner.context, "orders", {"lease": None}))
     bury_all(store)
-    redriven = desk.play(manage.redrive(desk.context, "orders", ids=(), reason=None, limit=None, rate="100/s"))
+    redriven = runner.play(manage.redrive(runner.context, "orders", ids=(), reason=None, limit=None, rate="100/s"))
     assert (len(redriven.moved), redriven.more) == (25, False)
-    assert desk.slept == pytest.approx([0.1, 0.1])
+    assert runner.slept == pytest.approx([0.1, 0.1])
 
 
 def bury_all(store: ShakyStore) -> None:
@@ -422,12 +422,12 @@ def bury_all(store: ShakyStore) -> None:
 
 def test_a_redrive_stops_where_all_that_is_left_stays_dead() -> None:
     store = ShakyStore()
-    desk = Desk(store)
-    operation = desk.context.replay_windows.begin("orders")
-    first, second = desk.context.session.message_ids(2)
-    desk.run(store.publish("orders", [Draft(first, b"", "k")], operation))
+    runner = FlowRunner(store)
+    operation = runner.context.replay_windows.begin("orders")
+    first, second = runner.context.session.message_ids(2)
+    runner.run(store.publish("orders", [Draft(first, b"", "k")], operation))
     bury_all(store)
     store.inner._queues["orders"].keys.clear()
-    desk.run(store.publish("orders", [Draft(second, b"", "k")], desk.context.replay_windows.begin("orders")))
-    redriven = desk.play(manage.redrive(desk.context, "orders", ids=[first], reason=None, limit=None, rate=None))
+    runner.run(store.publish("orders", [Draft(second, b"", "k")], runner.context.replay_windows.begin("orders")))
+    redriven = runner.play(manage.redrive(runner.context, "orders", ids=[first], reason=None, limit=None, rate=None))
     assert (redriven.moved, redriven.duplicates) == ([], [first])
