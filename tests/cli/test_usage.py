@@ -392,7 +392,8 @@ def test_every_command_but_the_live_view_works_without_optional_packages(sqlite_
         "print(codes)\n"
     )
     ran = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program, *sqlite_cli.options], capture_output=True, text=True, timeout=120,
+        [sys.executable, "-W", "error", "-c", program, *sqlite_cli.options],
+        capture_output=True, text=True, timeout=120,
         env=os.environ | {"PYTHONPATH": str(ROOT / "src")}, check=False,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr

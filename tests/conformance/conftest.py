@@ -35,7 +35,7 @@ STORES = (
 
 @cache
 def tables() -> list[str]:
-    """The tables that the migrations make and leave empty. Parts of the journal are emptied with the whole."""
+    """The tables that the migrations create empty. Parts of the journal are emptied with the whole."""
     from waypost.store.postgres.schema import MADE, MIGRATIONS, migration_text
 
     script = "\n".join(migration_text(name) for _, name in MIGRATIONS)

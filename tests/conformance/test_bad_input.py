@@ -188,7 +188,7 @@ def test_what_is_made_or_decided_with_a_wrong_value_gives_one_of_our_errors(what
 @pytest.mark.promise("FACE-1")
 @pytest.mark.parametrize("kind", [Waypost, AsyncWaypost])
 @pytest.mark.parametrize("decorator", ["handler", "cron", "every"])
-def test_a_decorator_without_its_call_does_not_swallow_the_function(kind: Any, decorator: str) -> None:
+def test_a_decorator_without_its_call_is_refused(kind: Any, decorator: str) -> None:
     post = kind("memory://")
 
     def work(body: Any) -> None:

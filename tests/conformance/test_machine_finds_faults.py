@@ -1,4 +1,4 @@
-"""The state machine is worth something only if it finds what is wrong: faults are planted into the model one by one."""
+"""The state machine finds faults: they are planted into the model one by one."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_a_planted_fault_is_found(fault: type[QueueModel]) -> None:
 
 
 class FiresWithoutComparing(MemoryStore):
-    """Fires the schedule as it is, and not only as the scheduler saw it."""
+    """Fires the schedule without comparing it with what the scheduler read."""
 
     def fire_schedule(
         self, queue: str, step: FireStep, drafts: Sequence[Draft], operation: Operation

@@ -48,7 +48,7 @@ def test_a_queue_that_is_not_empty_is_refused_with_what_is_left_in_it(post: Any)
 
 @pytest.mark.promise("QUEUE-8")
 def test_a_client_goes_on_in_a_new_queue_at_once(post: Any) -> None:
-    """In the very millisecond of the removal: the first sending is refused, and the client takes a new stamp."""
+    """In the same millisecond as the removal: the first request is refused, and the client makes a new stamp."""
     post.configure("orders", lease=10)
     post.publish("orders", 1, key="k", window=3600)
     with post.receive("orders") as message:
@@ -69,7 +69,7 @@ def test_a_client_goes_on_in_a_new_queue_at_once(post: Any) -> None:
 
 
 def use_everything(bench: Bench) -> None:
-    """Leave a trace of every kind in a queue, and empty it."""
+    """Use every feature of a queue, and empty it."""
     bench.configure(completed=10, rate="1000/s", journal="full", max_pending=100)
     bench.publish(key="k", window=3600, group="g")
     bench.publish(b"timer", delay=1)
@@ -117,7 +117,7 @@ def test_every_key_that_is_left_on_valkey_expires(make_store: StoreMaker, store_
 
 
 def rows_left(execute: Any, names: dict[str, str]) -> dict[str, int]:
-    """How many rows there are in each table."""
+    """Return how many rows there are in each table."""
     counts = {table: execute(f'SELECT count(*) FROM "{name}"').fetchone()[0] for table, name in names.items()}
     return {table: count for table, count in counts.items() if count}
 

@@ -30,7 +30,7 @@ class SteppedClock(ManualClock):
 
 
 class LossyStore:
-    """A store whose replies to chosen verbs are lost, each once; `on_loss` happens before the client goes on."""
+    """A store whose replies to chosen verbs are lost, each once; `on_loss` is called before the client goes on."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
@@ -48,7 +48,7 @@ class LossyStore:
         return AsyncLossyExecutor(self, await self.inner.connect_async(start_timeout=start_timeout))
 
     def lose(self, call: Call[Any]) -> None:
-        """Raise if the reply to this call is one that is lost."""
+        """Raise if the reply to this call is to be lost."""
         if call.name in self.lost:
             self.lost.remove(call.name)
             self.on_loss()
@@ -125,7 +125,7 @@ def session_of(post: Any) -> Any:
 
 
 def clone(post: Any, copy: Any) -> None:
-    """Make the session of one client the same as another's, as a snapshot of its machine has it."""
+    """Copy the session of one client to another, like a snapshot of its machine."""
     session, copied = session_of(post), session_of(copy)
     copied.id, copied._mark, copied._counter = session.id, session._mark, session._counter
     copied._numbers = dict(session._numbers)

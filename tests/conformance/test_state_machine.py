@@ -14,7 +14,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from waypost.testing.bench import StoreMaker
 from waypost.testing.machine import machine_for
 
-#: Shrinking a long program takes minutes; the usual run shows what it found, the deep one makes it short.
+#: Shrinking a long program takes minutes: only the deep profile does it.
 USUAL = settings(
     max_examples=80,
     stateful_step_count=40,
@@ -27,8 +27,8 @@ USUAL = settings(
 )
 DEEP = settings(max_examples=2_000, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck))
 PROFILES = {"usual": USUAL, "deep": DEEP}
-#: What a run makes happen, or it was not worth running. Hypothesis draws other programs when the code changes, or when
-#: other modules are loaded: if something did not happen, it draws more of them.
+#: What must happen in a run. Hypothesis draws other programs when the code changes, or when other modules are loaded:
+#: if something did not happen, it draws more of them.
 REACHED = {
     "published", "duplicate", "promoted", "claimed", "done", "retried", "expired", "dead", "cancelled", "replaced",
     "forgotten", "cloned",
@@ -45,7 +45,7 @@ COMPARED = ("memory", "sqlite", "valkey", "postgres", *DEEP_ONLY)
 
 @pytest.mark.promise("STORE-4", "SEE-5", "LEASE-2", "PUB-6")
 @pytest.mark.parametrize("store_name", COMPARED, indirect=True)
-def test_a_store_and_the_model_do_the_same_in_any_program(make_store: StoreMaker) -> None:
+def test_a_store_and_the_model_give_the_same_results_in_any_program(make_store: StoreMaker) -> None:
     machine = machine_for(make_store)
     run_state_machine_as_test(machine, settings=PROFILES[PROFILE])
     for _ in range(MORE_RUNS_MAX):

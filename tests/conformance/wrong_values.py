@@ -1,4 +1,4 @@
-"""Values that no argument is meant to have, and calls of every public method with them."""
+"""Values that are wrong for every argument, and calls of every public method with them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ ID = "0123456789abcdefghjkmnpq"
 
 
 class HostileError(Exception):
-    """What code of the caller raises that waypost has to run: it is the caller's, and stays as it is."""
+    """An error raised by code of the caller that waypost runs: it reaches the caller unchanged."""
 
 
 class Hostile:
-    """Answers every question with an error."""
+    """An object whose every method raises."""
 
     def _refuse(self, *given: object) -> NoReturn:
         raise HostileError
@@ -37,7 +37,7 @@ class BadZone(tzinfo):
 
 
 def wrong() -> list[Any]:
-    """New ones each time: some calls use them up."""
+    """Return new values each time: some calls consume them."""
     return [
         b"bytes", "", "\0", "\ud800", "a b", "x" * 5000, "é" * 200, ID, "100/m",
         0, -1, 10**400, 2**63, True, 0.0001, math.nan, math.inf, -math.inf, 1j,

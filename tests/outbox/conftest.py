@@ -42,7 +42,7 @@ def post(server: PostgresServer, namespace: str) -> Iterator[Waypost]:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A store with a table of the user's beside it, one kind of transaction, and a client that reads."""
+    """A store beside a table of the user, one kind of transaction, and a client that reads."""
 
     kind: TransactionKind
     reader: Waypost
@@ -50,7 +50,7 @@ class Place:
     namespace: str
 
     def rows(self) -> list[int]:
-        """What the user's table holds."""
+        """Return the rows of the user's table."""
         if self.url.startswith("sqlite"):
             with closing(sqlite3.connect(self.url.removeprefix("sqlite:///"))) as file:
                 return [row[0] for row in file.execute("SELECT n FROM shop ORDER BY n")]
@@ -58,7 +58,7 @@ class Place:
             return [row[0] for row in connection.execute("SELECT n FROM shop ORDER BY n")]
 
     def bodies(self, queue: str) -> list[Any]:
-        """What the queue holds, in order."""
+        """Return the bodies of the queue, in order."""
         return [message.body for message in self.reader.messages(queue)]
 
 

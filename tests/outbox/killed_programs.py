@@ -1,4 +1,4 @@
-"""Programs that are killed in the middle, again and again, and what is left when they were: counted, not believed."""
+"""Programs that are killed again and again in the middle of their work, and counts of what they left."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from waypost.outbox import inbox_sql
 from waypost.store.postgres import migrate
 
 ROOT = Path(__file__).parents[2]
-#: A killed worker's leases end so soon.
+#: The leases of a killed worker end after this.
 LEASE_SECONDS = 0.5
 #: Longer than any of this takes, even on a busy machine.
 TIMEOUT_SECONDS = 900.0
@@ -29,7 +29,7 @@ TIMEOUT_SECONDS = 900.0
 
 @dataclass(frozen=True, slots=True)
 class Sold:
-    """Rows of the user's, messages, and how often the program was killed."""
+    """Rows of the user's table, messages, and how often the program was killed."""
 
     rows: list[int]
     messages: list[int]
@@ -42,7 +42,7 @@ def start(module: str, *given: object) -> subprocess.Popen[str]:
 
 
 def sell(kind: str, url: str, namespace: str, *, transactions: int, kills: int) -> Sold:
-    """So many transactions, half of them rolled back, by programs of which each is killed once."""
+    """Run `transactions` transactions, half of them rolled back, in processes that are killed `kills` times."""
     if url.startswith("sqlite"):
         with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as file:
             file.execute(TABLE)
@@ -67,7 +67,7 @@ def sell(kind: str, url: str, namespace: str, *, transactions: int, kills: int) 
 
 
 def have_effects(kind: str, url: str, namespace: str, database: str, *, messages: int, kills: int) -> tuple[int, int]:
-    """So many messages through workers that are killed so often; all rows written, and how many of them differ."""
+    """Handle messages with workers that are killed `kills` times; return how many rows were written, and how many differ."""
     with psycopg.connect(database) as connection:
         connection.execute("CREATE TABLE IF NOT EXISTS effect (n bigint)")
         connection.execute("TRUNCATE effect")

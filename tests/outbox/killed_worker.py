@@ -3,7 +3,7 @@
     python -m tests.outbox.killed_worker KIND STORE_URL NAMESPACE DATABASE_URL
 
 KIND is `settle` (the store's own transaction) or `inbox` (any store, the user's database beside it). For each line that
-it reads it forks a worker, says its process id, and waits for its end: all is imported then, and nothing connected yet.
+it reads it forks a worker, prints its process id, and waits for its end: all is imported then, nothing connected yet.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 Each sale is a row in the user's table and a message of the same number. Every second transaction is rolled back. COUNT
 sales are one process, forked when all is imported and nothing is connected yet; at a point that its number chooses it
-kills itself: before a transaction, inside of it, or right after its end. Then the next comes. Says how many were
+kills itself: before a transaction, inside of it, or right after its end. Then the next comes. It prints how many were
 killed.
 """
 
@@ -48,7 +48,7 @@ def main(way_name: str, url: str, namespace: str, first: int, count: int, seed: 
 
 
 def forked(kind: str, url: str, namespace: str, first: int, count: int, seed: int) -> int:
-    """How a process of its own ended: the signal, less than zero, or its exit code."""
+    """Run in a forked process; return its exit code, or the negative number of the signal that ended it."""
     child = os.fork()
     if child == 0:
         try:
@@ -59,7 +59,7 @@ def forked(kind: str, url: str, namespace: str, first: int, count: int, seed: in
 
 
 def sell(kind: str, url: str, namespace: str, count: int, kills: int) -> int:
-    """So many processes, one after the other; how many were killed."""
+    """Run `kills` processes one after the other, and return how many were killed."""
     for module in IMPORTED:
         importlib.import_module(module)
     ends = [forked(kind, url, namespace, number * count, count, number) for number in range(kills)]

@@ -46,12 +46,12 @@ def sold(shop: psycopg.Connection[Any]) -> list[int]:
 
 
 def fall_behind(shop: psycopg.Connection[Any], namespace: str, id: str) -> None:
-    """As if another worker had taken the message over."""
+    """Change the lease as if another worker had claimed the message."""
     shop.execute(f"UPDATE \"{namespace}_message\" SET token = token + 1, nonce = 'x' WHERE id = %s".encode(), (id,))
 
 
 def work(server: PostgresServer, namespace: str, register: Callable[[AsyncWaypost], None], count: int = 20) -> Any:
-    """Register a handler, let a worker empty the queue, and say how it stands then."""
+    """Register a handler, let a worker empty the queue, and return the ledger."""
 
     async def run() -> Any:
         async with AsyncWaypost(server.url, namespace=namespace) as post:
@@ -175,7 +175,7 @@ def test_a_lost_lease_rolls_the_session_back(
 
 
 @pytest.mark.promise("BOX-3", "LEASE-8")
-def test_what_a_handler_returns_is_a_part_of_its_transaction(
+def test_the_outcome_of_a_handler_is_a_part_of_its_transaction(
     engine: sqlalchemy.Engine, namespace: str, shop: psycopg.Connection[Any]
 ) -> None:
     around: list[str] = []
@@ -224,7 +224,7 @@ def test_a_batch_is_settled_in_one_transaction(
         ledger = post.ledger("orders")
     assert sold(shop) == list(range(10))
     assert calls[0] == list(range(10))
-    # What befell one of them cost the others no attempt.
+    # The failure of one used no attempt of the others.
     assert (ledger.retried, ledger.snoozed, ledger.unexplained) == (0, 9, 0)
     assert len(shop.execute("SELECT DISTINCT xmin::text FROM shop").fetchall()) == len(calls) - 1
 
@@ -257,7 +257,9 @@ def test_received_messages_can_be_settled_together(post: Waypost, shop: psycopg.
 
 
 @pytest.mark.promise("BOX-3")
-def test_what_cannot_be_settled_together_is_refused(post: Waypost, server: PostgresServer, namespace: str) -> None:
+def test_messages_that_cannot_be_settled_together_are_refused(
+    post: Waypost, server: PostgresServer, namespace: str
+) -> None:
     post.publish("orders", 1)
     post.publish("more", 2)
     with (

@@ -1,4 +1,4 @@
-"""Programs killed in the middle of their transactions: messages are commits, and effects are had once.
+"""Programs killed in the middle of their transactions: messages equal commits, and effects happen once.
 
 Smaller here than in the figures (`make faults`).
 """

@@ -1,4 +1,4 @@
-"""Publishing inside the caller's transaction, by every kind of it: there if and only if it commits."""
+"""Publishing inside the caller's transaction, of every kind: the message exists if and only if it commits."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_message_is_there_once_the_transaction_commits_and_not_before(place: P
 
 
 @pytest.mark.promise("BOX-1")
-def test_what_is_rolled_back_was_never_there(place: Place) -> None:
+def test_a_rollback_publishes_nothing(place: Place) -> None:
     place.kind.run([("publish", ("orders", 1), {}), ("publish_many", ("orders", [2, 3]), {})], row=1, commit=False)
     assert place.bodies("orders") == []
     assert place.rows() == []
@@ -56,7 +56,7 @@ def test_keys_timers_priorities_groups_headers_and_bytes_work_as_outside(place: 
 
 
 @pytest.mark.promise("BOX-2")
-def test_a_batch_longer_than_a_step_goes_whole(place: Place) -> None:
+def test_a_batch_longer_than_one_step_is_published_whole(place: Place) -> None:
     (results,) = place.kind.run([("publish_many", ("orders", list(range(1200))), {"key": str})])
     assert len({one.id for one in results}) == 1200
     assert place.reader.ledger("orders").ready == 1200

@@ -1,4 +1,4 @@
-"""What cannot carry a message is refused before anything is sent, and by name; and how wake-ups travel."""
+"""Objects that cannot carry a message are refused by name before anything is sent; and when wake-ups are sent."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_django_outside_of_atomic_is_refused(post: Waypost, server: PostgresServ
 
 
 @pytest.mark.promise("BOX-1")
-def test_a_savepoint_that_is_rolled_back_takes_its_messages_along(post: Waypost, server: PostgresServer) -> None:
+def test_a_savepoint_that_is_rolled_back_publishes_nothing(post: Waypost, server: PostgresServer) -> None:
     with psycopg.connect(server.url) as connection:
         post.publish("orders", 1, transaction=connection)
         with connection.transaction(force_rollback=True):
@@ -124,7 +124,9 @@ def test_a_savepoint_that_is_rolled_back_takes_its_messages_along(post: Waypost,
 
 @pytest.mark.promise("BOX-1")
 @pytest.mark.parametrize("wrong", [3, "session", None])
-def test_what_is_no_transaction_is_refused_by_name(post: Waypost, server: PostgresServer, wrong: object) -> None:
+def test_an_object_that_is_no_transaction_is_refused_by_name(
+    post: Waypost, server: PostgresServer, wrong: object
+) -> None:
     if wrong is None:
         engine = create_engine(dialect(server.url, "psycopg"))
         with pytest.raises(InvalidInput, match="engine"):

@@ -28,7 +28,7 @@ def test_a_publish_is_one_statement_on_asyncpg(server: PostgresServer, namespace
             connection = await asyncpg.connect(server.url)
             async with connection.transaction():
                 await post.publish("orders", 0, transaction=connection)
-                # Once for each connection, the driver itself asks the server about types that are new to it.
+                # Once for each connection, the driver itself queries the server for types that are new to it.
                 await post.publish("orders", 0, key="k", transaction=connection)
             post._call = fail_call  # type: ignore[assignment,method-assign]
             connection.add_query_logger(lambda record: statements.append(record.query))

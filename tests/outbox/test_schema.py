@@ -1,4 +1,4 @@
-"""Tables beside the user's own: migrated with data in them, checked, and known to Alembic."""
+"""Tables beside the user's own: migrated with data in them, verified, and known to Alembic."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from waypost.store.postgres import check, migrate, schema, sql
 from waypost.testing.bench import fresh_namespace
 from waypost.testing.postgres import PostgresServer
 
-NEXT = "ALTER TABLE {message} ADD COLUMN colour text;\nCREATE INDEX {#message_colour} ON {message} (colour);\n"
+NEXT = "ALTER TABLE {message} ADD COLUMN extra text;\nCREATE INDEX {#message_extra} ON {message} (extra);\n"
 Next = Callable[[], int]
 
 
 @pytest.fixture
 def next_version(monkeypatch: pytest.MonkeyPatch) -> Next:
-    """Become the release after this one: it has a column more, and a function that is not the same."""
+    """Simulate the next release: it has one more column, and a changed function."""
 
     def become() -> int:
         migration, functions = schema.migration_text, schema.function_text
@@ -45,7 +45,7 @@ def next_version(monkeypatch: pytest.MonkeyPatch) -> Next:
 
 
 @pytest.mark.promise("BOX-5")
-def test_a_migration_keeps_what_is_there(server: PostgresServer, namespace: str, next_version: Next) -> None:
+def test_a_migration_keeps_existing_data(server: PostgresServer, namespace: str, next_version: Next) -> None:
     url, before = server.url, schema.VERSION
     with Waypost(url, namespace=namespace) as post:
         post.configure("orders", max_deliveries=7)
@@ -125,7 +125,7 @@ def test_tables_that_change_all_the_time_are_vacuumed_often(server: PostgresServ
 
 @pytest.fixture
 def differences(server: PostgresServer) -> Callable[..., list[Any]]:
-    """What Alembic's autogenerate would do."""
+    """Return what Alembic's autogenerate would do."""
 
     def compare(targets: list[MetaData], *, schema: str | None, **options: Any) -> list[Any]:
         def include_name(name: str | None, type_: str, parents: Any) -> bool:

@@ -33,7 +33,7 @@ def sold(shop: psycopg.Connection[Any]) -> list[int]:
 
 
 @pytest.mark.promise("BOX-3")
-def test_what_the_block_writes_and_the_settle_are_committed_together(
+def test_writes_of_the_block_and_the_settle_are_committed_together(
     post: Waypost, shop: psycopg.Connection[Any]
 ) -> None:
     post.publish("orders", 7)
@@ -95,7 +95,7 @@ def test_a_lost_lease_forces_the_rollback(post: Waypost, shop: psycopg.Connectio
 
 
 @pytest.mark.promise("BOX-3")
-def test_what_is_sent_on_and_kept_is_a_part_of_the_transaction(post: Waypost, shop: psycopg.Connection[Any]) -> None:
+def test_continuations_and_results_are_a_part_of_the_transaction(post: Waypost, shop: psycopg.Connection[Any]) -> None:
     post.publish("orders", 7)
     with post.receive("orders") as message:
         assert message is not None
@@ -126,7 +126,7 @@ def test_another_outcome_can_be_committed_with_the_writes(post: Waypost, shop: p
 
 
 @pytest.mark.promise("BOX-3")
-def test_a_settle_in_the_callers_transaction_leaves_the_commit_to_the_caller(
+def test_a_settle_in_the_callers_transaction_does_not_commit_it(
     post: Waypost, server: PostgresServer, shop: psycopg.Connection[Any]
 ) -> None:
     post.publish_many("orders", [1, 2])
@@ -148,7 +148,7 @@ def test_a_settle_in_the_callers_transaction_leaves_the_commit_to_the_caller(
 
 @pytest.mark.promise("BOX-3")
 @pytest.mark.parametrize("blocking", [True, False])
-def test_a_worker_does_not_settle_what_its_handler_settled(
+def test_a_worker_does_not_settle_a_message_that_its_handler_settled(
     server: PostgresServer, namespace: str, shop: psycopg.Connection[Any], blocking: bool
 ) -> None:
     post = AsyncWaypost(server.url, namespace=namespace)
@@ -216,7 +216,7 @@ def test_a_client_on_an_engine_gives_sessions(
 def test_a_connection_that_commits_each_statement_is_refused_before_the_handler_writes(
     post: Waypost, server: PostgresServer, tmp_path: Path
 ) -> None:
-    """At the settle it would be too late: what the block wrote would be committed by then."""
+    """At the settle it would be too late: the writes of the block would be committed by then."""
     ran: list[str] = []
     with psycopg.connect(server.url, autocommit=True) as connection:
         post.publish("orders", 7)

@@ -1,4 +1,4 @@
-"""Whom to wake is chosen when the caller's transaction is committed, not when it published."""
+"""The sleepers to wake are chosen when the caller's transaction is committed, not when it published."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def connection(server: PostgresServer) -> Iterator[psycopg.Connection[Any]]:
 
 
 def wake_up(post: Waypost, name: str) -> None:
-    """As a worker does that has work in hand."""
+    """Claim like a worker that has work and no longer sleeps."""
     operation = begin_operation(post._context, "orders")
     post._call(post.store.claim("orders", 0, operation, worker="w", sleeper=name))
 
@@ -194,7 +194,7 @@ def test_a_queue_with_a_cap_is_woken_at_the_commit_too(
 
 
 @pytest.mark.promise("WAKE-2")
-def test_a_schedule_that_fires_takes_its_sleeper_out_of_the_memory(post: Waypost, listener: Listener) -> None:
+def test_a_schedule_that_fires_unregisters_the_sleeper_that_it_wakes(post: Waypost, listener: Listener) -> None:
     post.save_schedule("rollup", queue="orders", cron="0 9 * * *", body=1)
     put_to_sleep(post, "@a")
     post.trigger_schedule("rollup", queue="orders")

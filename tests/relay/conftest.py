@@ -1,4 +1,4 @@
-"""Each system is started once, when the first test asks for it."""
+"""Each system is started once, when the first test needs it."""
 
 from __future__ import annotations
 
@@ -35,5 +35,5 @@ def system(request: pytest.FixtureRequest, systems: dict[str, TargetSystem]) -> 
 
 @pytest.fixture
 def name() -> str:
-    """Of a stream, a topic, a subject or a queue that no other test uses."""
+    """The name of a stream, topic, subject or queue that no other test uses."""
     return f"orders-{next(_numbers)}"

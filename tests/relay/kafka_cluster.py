@@ -2,7 +2,7 @@
 
     python -m tests.relay.kafka_cluster
 
-Says its address in one line, and ends when its input does.
+Prints its address in one line, and ends when its input does.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The systems that queues are sent on to, behind one set of names: where they are, what they got, gone, and back."""
+"""The target systems of relays behind one interface: their URL, what has arrived, and taking them down and back up."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Arrival(NamedTuple):
-    """A message as its reader finds it."""
+    """A message as a consumer of the target reads it."""
 
     id: str
     body: bytes
@@ -43,15 +43,15 @@ class TargetSystem:
         raise NotImplementedError
 
     def arrivals(self, name: str) -> list[Arrival]:
-        """All that it has, in its order."""
+        """Return all messages that it has, in order."""
         raise NotImplementedError
 
     def take_down(self) -> None:
-        """Be gone at once."""
+        """Make the system unreachable at once."""
         self.server.kill()
 
     def bring_back(self) -> None:
-        """Be there again, with all that was confirmed."""
+        """Make it reachable again, with everything that it confirmed."""
         self.server.start()
 
     def __enter__(self) -> Self:
@@ -101,7 +101,7 @@ class Store(TargetSystem):
 
 
 def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Await it, on an event loop of its own."""
+    """Run a coroutine on a new event loop."""
     return asyncio.run(coroutine)
 
 
@@ -189,7 +189,7 @@ class Rabbit(TargetSystem):
 
 
 class RabbitKilled(Rabbit):
-    """The same, gone by a SIGKILL. Queues are declared and on its disk before that; what it confirmed has to stay."""
+    """The same, ended by SIGKILL. Queues are declared and on its disk before that; confirmed messages must survive."""
 
     def url(self, name: str) -> str:
         is_new = name not in self._made
@@ -266,7 +266,7 @@ class Kafka(TargetSystem):
 
 
 class Lake(TargetSystem):
-    """A folder of Parquet files; gone as a disk is that is not mounted."""
+    """A folder of Parquet files, taken down like a disk that is unmounted."""
 
     def __init__(self) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="lake-")

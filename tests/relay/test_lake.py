@@ -1,4 +1,4 @@
-"""A queue in the lake: files that are whole or not there, named by what they hold, a folder for each day."""
+"""A queue in the lake: files are complete or absent, named by their content, in a folder for each day."""
 
 from __future__ import annotations
 
@@ -58,15 +58,13 @@ def test_a_batch_is_a_file_for_each_day_and_sent_again_the_same_ones(tmp_path: P
 
 
 @pytest.mark.promise("BOX-4")
-def test_what_comes_again_in_another_batch_is_not_written_twice(tmp_path: Path) -> None:
+def test_a_message_repeated_in_another_batch_is_not_written_twice(tmp_path: Path) -> None:
     target = LakeTarget(tmp_path)
     send(target, [record(number, 0) for number in range(10)])
-    (tmp_path / "date=1970-01-01" / "somebody-elses.parquet").write_bytes(
-        next(tmp_path.rglob("*.parquet")).read_bytes()
-    )
+    (tmp_path / "date=1970-01-01" / "foreign.parquet").write_bytes(next(tmp_path.rglob("*.parquet")).read_bytes())
     again = [msgspec.structs.replace(record(number, 0), again=True) for number in (3, 12, 5)]
     assert send(target, [*again, record(11, 0)]) == [None] * 4
-    next(tmp_path.rglob("somebody-elses.parquet")).unlink()
+    next(tmp_path.rglob("foreign.parquet")).unlink()
     (tmp_path / "date=1970-01-01" / "no-table.parquet").write_bytes(b"that is no Parquet")
     assert send(target, again[:1]) == [None]
     (tmp_path / "date=1970-01-01" / "no-table.parquet").unlink()
@@ -93,7 +91,7 @@ def test_a_day_that_cannot_be_written_is_not_confirmed_and_the_others_are(tmp_pa
 
 
 @pytest.mark.promise("BOX-4")
-def test_what_a_dead_worker_left_unfinished_is_skipped_by_readers_and_cleared_away_later(tmp_path: Path) -> None:
+def test_unfinished_files_of_a_dead_worker_are_skipped_by_readers_and_removed_later(tmp_path: Path) -> None:
     folder = tmp_path / "date=1970-01-01"
     folder.mkdir()
     old, young = folder / ".waypost-7-0a", folder / ".waypost-8-0b"
@@ -127,7 +125,7 @@ def test_a_missing_folder_is_waited_for_and_not_created(tmp_path: Path) -> None:
     [
         ("lake://host/folder", "three slashes"),
         ("lake:///", "three slashes"),
-        ("lake:///data?colour=red", "'colour' is not an option"),
+        ("lake:///data?flavor=red", "'flavor' is not an option"),
         ("lake:///data?compression=rar", "compression is one of"),
     ],
 )

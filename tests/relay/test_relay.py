@@ -1,4 +1,4 @@
-"""What a relay does whatever its target is: a target written here says what it likes of each message."""
+"""What a relay does with any target: the target of these tests chooses its answer to each message."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_headers_key_and_trace_are_sent_along() -> None:
         options = PublishOptions(key="order:7", group="g", priority=8)
         trace = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
         options.heads = codec.Heads(
-            correlation_id="c1", reply_to="answers", trace=trace, headers={"origin": "shop", "via": "nobody"}
+            correlation_id="c1", reply_to="answers", trace=trace, headers={"origin": "shop", "via": "proxy"}
         )
         published = post._run(publish.publish(post._context, "orders", {"n": 1}, options))
         target = ListTarget()
@@ -95,7 +95,7 @@ def test_headers_key_and_trace_are_sent_along() -> None:
     assert (envelope.id, envelope.trace, envelope.headers) == (published.id, trace, {"origin": "shop", "via": "orders"})
 
 
-def test_what_the_target_refuses_is_a_dead_letter_with_its_reason() -> None:
+def test_a_message_that_the_target_refuses_is_a_dead_letter_with_its_reason() -> None:
     def answer(records: Sequence[RelayRecord]) -> list[Confirmation]:
         return [Refused("too_large", "so many bytes") if record.body == b"two" else None for record in records]
 
@@ -109,7 +109,7 @@ def test_what_the_target_refuses_is_a_dead_letter_with_its_reason() -> None:
     assert [record.body for record in target.kept] == [b"one", b"three"]
 
 
-def test_a_refusal_that_may_pass_is_retried_while_others_are_sent() -> None:
+def test_a_temporary_refusal_is_retried_while_others_are_sent() -> None:
     tries: list[bytes] = []
 
     def answer(records: Sequence[RelayRecord]) -> list[Confirmation]:
@@ -128,7 +128,7 @@ def test_a_refusal_that_may_pass_is_retried_while_others_are_sent() -> None:
 
 @pytest.mark.parametrize("hold", [0.0, 30.0])
 def test_a_target_that_is_down_costs_a_message_nothing(hold: float, caplog: pytest.LogCaptureFixture) -> None:
-    """However often it fails: neither deliveries nor attempts are used up, and nothing is buried."""
+    """However often it fails, no delivery or attempt is used, and nothing becomes a dead letter."""
     failures = iter(range(6))
 
     def answer(records: Sequence[RelayRecord]) -> list[Confirmation]:
@@ -136,7 +136,7 @@ def test_a_target_that_is_down_costs_a_message_nothing(hold: float, caplog: pyte
         if number is None:
             return [None] * len(records)
         if number % 2:
-            raise ConnectionError("nobody there")
+            raise ConnectionError("connection refused")
         return [Unconfirmed("not yet")] * len(records)
 
     with Waypost("memory://") as post, caplog.at_level(logging.WARNING, "waypost"):
@@ -155,7 +155,7 @@ def test_a_target_that_is_down_costs_a_message_nothing(hold: float, caplog: pyte
     assert sum("confirms messages again" in text for text in texts) == 1
 
 
-def test_a_worker_that_stops_gives_back_what_is_not_confirmed_and_settles_what_is() -> None:
+def test_a_worker_that_stops_settles_confirmed_messages_and_releases_the_others() -> None:
     def answer(records: Sequence[RelayRecord]) -> list[Confirmation]:
         return [None if record.body == b"one" else Unconfirmed("not yet") for record in records]
 
@@ -221,7 +221,7 @@ def test_the_async_client_relays_too() -> None:
     assert [record.body for record in target.kept] == [b"one", b"two"]
 
 
-def test_as_a_decorator_it_sends_what_the_function_makes() -> None:
+def test_a_relay_decorator_sends_what_its_function_returns() -> None:
     with Waypost("memory://") as post:
         post.publish_many("orders", [{"n": 1, "secret": "x"}, {"n": 2}, {"n": 3}])
         target = ListTarget()
@@ -265,7 +265,7 @@ def test_a_function_that_fails_harms_its_own_message_only(caplog: pytest.LogCapt
         ("kafka://host:9092/orders?no.such.setting=1", "no.such.setting"),
     ],
 )
-def test_a_url_that_cannot_work_is_refused_at_once(to: str, text: str) -> None:
+def test_an_invalid_target_url_is_refused_at_once(to: str, text: str) -> None:
     with pytest.raises((InvalidUrl, ConfigurationError), match=text) as refused:
         open_target(to, "orders")
     assert "secret" not in str(refused.value)

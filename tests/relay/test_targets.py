@@ -1,4 +1,4 @@
-"""Every system that a queue can be sent on to: nothing is lost, and what is not safe there is not settled here."""
+"""Every target system: nothing is lost, and a message is settled only after the target has confirmed it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def post(tmp_path: Path) -> Waypost:
 
 
 def relayed(post: Waypost) -> None:
-    """Run until the queue is empty."""
+    """Relay until the queue is empty."""
     post.worker().run(until_empty=True, signals=False)
     ledger = post.ledger("orders")
     assert ledger.balance == 0
@@ -86,7 +86,7 @@ def test_every_message_arrives_though_the_target_is_down_for_a_while(
 
 @pytest.mark.promise("BOX-4")
 @pytest.mark.parametrize("kind", ["kafka", "nats"])
-def test_what_is_too_large_for_the_target_is_a_dead_letter(
+def test_a_message_too_large_for_the_target_is_a_dead_letter(
     post: Waypost, systems: dict[str, TargetSystem], kind: str, name: str
 ) -> None:
     system = systems[kind]
@@ -105,7 +105,7 @@ def test_what_is_too_large_for_the_target_is_a_dead_letter(
 
 @pytest.mark.promise("BOX-4")
 @pytest.mark.needs("rabbitmq-server")
-def test_what_no_queue_of_rabbitmq_would_get_is_a_dead_letter(
+def test_a_message_that_rabbitmq_cannot_route_is_a_dead_letter(
     post: Waypost, systems: dict[str, TargetSystem], name: str
 ) -> None:
     system = systems["rabbitmq"]
@@ -165,7 +165,7 @@ def test_a_batch_sent_twice_is_there_once_in_another_store_and_in_the_lake(
 
 
 @pytest.mark.promise("BOX-4")
-def test_nats_drops_what_it_has_already(post: Waypost, systems: dict[str, TargetSystem], name: str) -> None:
+def test_nats_drops_messages_that_it_already_has(post: Waypost, systems: dict[str, TargetSystem], name: str) -> None:
     system = systems["nats"]
     url = system.url(name)
     with post:

@@ -1,6 +1,6 @@
 """The daylight-saving rules implemented naively: every minute of a window, one after the other, with zoneinfo.
 
-It knows nothing of the code it judges: fields are compared one by one, gaps and repeated times are found by looking at
+It is independent of the code under test: fields are compared one by one, gaps and repeated times are found by reading
 the minutes themselves.
 """
 
@@ -81,7 +81,7 @@ class Window:
             newest = max(newest, local)
 
     def instants(self, pattern: str) -> list[datetime]:
-        """When a pattern fires in this window, by the rules as they are written."""
+        """Return when a pattern fires in this window, by the rules as documented."""
         real_time = pattern.split()[1].startswith("*")
         found = []
         for moment, local in self.minutes:
@@ -94,7 +94,7 @@ class Window:
 
 
 def changes(zone: ZoneInfo, first: datetime, last: datetime) -> list[datetime]:
-    """The moments, to two hours, at which the offset of a zone changes."""
+    """Return the times, to two hours, at which the offset of a zone changes."""
     found = []
     moment, before = first, first.astimezone(zone).utcoffset()
     while moment < last:

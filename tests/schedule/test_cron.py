@@ -1,4 +1,4 @@
-"""Cron patterns: what is read, what is refused and with which words, and what comes next."""
+"""Cron patterns: which are accepted, which are refused with which error, and their next times."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ START = datetime(2026, 1, 1, 0, 0)  # noqa: DTZ001
 
 
 def following(pattern: str, count: int = 3, start: datetime = START) -> list[str]:
-    """The next local times of a pattern, as text."""
+    """Return the next local times of a pattern, as text."""
     cron, found = Cron(pattern), []
     at: datetime | None = start
     for _ in range(count):

@@ -1,4 +1,4 @@
-"""Every change of the clocks from 2020 to 2035 in every zone, against an oracle that looks at each minute.
+"""Every change of the clocks from 2020 to 2035 in every zone, against an oracle that reads each minute.
 
 Zones that have the same offsets through all these years are one case: about 80 of them stand for 600 names.
 """
@@ -52,7 +52,7 @@ def differences(zone: str, first: datetime, last: datetime) -> tuple[int, list[s
     for moment in moments or [first]:
         window = Window(info, moment - timedelta(hours=8), moment + timedelta(hours=6))
         for pattern in PATTERNS:
-            # What lies before the window may be a first pass that the oracle has not seen: leave its edge alone.
+            # What lies before the window may be a first pass that the oracle has not seen: skip its edge.
             begin = window.start + timedelta(hours=2)
             expected = [instant for instant in window.instants(pattern) if instant >= begin]
             if fires(pattern, zone, begin, window.end) != expected:

@@ -197,7 +197,7 @@ def test_a_spec_is_read_back_unchanged_and_fields_of_a_newer_release_are_ignored
 
     one = spec(body=b"\0\xff", headers={"a": "b"}, tz="UTC")
     assert unpack_spec(pack_spec(one)) == one
-    newer = msgspec.msgpack.encode({"name": "rollup", "every_ms": 5, "colour": "blue"})
+    newer = msgspec.msgpack.encode({"name": "rollup", "every_ms": 5, "flavor": "blue"})
     assert unpack_spec(newer) == Spec("rollup", every_ms=5)
 
 

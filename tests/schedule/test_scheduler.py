@@ -1,4 +1,4 @@
-"""The scheduler and the promoter, tick by tick: time by hand, any order of who does what, on every kind of store."""
+"""The scheduler and the promoter, tick by tick: on a manual clock, in any order of steps, on every kind of store."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ QUEUE = "reports"
 
 
 class World:
-    """A store, its clock by hand, and any number of schedulers."""
+    """A store with a manual clock, and any number of schedulers."""
 
     def __init__(self, store: Store, clock: ManualClock) -> None:
         self.store = store
@@ -61,7 +61,7 @@ class World:
         return drive(self.executor, operations.save(self.context, QUEUE, operations.derived_key(spec), spec))
 
     def instants(self) -> list[int]:
-        """The instants of all that was published, in milliseconds after the start."""
+        """Return the instants of all published messages, in milliseconds after the start."""
         page = self.executor.run(self.store.peek(QUEUE, "ready", 1_000))
         found = []
         for stored in page.messages:
@@ -98,7 +98,7 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
 
 
 def thaw(world: World, frozen: Any, step: Any) -> Any:
-    """Let a tick that stood still before a step go on to its end."""
+    """Resume a tick that was frozen before a step, and run it to its end."""
     try:
         while True:
             done = world.executor.run_many(step.calls) if isinstance(step, Together) else world.executor.run(step)
@@ -250,7 +250,7 @@ def test_a_schedule_that_is_saved_changed_paused_or_removed_is_noticed(world: Wo
 
 
 @pytest.mark.promise("CRON-6", "PUB-7")
-def test_a_full_queue_holds_fires_back_and_what_is_then_too_late_is_missed(world: World) -> None:
+def test_a_full_queue_delays_fires_and_fires_past_the_grace_are_missed(world: World) -> None:
     world.executor.run(world.store.configure(QUEUE, {"max_pending": 1}))
     world.save(every=10.0, grace=15)
     scheduler = world.scheduler(ttl_ms=600_000)
@@ -404,7 +404,7 @@ def test_a_leader_that_cannot_reach_the_store_does_not_try_again_to_resign(world
 
 
 @pytest.mark.promise("CRON-6")
-def test_a_store_that_is_away_ends_no_schedule(world: World) -> None:
+def test_an_unreachable_store_ends_no_schedule(world: World) -> None:
     world.save(every=1.0)
     scheduler = world.scheduler()
     world.tick(scheduler)
@@ -535,7 +535,7 @@ def test_no_instant_fires_twice_under_any_sequence_of_steps(actions: list[tuple[
 
 
 class Counting:
-    """An executor that counts what it is asked."""
+    """An executor that counts its calls."""
 
     def __init__(self, inner: Executor) -> None:
         self._inner = inner

@@ -94,7 +94,7 @@ def test_declared_functions_run_by_their_schedules_and_are_saved_when_a_worker_s
     ran: list[Any] = []
     instants: list[datetime | None] = []
 
-    @cast(Waypost, harness.post).every(0.1, body="beat")
+    @cast(Waypost, harness.post).every(0.1, body="tick")
     async def heartbeat(body: str, message: Message[str]) -> None:
         ran.append(body)
         instants.append(message.instant)
@@ -105,7 +105,7 @@ def test_declared_functions_run_by_their_schedules_and_are_saved_when_a_worker_s
 
     assert harness.schedules() == []
     with harness.working():
-        until(lambda: ran.count("beat") >= 5, "five beats")
+        until(lambda: ran.count("tick") >= 5, "five ticks")
     found = {schedule.name: schedule for schedule in harness.schedules()}
     assert (found["heartbeat"].queue, found["heartbeat"].key, found["heartbeat"].declared) == (
         "heartbeat", "heartbeat", True,
@@ -331,12 +331,12 @@ def test_a_loop_whose_tick_hangs_is_cancelled_and_one_that_fails_is_logged(
 def test_a_loop_on_an_event_loop_runs_until_it_is_cancelled_and_hands_over(url: str, namespace: str, role: str) -> None:
     async def main() -> None:
         async with AsyncWaypost(url, namespace=namespace) as post:
-            await post.save_schedule("beat", queue="beats", every=0.05)
+            await post.save_schedule("tick", queue="ticks", every=0.05)
             await post.publish("later", 1, delay=0.05)
             ticks: list[Any] = []
             run = post.run_scheduler if role == "scheduler" else post.run_promoter
             running = asyncio.create_task(run(on_tick=ticks.append))
-            queue = "beats" if role == "scheduler" else "later"
+            queue = "ticks" if role == "scheduler" else "later"
             while (await post.ledger(queue)).ready == 0:  # noqa: ASYNC110 - the store sends no event
                 await asyncio.sleep(0.01)
             running.cancel()
@@ -351,7 +351,7 @@ def test_a_loop_on_an_event_loop_runs_until_it_is_cancelled_and_hands_over(url: 
 
 
 @pytest.mark.promise("CRON-7")
-def test_a_worker_may_leave_schedules_to_others() -> None:
+def test_a_worker_may_run_without_a_scheduler() -> None:
     with Waypost("memory://alone") as post:
 
         @post.every(0.01)

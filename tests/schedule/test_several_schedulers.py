@@ -1,4 +1,4 @@
-"""Many at once on a real store: the store decides, and decides once."""
+"""Several schedulers at once on a real store: each instant is decided once, by the store."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def at_once(works: list[Callable[[], Any]]) -> list[Any]:
 
 
 def due(list_schedules: Callable[[], ScheduleList]) -> Iterator[StoredSchedule]:
-    """The only schedule, as soon as its time has come: an instant ahead is early for some of those who fire it."""
+    """Wait until the only schedule is due, and return it: a time ahead would be early for some of the schedulers."""
     while True:
         listed = list_schedules()
         (seen,) = listed.schedules
@@ -49,7 +49,7 @@ def due(list_schedules: Callable[[], ScheduleList]) -> Iterator[StoredSchedule]:
 @pytest.mark.promise("CRON-6")
 def test_of_many_schedulers_that_fire_the_same_instant_at_once_one_does(url: str, namespace: str) -> None:
     with Waypost(url, namespace=namespace) as post:
-        post.save_schedule("beat", queue=QUEUE, every=0.001)
+        post.save_schedule("tick", queue=QUEUE, every=0.001)
         store = post.store
         executors = [store.connect(start_timeout=10) for _ in range(THREADS)]
         sessions = [Session(ClockTime()) for _ in executors]
@@ -77,7 +77,7 @@ def test_of_many_schedulers_that_fire_the_same_instant_at_once_one_does(url: str
 def test_many_clients_that_save_the_same_schedule_at_once_save_one(url: str, namespace: str) -> None:
     clients = [Waypost(url, namespace=namespace) for _ in range(THREADS)]
     works: list[Callable[[], Any]] = [
-        lambda client=client: client.save_schedule("beat", queue=QUEUE, every=3600) for client in clients  # type: ignore[misc]
+        lambda client=client: client.save_schedule("tick", queue=QUEUE, every=3600) for client in clients  # type: ignore[misc]
     ]  # fmt: skip
     results = at_once(works)
     assert len({(result.key, result.next_fire) for result in results}) == 1

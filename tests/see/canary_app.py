@@ -17,7 +17,7 @@ provider.add_span_processor(SimpleSpanProcessor(ConsoleSpanExporter(out=sys.stde
 
 
 def write(event: Any) -> None:
-    """Show an event whole."""
+    """Log all fields of an event."""
     sys.stderr.write(f"event {event!r}\n")
 
 
@@ -38,4 +38,4 @@ def charge(body: int, message: Message[int]) -> None:
 
 @post.every(0.2)
 def tick() -> None:
-    """Fire often."""
+    """A schedule that fires often."""

@@ -1,4 +1,4 @@
-"""Real stores, and worker processes that are asked over HTTP how they stand."""
+"""Real stores, and worker processes with an HTTP endpoint."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Start = Callable[..., Service]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts `waypost` with these arguments; the process ends with the test."""
+    """Start `waypost` with these arguments; the process is stopped after the test."""
     services: list[Service] = []
 
     def started(*arguments: str, **environment: str) -> Service:

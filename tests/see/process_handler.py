@@ -1,4 +1,4 @@
-"""A handler for processes, which find it by its name."""
+"""A handler for processes, which import it by name."""
 
 from __future__ import annotations
 

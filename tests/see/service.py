@@ -18,7 +18,7 @@ Figures = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 def get(url: str, **headers: str) -> tuple[int, str, str]:
-    """Status, content type and body of an answer."""
+    """Return the status, content type and body of a reply."""
     request = urllib.request.Request(url, headers=headers)
     try:
         with urllib.request.urlopen(request, timeout=WAIT_SECONDS_MAX) as answer:
@@ -46,12 +46,12 @@ def figures(text: str) -> Figures:
 
 
 def value(found: Figures, name: str, **labels: str) -> float | None:
-    """One figure; None if it is not there."""
+    """Return one figure; None if it is missing."""
     return found.get((name, frozenset(labels.items())))
 
 
 class Service:
-    """A process of `waypost`, and where it answers."""
+    """A process of `waypost`, and the URL of its endpoint."""
 
     def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
         self.process = process
@@ -74,7 +74,7 @@ class Service:
         return url
 
     def scrape(self) -> Figures:
-        """What Prometheus would read now."""
+        """Return what Prometheus would read now."""
         status, _, text = get(f"{self.url}/metrics")
         assert status == 200
         return figures(text)

@@ -1,4 +1,4 @@
-"""The password of a server that works is in no event, log, metric, trace, `repr`, journal, error or output."""
+"""The password of a running server is in no event, log, metric, trace, `repr`, journal, error or output."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_the_password_of_a_server_appears_nowhere(
 
 
 def handled(post: Waypost, done: int, copies: Waypost) -> None:
-    """Wait until so many orders are done, and what they sent on has arrived behind the relay."""
+    """Wait until `done` orders are done, and their continuations have arrived behind the relay."""
     until(lambda: post.ledger("orders").done >= done, f"{done} orders")
     until(lambda: copies.ledger("out").published >= done, f"{done} copies")
 
@@ -148,7 +148,7 @@ def test_processes_that_run_show_the_password_of_no_server(guarded: tuple[Embedd
 
 
 def ended(service: Service) -> str:
-    """Stop a process in order; return its log."""
+    """Stop a process, and return its log."""
     service.process.terminate()
     service.process.wait(60)
     return service.output()

@@ -211,7 +211,7 @@ def test_two_workers_of_a_process_are_summed() -> None:
     assert value(found, "waypost_worker_claim_age_seconds", queue="orders") == 1.5
 
 
-def test_what_schedules_fire_and_miss_is_counted() -> None:
+def test_fires_and_misses_of_schedules_are_counted() -> None:
     counters = Counters()
     counters.on_event(event("fired", count=2, missed=3))
     counters.on_event(event("fired", outcome="failure"))

@@ -1,4 +1,4 @@
-"""The worker's own address: red and ready when they should be, also while the event loop hears nothing."""
+"""The worker's HTTP endpoint: health and readiness are right, also while the event loop is blocked."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_worker_is_ready_while_it_claims_and_neither_before_nor_after() -> Non
             assert get_json(ready)[0] == get_json(health)[0] == 200
             post.publish("orders", 1)
             until(lambda: worker.health().queues[0].running == 1)
-            # Asked to stop, it goes on with what it has: well, but not for more work.
+            # While it stops it finishes what it has: healthy, but not ready for more work.
             worker.request_stop(60)
             until(lambda: get_json(ready)[0] == 503, "the end of readiness")
             status, answer = get_json(health)
@@ -88,7 +88,7 @@ def test_a_worker_is_ready_while_it_claims_and_neither_before_nor_after() -> Non
             get(ready)
 
 
-def test_a_worker_that_was_asked_to_be_quiet_is_not_ready() -> None:
+def test_a_quiet_worker_is_not_ready() -> None:
     with Waypost("memory://quiet") as post:
 
         @post.handler("orders")
@@ -101,7 +101,7 @@ def test_a_worker_that_was_asked_to_be_quiet_is_not_ready() -> None:
             assert get_json(f"{endpoint.url}/health")[0] == 200
 
 
-def test_it_answers_while_the_event_loop_is_blocked() -> None:
+def test_the_endpoint_answers_while_the_event_loop_is_blocked() -> None:
     answers: list[Any] = []
 
     async def main() -> None:
@@ -127,7 +127,7 @@ def test_it_answers_while_the_event_loop_is_blocked() -> None:
 
 
 def test_the_endpoint_is_read_only() -> None:
-    with Waypost("memory://tells") as post:
+    with Waypost("memory://endpoint") as post:
 
         @post.handler("orders")
         def charge(body: int) -> None: ...

@@ -1,4 +1,4 @@
-"""The board, the alert rules and the reference name only what is exported, and all of it."""
+"""The dashboard, the alert rules and the reference name exactly the exported metrics."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WITH_LABELS = re.compile(r"(waypost_[a-z_]+)\{([^}]*)\}")
 
 
 def exported() -> set[str]:
-    """Every name that can stand in a query."""
+    """Return every name that a query can use."""
     names = {metric.exported_name for metric in METRICS.values()}
     for metric in METRICS.values():
         if metric.kind == "histogram":
@@ -29,13 +29,13 @@ def exported() -> set[str]:
 
 
 def labels_of(name: str) -> set[str]:
-    """The labels of a series."""
+    """Return the labels of a series."""
     stem = name.removesuffix("_total").removesuffix("_bucket").removesuffix("_sum").removesuffix("_count")
     return {*METRICS[stem].labels, *(("le",) if name.endswith("_bucket") else ())}
 
 
 def check(query: str) -> set[str]:
-    """The names of a query, if each is exported and has the labels that are asked for."""
+    """Return the names of a query; fail unless each is exported and has the labels that the query uses."""
     names = set(NAME.findall(query))
     assert names <= exported(), query
     for name, labels in WITH_LABELS.findall(query):
@@ -49,7 +49,7 @@ def check(query: str) -> set[str]:
 
 
 def parsed(text: str) -> Any:
-    """YAML as far as the rules need it. Refuses everything else."""
+    """Parse the part of YAML that the rules use. Everything else is refused."""
     lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
     value, rest = _block(lines, 0)
     assert rest == []
@@ -112,7 +112,7 @@ def test_every_alert_queries_exported_metrics_and_has_a_remedy() -> None:
         assert set(rule["annotations"]) == {"summary", "description"}
         requested = set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]))
         assert requested <= {"queue", "instance"}
-        # A label in the summary must be one that the query leaves.
+        # A label in the summary must be one that the query keeps.
         assert "queue" not in requested or "by (queue)" in rule["expr"]
     # Age, not only length; and the figures that mean harm.
     assert used >= {

@@ -1,4 +1,4 @@
-"""A worker started as people start it and scraped as Prometheus scrapes it, on every store with a file or a server."""
+"""A worker started from the command line and scraped like Prometheus does, on every store with a file or a server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHOP = "tests.see.shop_app:post"
 
 
 def two_ports() -> int:
-    """A free port with a free one behind it."""
+    """Return a free port whose successor is free too."""
     while True:
         port = free_port()
         try:
@@ -43,7 +43,7 @@ def test_a_scrape_of_a_worker_has_its_own_metrics_and_those_of_the_store(
         post.journal_reader("orders", "lake", read_to=0)
         service = start("worker", SHOP, "--metrics-port", "0", SHOP_URL=url, SHOP_NAMESPACE=namespace)
         until(lambda: settled(service, "done") == 4 and settled(service, "dead") == 1, "the work")
-        # A reading of the store is shared for a second; this one is of afterwards.
+        # A reading of the store is shared for a second; this one comes after that.
         found = until(
             lambda: (
                 f if value(f := service.scrape(), "waypost_queue_ended_total", queue="orders", end="done") == 4 else 0
@@ -62,7 +62,7 @@ def test_a_scrape_of_a_worker_has_its_own_metrics_and_those_of_the_store(
     assert value(found, "waypost_wait_seconds_count", queue="orders") == 6
     assert value(found, "waypost_wait_seconds_bucket", queue="orders", le="+Inf") == 6
     # The handler publishes in turn, through the same client.
-    assert value(found, "waypost_published_total", queue="books", result="queued") == 4
+    assert value(found, "waypost_published_total", queue="sales", result="queued") == 4
 
     assert value(found, "waypost_store_up") == 1
     assert value(found, "waypost_queue_messages", queue="orders", state="ready") == 0
@@ -82,7 +82,7 @@ def test_a_scrape_of_a_worker_has_its_own_metrics_and_those_of_the_store(
     assert value(found, "waypost_worker_ready") == 1
     assert value(found, "waypost_worker_concurrency", queue="orders") == 4
     # Queues of others are not read by this worker, and nothing is exported that the catalogue does not have.
-    assert value(found, "waypost_queue_published_total", queue="books") is None
+    assert value(found, "waypost_queue_published_total", queue="sales") is None
     exported_name = {metric.exported_name for metric in METRICS.values()}
     names = {name.removesuffix("_bucket").removesuffix("_sum").removesuffix("_count") for name, _ in found}
     assert names <= exported_name

@@ -1,4 +1,4 @@
-"""Traces: one trace through two services that are processes of their own, and what spans say of messages."""
+"""Traces: one trace through two services in separate processes, and the attributes of spans."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.promise("SEE-2")
 
 
 def spans_of(*paths: Path) -> dict[str, dict[str, Any]]:
-    """What processes wrote down, by the name of the span."""
+    """Return the spans that processes wrote, by name."""
     found = [json.loads(line) for path in paths if path.exists() for line in path.read_text().splitlines()]
     return {span["name"]: span for span in found}
 
@@ -43,7 +43,7 @@ def test_a_message_through_two_services_is_one_trace(start: Start, url: str, nam
         env=os.environ | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "SPANS": str(files["publisher"])} | shop,
     )  # fmt: skip
     wanted = {
-        "checkout", "publish orders", "handle orders", "publish mails", "then books", "handle mails", "handle books",
+        "checkout", "publish orders", "handle orders", "publish mails", "then sales", "handle mails", "handle sales",
     }  # fmt: skip
     spans = until(lambda: found if set(found := spans_of(*files.values())) == wanted else None, "seven spans")
 
@@ -52,9 +52,9 @@ def test_a_message_through_two_services_is_one_trace(start: Start, url: str, nam
         "publish orders": "checkout",
         "handle orders": "publish orders",
         "publish mails": "handle orders",
-        "then books": "handle orders",
+        "then sales": "handle orders",
         "handle mails": "publish mails",
-        "handle books": "then books",
+        "handle sales": "then sales",
     }
     assert {name: spans[name]["parent"] for name in parents} == {
         name: spans[parent]["span"] for name, parent in parents.items()
@@ -62,8 +62,8 @@ def test_a_message_through_two_services_is_one_trace(start: Start, url: str, nam
     assert spans["checkout"]["parent"] is None
     pids = [spans[name]["pid"] for name in ("publish orders", "handle orders", "handle mails")]
     assert len(set(pids)) == 3
-    assert spans["handle books"]["pid"] == spans["handle mails"]["pid"]
-    assert [spans[name]["kind"] for name in ("publish mails", "then books", "handle mails")] == [
+    assert spans["handle sales"]["pid"] == spans["handle mails"]["pid"]
+    assert [spans[name]["kind"] for name in ("publish mails", "then sales", "handle mails")] == [
         "PRODUCER", "PRODUCER", "CONSUMER",
     ]  # fmt: skip
     assert (
@@ -173,7 +173,7 @@ def test_many_messages_of_one_publish_share_its_span(recorded: Recorded) -> None
         traces = {message.trace["traceparent"] for message in post.peek("orders", 3)}
     span = recorded.spans["publish orders"]
     trace_id, span_id = ids(span)
-    # The flags behind it are the SDK's own affair.
+    # The flags after it are chosen by the SDK.
     assert {text[:53] for text in traces} == {f"00-{trace_id:032x}-{span_id:016x}-"}
     assert attribute(span, "messaging.batch.message_count") == 3
     assert attribute(span, "waypost.message.ids") == tuple(one.id for one in published)
@@ -238,14 +238,14 @@ def test_without_an_sdk_nothing_is_recorded_and_a_context_is_still_passed_on() -
         @post.handler("orders")
         def charge(body: int, message: Message[int]) -> None:
             post.publish("mails", body)
-            message.then("books", body)
+            message.then("sales", body)
 
         post.publish("orders", 1)
         assert [message.trace for message in post.peek("orders", 1)] == [{}]
         post.purge("orders", state="ready")
         post.publish("orders", 1, trace=carrier)
         post.worker().run(until_empty=True, signals=False)
-        assert [message.trace for queue in ("mails", "books") for message in post.peek(queue, 1)] == [carrier] * 2
+        assert [message.trace for queue in ("mails", "sales") for message in post.peek(queue, 1)] == [carrier] * 2
 
 
 def test_an_envelope_with_another_trace_is_otherwise_the_same() -> None:

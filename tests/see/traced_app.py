@@ -1,4 +1,4 @@
-"""Two services and a publisher, each a process that writes its spans to a file of its own.
+"""Two services and a publisher, each a process that writes its spans to its own file.
 
 python -m tests.see.traced_app              publishes an order
 waypost worker tests.see.traced_app:front   handles orders and publishes mails
@@ -20,13 +20,13 @@ from waypost.see import Tracing
 
 
 class FileSpanExporter(SpanExporter):
-    """Appends each span that ended to a file, as a line."""
+    """Append each ended span to a file, as a line."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Write them down."""
+        """Write the spans."""
         with self._path.open("a") as file:
             for span in spans:
                 context = span.get_span_context()
@@ -50,9 +50,9 @@ back = Waypost(url, namespace=namespace, middleware=[Tracing(provider)])
 
 @front.handler("orders")
 async def charge(body: str, message: Message[str]) -> None:
-    """Publishes a mail, and sends the order on to the books."""
+    """Publish a mail, and send the order on to sales."""
     await front.publish("mails", body)
-    message.then("books", body)
+    message.then("sales", body)
 
 
 @back.handler("mails")
@@ -60,14 +60,14 @@ def send(body: str) -> None:
     """The end of one branch."""
 
 
-@back.handler("books")
+@back.handler("sales")
 def record_sale(body: str) -> None:
     """The end of the other."""
 
 
 def main() -> None:
     with back, provider.get_tracer("shop").start_as_current_span("checkout"):
-        back.publish("orders", "a book")
+        back.publish("orders", "a lamp")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What type checkers must see of the two clients. Nothing here runs.
+"""What type checkers must find in the two clients. Nothing here runs.
 
 A line with an ignore for both checkers is an error that they must find; all other lines are right.
 """
@@ -140,7 +140,7 @@ def add(numbers: list[int], messages: list[Message[int]]) -> None:
 
 
 def handlers() -> None:
-    # A handler stays what it was: it can be called, and called wrongly.
+    # A handler stays a function: it can be called, also wrongly.
     begun: Coroutine[Any, Any, Dead | Retry | None] = charge(Order(7), _message(), {})
     begun.close()
     charge(Mail("you"), _message(), {}).close()  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
@@ -179,7 +179,7 @@ class Passing(Middleware):
 
 
 class Mistaken(Middleware):
-    """An async method in the place of one that is not."""
+    """An async method in place of a sync one."""
 
     async def handle(self, messages: Any, call_next: Any) -> str:
         return "handled"

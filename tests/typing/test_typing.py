@@ -1,4 +1,4 @@
-"""What the types promise is checked by mypy and by pyright, with the same examples, right ones and wrong ones."""
+"""mypy and pyright accept the correct examples and find the errors in the wrong ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PYRIGHT = {
 
 
 def mypy(path: Path) -> dict[int, str]:
-    """Lines in which mypy finds an error, and what it says."""
+    """Return the lines in which mypy finds an error, and the errors."""
     command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--hide-error-context", "--no-pretty"]
     done = subprocess.run([*command, str(path)], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode in (0, 1), done.stdout + done.stderr
@@ -60,5 +60,5 @@ def test_right_uses_have_no_errors_and_wrong_ones_each_have_one(checker: str, tm
 
 @pytest.mark.promise("FACE-1")
 def test_the_examples_are_clean_as_they_stand(tmp_path: Path) -> None:
-    """The ignores name the right errors for pyright too; `make types` says the same for mypy."""
+    """The ignores name the right errors for pyright too; `make types` checks them for mypy."""
     assert pyright(EXAMPLES, tmp_path) == {}
