@@ -1,4 +1,4 @@
-"""Which stores the conformance suite runs on, and how each is made.
+"""The stores that the conformance suite runs on, and how each is made.
 
 Drivers are imported where a store is made: the others run without them.
 """
@@ -68,7 +68,7 @@ def cluster() -> Iterator[ClusterSetup]:
 
 @pytest.fixture(scope="session")
 def cluster_client(cluster: ClusterSetup) -> Iterator[Any]:
-    """One for all tests that block: to learn 16,384 slots takes longer than most of them."""
+    """One client for all sync tests: reading 16,384 slots takes longer than most of them."""
     import redis
 
     kind: Any = redis.RedisCluster
@@ -106,7 +106,7 @@ def make_store(store_name: str, request: pytest.FixtureRequest) -> StoreMaker:
 
 
 def memory_maker(request: pytest.FixtureRequest) -> StoreMaker:
-    """A namespace of the memory store is a store of its own, shared by all clients of this process."""
+    """A namespace of the memory store is a separate store, shared by all clients of this process."""
     made: dict[str, MemoryStore] = {}
 
     def make(clock: ManualClock, namespace: str) -> Store:
@@ -129,7 +129,7 @@ def served_maker(url: str) -> StoreMaker:
 
 
 def cluster_maker(request: pytest.FixtureRequest) -> StoreMaker:
-    """The sync client is handed a driver's client, the async one finds the nodes by a URL."""
+    """The sync client gets a driver's client, the async one finds the nodes by a URL."""
     from waypost.store.valkey import ValkeyStore
 
     if "mode" in request.fixturenames and request.getfixturevalue("mode") == "sync":
@@ -141,7 +141,7 @@ def cluster_maker(request: pytest.FixtureRequest) -> StoreMaker:
 
 
 class PostgresNamespaces:
-    """Namespaces that have their tables: making them takes longer than most tests, emptying them does not."""
+    """Namespaces with tables, which are reused: creating tables takes longer than most tests, emptying does not."""
 
     #: Dead rows gather in a namespace, since nothing vacuums here.
     USES_MAX = 30

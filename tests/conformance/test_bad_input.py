@@ -1,4 +1,4 @@
-"""Wrong values for every argument of every public method: only our own errors come out, and nothing is harmed."""
+"""Wrong values for every argument of every public method: only our own errors are raised, and nothing is damaged."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def post(mode: str, make_store: StoreMaker) -> Iterator[Any]:
 
 
 def used(post: Any, method: str, given: dict[str, Any]) -> None:
-    """Make a call and take what it gives: a listing is read, a block is entered."""
+    """Make a call and use its result: a listing is read, a block is entered."""
     if method == "use":
         post.use(*given.values())
     elif method == "receive":
@@ -57,7 +57,7 @@ def used(post: Any, method: str, given: dict[str, Any]) -> None:
 
 
 def check_works(post: Any) -> None:
-    """The ledgers balance, and a message goes through the queue."""
+    """Check that the ledgers balance, and that a message can be handled."""
     for queue in post.queues():
         ledger = post.ledger(queue)
         assert (ledger.balance, ledger.unexplained) == (0, 0), queue
@@ -132,7 +132,7 @@ def test_a_decorator_with_a_wrong_value_gives_one_of_our_errors(kind: Any) -> No
 
 
 def _made() -> dict[str, tuple[Callable[..., Any], tuple[str, ...]]]:
-    """What an application makes by itself, or does with a message: each with the arguments that it takes."""
+    """Yield the objects and methods that an application calls directly, with their arguments."""
     with Waypost("memory://") as post:
         post.publish("fuzzed", "a body")
         with post.receive("fuzzed") as message:

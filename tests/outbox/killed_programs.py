@@ -67,7 +67,7 @@ def sell(kind: str, url: str, namespace: str, *, transactions: int, kills: int) 
 
 
 def have_effects(kind: str, url: str, namespace: str, database: str, *, messages: int, kills: int) -> tuple[int, int]:
-    """Handle messages with workers that are killed `kills` times; return how many rows were written, and how many differ."""
+    """Handle messages with workers that are killed `kills` times; return the number of rows, and of distinct ones."""
     with psycopg.connect(database) as connection:
         connection.execute("CREATE TABLE IF NOT EXISTS effect (n bigint)")
         connection.execute("TRUNCATE effect")

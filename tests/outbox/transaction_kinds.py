@@ -4,7 +4,7 @@
         way.run([("publish", ("orders", 7), {})], row=7, commit=False)
 
 `run` does the steps in one transaction, together with a row in a table of the user's if one is given, and commits or
-rolls back. What a step raised stands in the place of its result; the transaction goes on.
+rolls back. An error of a step takes the place of its result; the transaction goes on.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class RolledBack(Exception):
 
 
 class Blocking:
-    """Kinds that block: each lends a transaction, and a way to execute SQL in it."""
+    """Sync kinds: each lends a transaction, and a function that executes SQL in it."""
 
     def __init__(self, url: str, namespace: str, driver: str) -> None:
         self.post = Waypost(url, namespace=namespace)
@@ -74,7 +74,7 @@ class Blocking:
         self._close()
 
     def _close(self) -> None:
-        """What is open beside the client."""
+        """Close what is open beside the client."""
 
     def _psycopg(self, url: str) -> Any:
         import psycopg
@@ -159,7 +159,7 @@ class Blocking:
 
 
 class Awaited:
-    """Kinds that are awaited, on an event loop of their own."""
+    """Async kinds, on an event loop of their own."""
 
     def __init__(self, url: str, namespace: str, driver: str) -> None:
         self.url = url
@@ -266,7 +266,7 @@ KINDS = BLOCKING + AWAITED
 
 @contextmanager
 def open_kind(name: str, url: str, namespace: str) -> Iterator[TransactionKind]:
-    """One kind of transaction, open. The table of the user's must be there."""
+    """Open one kind of transaction. The user's table must exist."""
     kind: TransactionKind = (Blocking if name in BLOCKING else Awaited)(url, namespace, name)
     try:
         yield kind

@@ -1,4 +1,4 @@
-"""A server for these tests, and clients of it that are truly apart: each with a connection and a session of its own."""
+"""A server for these tests, and independent clients of it: each has its own connection and session."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def bouncer(server: PostgresServer) -> Iterator[PgBouncer]:
 
 @pytest.fixture
 def way(server: PostgresServer) -> str:
-    """By which URL clients come in."""
+    """The URL that clients connect to."""
     return server.url
 
 
 @pytest.fixture
 def bench(way: str, namespace: str) -> Iterator[Bench]:
-    """By the server's own clock: what happens here happens at once, not step by step."""
+    """A bench on the server's own clock: these tests run things at once, not step by step."""
 
     def make(clock: object, _: str) -> Any:
         return PostgresStore.from_url(way, namespace=namespace)
@@ -56,7 +56,7 @@ def bench(way: str, namespace: str) -> Iterator[Bench]:
 
 @pytest.fixture
 def side_by_side() -> Callable[[list[Callable[[], object]]], list[object]]:
-    """Run things at once in threads; their results, or the errors they ended with."""
+    """Run functions at once in threads, and return their results or errors."""
 
     def run(things: list[Callable[[], object]]) -> list[object]:
         start = threading.Barrier(len(things), timeout=30)
@@ -81,6 +81,6 @@ def side_by_side() -> Callable[[list[Callable[[], object]]], list[object]]:
 
 @pytest.fixture
 def database(server: PostgresServer) -> Iterator[psycopg.Connection[Any]]:
-    """A connection of somebody else."""
+    """A separate connection to the server."""
     with psycopg.connect(server.url, autocommit=True, application_name=f"test {os.getpid()}") as connection:
         yield connection

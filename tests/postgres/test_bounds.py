@@ -1,4 +1,4 @@
-"""Nothing grows with messages done, without any background process: steps fold and sweep as much as they add."""
+"""Nothing grows with finished messages, without a background process: steps fold and remove as much as they add."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_counts_are_folded_and_the_journal_keeps_its_cap_without_a_reader(
     bench.configure(journal_max=100)
     for _ in range(200):
         bench.publish_drafts([bench.draft() for _ in range(20)])
-    # What is forgotten goes with its slice; how slices are emptied is shown in test_journal_slices.py.
+    # Trimmed events are removed with their slice; test_journal_slices.py tests how slices are emptied.
     assert rows(database, namespace, "kept", "max(first)") > 500
     assert rows(database, namespace, "tally") < 150
     assert bench.ledger().published == 4_000
@@ -41,7 +41,7 @@ def test_counts_are_folded_and_the_journal_keeps_its_cap_without_a_reader(
 
 
 @pytest.mark.promise("STORE-2", "LEASE-6")
-def test_what_has_run_out_is_swept(server: PostgresServer, database: Database) -> None:
+def test_expired_records_are_removed(server: PostgresServer, database: Database) -> None:
     clock, name = ManualClock(), fresh_namespace()
     migrate(server.url, namespace=name)
     with Bench(lambda _, __: PostgresStore.from_url(server.url, namespace=name, clock=clock), "sync") as bench:
@@ -61,7 +61,7 @@ def test_what_has_run_out_is_swept(server: PostgresServer, database: Database) -
 
 
 @pytest.mark.promise("STORE-2", "WAKE-2", "CHAIN-1")
-def test_a_sweep_takes_what_has_run_out_and_nothing_else(server: PostgresServer, database: Database) -> None:
+def test_a_sweep_removes_expired_records_and_nothing_else(server: PostgresServer, database: Database) -> None:
     clock, name = ManualClock(), fresh_namespace()
     migrate(server.url, namespace=name)
     ends = {
@@ -90,7 +90,7 @@ def test_a_sweep_takes_what_has_run_out_and_nothing_else(server: PostgresServer,
                 assert swept() == {table: there[table] if after_ms < ends[table] else 0 for table in ends}
 
 
-#: What may wait to be folded, whatever came before: what makes a step look, and what a few steps add until one does.
+#: How many rows may wait to be folded: the threshold of a step, and what a few steps add until one folds.
 COUNTS_MAX = 700
 STEPS = 60
 EACH = 50
@@ -111,9 +111,9 @@ def send_on(bench: Bench) -> None:
 
 def chains(bench: Bench) -> None:
     ids = bench.session.message_ids(EACH)
-    bench.publish_drafts([bench.draft(id=id, chain=f"home/{id}") for id in ids], queue="home")
-    bench.publish_drafts([bench.draft(after_chains=[f"home/{id}"]) for id in ids], queue="after")
-    bench.settle_batch([bench.settlement(lease) for lease in bench.claim(EACH, queue="home")], queue="home")
+    bench.publish_drafts([bench.draft(id=id, chain=f"first/{id}") for id in ids], queue="first")
+    bench.publish_drafts([bench.draft(after_chains=[f"first/{id}"]) for id in ids], queue="after")
+    bench.settle_batch([bench.settlement(lease) for lease in bench.claim(EACH, queue="first")], queue="first")
     bench.settle_batch([bench.settlement(lease) for lease in bench.claim(EACH, queue="after")], queue="after")
 
 
@@ -123,14 +123,14 @@ def replaced(bench: Bench) -> None:
 
 
 def by_turns(bench: Bench) -> None:
-    """The numbers of transactions by which a queue's steps are known are all of one kind."""
+    """Two queues in turn, so that the transaction ids of each are all even or all odd."""
     for _ in range(EACH):
         for queue in ("even", "odd", "third", "fourth"):
             bench.publish(queue=queue)
 
 
 def keyed_by_turns(bench: Bench) -> None:
-    """The same for the general way of a publish."""
+    """The same for a publish with a key."""
     for number in range(EACH // 5):
         for queue in ("even", "odd", "third", "fourth"):
             bench.publish(queue=queue, key=f"key {number}", on_conflict="replace")
@@ -163,7 +163,7 @@ def test_counts_of_callers_transactions_are_folded_as_fast_as_they_come(
         if not claimed:
             post.configure("orders", max_pending=EACH, overload="drop_oldest")
         else:
-            # It stays open all the time: its own counts are folded when it ends, and those of others meanwhile.
+            # It stays open: its own counts are folded when it ends, and those of others meanwhile.
             post.publish("orders", 0, transaction=held)
         most = 0
         for _ in range(STEPS // 3):
@@ -182,7 +182,7 @@ def test_counts_of_callers_transactions_are_folded_as_fast_as_they_come(
 
 
 @pytest.mark.promise("STORE-2", "PUB-4", "CHAIN-1", "CHAIN-2")
-def test_what_has_run_out_is_swept_as_fast_as_it_comes(server: PostgresServer, database: Database) -> None:
+def test_expired_records_are_removed_as_fast_as_they_come(server: PostgresServer, database: Database) -> None:
     clock, name = ManualClock(), fresh_namespace()
     migrate(server.url, namespace=name)
     with Bench(lambda _, __: PostgresStore.from_url(server.url, namespace=name, clock=clock), "sync") as bench:

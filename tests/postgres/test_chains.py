@@ -1,4 +1,4 @@
-"""Chains and waits with many clients at once: nobody is told too early, twice or never, nobody is in the way."""
+"""Chains and waits with many clients at once: each waiter is woken once and in time, and no client blocks another."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.postgres.test_sets import ask
+from tests.postgres.test_sets import run_in
 from waypost.errors import MessageIdInUse
 from waypost.store.port import Call
 from waypost.store.postgres import PostgresStore, migrate
@@ -22,7 +22,7 @@ Database = psycopg.Connection[Any]
 
 
 def deadlocks(database: Database) -> int:
-    """How many the server has broken up so far."""
+    """Return how many deadlocks the server has resolved so far."""
     database.execute("SELECT pg_stat_clear_snapshot()")
     found = database.execute("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()").fetchone()
     assert found is not None
@@ -34,14 +34,14 @@ def rows(database: Database, namespace: str, *tables: str) -> list[int]:
     return [int(row[0]) for row in found if row is not None]
 
 
-def request_within(transaction: Database, call: Call[Any]) -> None:
+def run_in_open(transaction: Database, call: Call[Any]) -> None:
     """Run a call of a store in a transaction that stays open."""
     transaction.execute("SELECT 1")
-    ask(transaction, call)
+    run_in(transaction, call)
 
 
 def commit_when_waited_for(transaction: Database, database: Database) -> None:
-    """Commit as soon as somebody waits for a lock."""
+    """Commit as soon as another connection waits for a lock."""
     waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
     for _ in range(5_000):
         if database.execute(waiting).fetchone() != (0,):
@@ -51,7 +51,7 @@ def commit_when_waited_for(transaction: Database, database: Database) -> None:
 
 
 def settler(client: Bench, leases: list[Lease], queue: str) -> Callable[[], object]:
-    """Settles these as done, one step each; who was told to wake."""
+    """Return a function that settles leases as done, one step each, and returns the names to wake."""
 
     def settle() -> list[str]:
         reported: list[str] = []
@@ -79,7 +79,7 @@ def test_the_branches_of_a_chain_that_end_at_once_finish_it_once(bench: Bench, s
 
 
 @pytest.mark.promise("CHAIN-2")
-def test_chains_that_end_at_once_make_who_waits_for_all_of_them_claimable_once(
+def test_a_message_that_waits_for_chains_which_end_at_once_becomes_ready_once(
     bench: Bench, side_by_side: SideBySide
 ) -> None:
     for _ in range(10):
@@ -134,9 +134,9 @@ def test_a_message_that_a_client_begins_to_wait_for_is_not_skipped_by_a_claim(
     bench: Bench, server: PostgresServer
 ) -> None:
     ready, delayed = bench.publish(), bench.publish(delay=0.001)
-    with psycopg.connect(server.url) as asking:
+    with psycopg.connect(server.url) as waiting:
         for published in (ready, delayed):
-            request_within(asking, bench.store.watch("orders", published.id, "anna"))
+            run_in_open(waiting, bench.store.watch("orders", published.id, "anna"))
         found: list[str] = []
         while len(found) < 2:
             found += [lease.id for lease in bench.claim(2)]
@@ -144,14 +144,14 @@ def test_a_message_that_a_client_begins_to_wait_for_is_not_skipped_by_a_claim(
 
 
 @pytest.mark.promise("CHAIN-1", "LEASE-7")
-def test_a_claim_at_most_once_sees_who_has_just_come_to_wait(
+def test_a_claim_at_most_once_sees_a_wait_that_has_just_begun(
     bench: Bench, side_by_side: SideBySide, server: PostgresServer, database: Database
 ) -> None:
     bench.configure(lease=None)
     published = bench.publish()
-    with psycopg.connect(server.url) as asking:
-        request_within(asking, bench.store.watch("orders", published.id, "anna"))
-        found, _ = side_by_side([bench.claim_one, lambda: commit_when_waited_for(asking, database)])
+    with psycopg.connect(server.url) as waiting:
+        run_in_open(waiting, bench.store.watch("orders", published.id, "anna"))
+        found, _ = side_by_side([bench.claim_one, lambda: commit_when_waited_for(waiting, database)])
     assert isinstance(found, Lease)
     assert found.id == published.id
     assert bench.watch(published.id) == Watched(None, "done")
@@ -164,7 +164,7 @@ def test_a_wait_that_begins_while_its_chain_ends_is_not_forgotten(
     chain = bench.begin_chain()
     lease, other = bench.claim_one(), bench.another_client()
     with psycopg.connect(server.url) as ending:
-        request_within(ending, bench.store.settle("orders", [bench.settlement(lease)], bench.operation()))
+        run_in_open(ending, bench.store.settle("orders", [bench.settlement(lease)], bench.operation()))
         report, _ = side_by_side(
             [
                 lambda: other.publish(queue="reports", after_chains=[chain]),
@@ -176,7 +176,7 @@ def test_a_wait_that_begins_while_its_chain_ends_is_not_forgotten(
 
 
 @pytest.mark.promise("CHAIN-2", "DEAD-1")
-def test_a_long_row_of_messages_that_wait_for_each_other_falls_in_one_step(bench: Bench) -> None:
+def test_a_long_line_of_messages_that_wait_for_each_other_fails_in_one_step(bench: Bench) -> None:
     chain = bench.begin_chain()
     for _ in range(300):
         chain = bench.begin_chain(queue="row", after_chains=[chain])
@@ -222,7 +222,9 @@ def test_sets_journal_the_chain_of_each_message(bench: Bench) -> None:
 
 
 @pytest.mark.promise("CHAIN-2")
-def test_a_purge_of_what_waits_takes_both_kinds_in_order(bench: Bench, database: Database, namespace: str) -> None:
+def test_a_purge_of_waiting_messages_removes_both_kinds_in_order(
+    bench: Bench, database: Database, namespace: str
+) -> None:
     chain = bench.begin_chain(queue="first")
     blocked = [bench.publish(after_chains=[chain]).id for _ in range(3)]
     bench.publish(key="k")
@@ -236,7 +238,7 @@ def test_a_purge_of_what_waits_takes_both_kinds_in_order(bench: Bench, database:
 
 
 @pytest.mark.promise("STORE-2", "CHAIN-1", "CHAIN-2")
-def test_chains_waits_and_ends_are_swept(server: PostgresServer, database: Database) -> None:
+def test_expired_chains_waits_and_ends_are_removed(server: PostgresServer, database: Database) -> None:
     clock, name = ManualClock(), fresh_namespace()
     migrate(server.url, namespace=name)
     with Bench(lambda _, __: PostgresStore.from_url(server.url, namespace=name, clock=clock), "sync") as bench:
@@ -256,7 +258,7 @@ def test_chains_waits_and_ends_are_swept(server: PostgresServer, database: Datab
         other = bench.another_client()
         for _ in range(400):
             other.publish(queue="later")
-        # What is unfinished stays, also where the release before gave it an end.
+        # Unfinished chains stay, also where the release before gave them an end.
         assert rows(database, name, "chain", "member", "waiter", "ending") == [1, 1, 0, 0]
         database.execute(f'UPDATE "{name}_chain" SET until_ms = 1'.encode())
         assert bench.chain_state(never).open == 1

@@ -1,4 +1,4 @@
-"""Many at once: limits hold, nothing is shared, keys store one, and readers of the journal miss nothing.
+"""Many clients at once: limits hold, no message is claimed twice, a key stores one message, readers miss no event.
 
 All of it on a server's own connections, and through a pgbouncer in transaction mode that has fewer of them than there
 are clients.
@@ -74,12 +74,12 @@ def test_claimers_at_once_never_share_a_message(bench: Bench, side_by_side: Side
 
 @pytest.mark.promise("LEASE-17", "STORE-2")
 @pytest.mark.parametrize("lease", [60, None])
-def test_a_claim_under_way_keeps_others_only_from_what_it_brings(
+def test_a_claim_under_way_locks_only_the_messages_that_it_returns(
     bench: Bench, server: PostgresServer, lease: float | None
 ) -> None:
-    """What did not fit into a claim by its bytes is not locked by it, or others would pass it by.
+    """A message that did not fit into a claim by its bytes is not locked by it, or other claims would skip it.
 
-    But for one message: by that it knows that there is more.
+    One message is an exception: by it the claim knows that there are more.
     """
     bench.configure(lease=lease)
     ids = [bench.publish(b"x" * 10_000).id for _ in range(20)]
@@ -111,7 +111,7 @@ def test_publishes_of_one_key_at_once_keep_one_message(bench: Bench, side_by_sid
 
 
 @pytest.mark.promise("PUB-4", "STORE-2")
-def test_batches_that_meet_at_their_keys_do_not_deadlock(bench: Bench, side_by_side: SideBySide) -> None:
+def test_batches_with_the_same_keys_do_not_deadlock(bench: Bench, side_by_side: SideBySide) -> None:
     keys = [f"key {number}" for number in range(60)]
 
     def publisher(client: Bench, mine: list[str]) -> Callable[[], object]:
@@ -193,7 +193,7 @@ def test_counts_and_minutes_are_exact_whichever_step_folds_them(bench: Bench, si
 
 
 @pytest.mark.promise("SEE-3", "STORE-2")
-def test_a_transaction_that_commits_late_leaves_no_gap_for_a_reader(
+def test_a_reader_does_not_miss_a_transaction_that_commits_late(
     bench: Bench, server: PostgresServer, namespace: str
 ) -> None:
     store = PostgresStore.from_url(server.url, namespace=namespace)
@@ -259,7 +259,7 @@ def test_no_verb_waits_for_an_open_transaction_of_another_publisher(
             ),
             ([draft.envelope],),
         )
-        # Were there a row that all of them write, these would wait for ever.
+        # If all of them wrote the same row, these would wait for ever.
         for _ in range(130):
             bench.publish()
             for lease in bench.claim(1):

@@ -1,4 +1,4 @@
-"""Connections and schema: what is lost is repeated, what cannot work says what to do."""
+"""Connections and schema: lost calls are repeated, and errors name the way out."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def through(proxy: Proxy, server: PostgresServer) -> str:
 
 @pytest.mark.promise("PUB-3", "LEASE-6")
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_a_reply_lost_after_the_commit_is_asked_for_again_and_is_the_first(
+def test_a_reply_lost_after_the_commit_is_requested_again_and_is_the_first_result(
     proxy: Proxy, server: PostgresServer, namespace: str, mode: Any
 ) -> None:
     url = through(proxy, server)
@@ -57,9 +57,7 @@ def test_a_reply_lost_after_the_commit_is_asked_for_again_and_is_the_first(
 
 
 @pytest.mark.promise("PUB-3", "LEASE-14")
-def test_the_client_repeats_by_itself_when_replies_are_lost(
-    proxy: Proxy, server: PostgresServer, namespace: str
-) -> None:
+def test_the_client_repeats_calls_whose_replies_are_lost(proxy: Proxy, server: PostgresServer, namespace: str) -> None:
     with Waypost(through(proxy, server), namespace=namespace) as post:
         proxy.drop_replies(2, to=b"publish")
         assert post.publish("orders", {"id": 7}).status == "queued"
@@ -105,7 +103,7 @@ def test_a_url_that_cannot_be_read_is_refused_without_its_secret() -> None:
 def test_a_role_whose_transactions_see_an_old_state_is_refused(
     server: PostgresServer, namespace: str, database: Any, level: str
 ) -> None:
-    """A limit is counted after its turn has come, so what was committed meanwhile must be seen."""
+    """A limit is counted after its lock was acquired, so it must see what was committed meanwhile."""
     database.execute("DROP ROLE IF EXISTS careful; CREATE ROLE careful LOGIN SUPERUSER")
     database.execute(f"ALTER ROLE careful SET default_transaction_isolation = '{level}'")
     store = PostgresStore.from_url(server.socket_url.replace("postgres@", "careful@"), namespace=namespace)
@@ -164,7 +162,7 @@ class TestSchema:
         assert database.execute("SELECT to_regclass(%s)", (f'public."{name}_queue"',)).fetchone() == (None,)
 
     @pytest.mark.parametrize("schema", ['a"b', "", "1a", "a;b", "x" * 64])
-    def test_a_schema_name_that_needs_care_is_refused(self, schema: str) -> None:
+    def test_an_unsafe_schema_name_is_refused(self, schema: str) -> None:
         with pytest.raises(errors.InvalidName):
             sql(schema=schema)
 
@@ -202,12 +200,12 @@ class TestPools:
         assert asyncio.run(live()) == 1
 
     @pytest.mark.promise("STORE-5", "LEASE-14")
-    def test_connections_that_a_restart_ended_are_thrown_away(self) -> None:
+    def test_connections_closed_by_a_restart_are_discarded(self) -> None:
         with PostgresServer(durable=True) as own, psycopg_pool.ConnectionPool(own.url, min_size=3, open=True) as pool:
             pool.wait()
             migrate(own.url)
             own.restart()
-            # Even the first call of a client, which is not repeated, finds a connection that is one.
+            # Even the first call of a client, which is not repeated, gets a working connection.
             with Waypost(client=pool) as post:
                 assert post.publish("orders", 1).status == "queued"
 

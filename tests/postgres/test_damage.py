@@ -1,4 +1,4 @@
-"""Rows that no claim can reach and counts that do not fit: found and mended."""
+"""Rows that no claim can reach and wrong counters: found and repaired."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def bench(server: PostgresServer, name: str) -> Iterator[Bench]:
     ("damage", "kind"),
     [("lease_end_ms = NULL", "unreadable"), ("state = -3", "stranded")],
 )
-def test_a_lease_that_never_ends_is_mended(bench: Bench, database: Any, name: str, damage: str, kind: str) -> None:
+def test_a_lease_without_an_end_is_repaired(bench: Bench, database: Any, name: str, damage: str, kind: str) -> None:
     bench.configure(lease=10)
     ids = bench.publish_count(5)
     bench.claim(5)
@@ -53,7 +53,7 @@ def test_a_lease_that_never_ends_is_mended(bench: Bench, database: Any, name: st
     assert (bench.ledger().balance, bench.ledger().unexplained, bench.ledger().leased) == (0, 0, 5)
 
 
-def test_a_dead_letter_without_a_reason_can_be_redriven_after_a_mend(bench: Bench, database: Any, name: str) -> None:
+def test_a_dead_letter_without_a_reason_can_be_redriven_after_a_repair(bench: Bench, database: Any, name: str) -> None:
     bench.publish()
     bench.settle(bench.claim_one(), "dead")
     database.execute(f'UPDATE "{name}_message" SET reason = NULL')

@@ -1,4 +1,4 @@
-"""What differs between a database and this release is named, and what somebody added is left alone."""
+"""Differences between a database and this release are named, and additions of the user are accepted."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from waypost.testing.postgres import PostgresServer
         ('DROP TABLE "{}_tally"', ["index {}_tally_queue is missing", "table {}_tally is missing"]),
     ],
 )  # fmt: skip
-def test_what_differs_is_named(
+def test_differences_are_named(
     server: PostgresServer, namespace: str, database: Any, change: str, reported: list[str]
 ) -> None:
     database.execute(change.replace("{}", namespace))
@@ -48,9 +48,9 @@ def test_what_differs_is_named(
 def test_tables_of_another_version_or_none_are_one_line_with_the_way_out(
     server: PostgresServer, namespace: str, database: Any
 ) -> None:
-    nobody = fresh_namespace()
-    (line,) = drift(server.url, nobody)
-    assert f"run `waypost migrate URL --namespace {nobody}`" in line
+    unused = fresh_namespace()
+    (line,) = drift(server.url, unused)
+    assert f"run `waypost migrate URL --namespace {unused}`" in line
     for change, reported in ((-1, "run `waypost migrate"), (1, "update waypost here")):
         database.execute(f'UPDATE "{namespace}_schema" SET version = {schema.VERSION + change}')
         (line,) = drift(server.url, namespace)
@@ -58,7 +58,7 @@ def test_tables_of_another_version_or_none_are_one_line_with_the_way_out(
 
 
 @pytest.mark.promise("BOX-5")
-def test_a_connection_that_is_handed_in_is_left_as_it_was(server: PostgresServer, database: Any) -> None:
+def test_a_connection_of_the_caller_is_not_changed(server: PostgresServer, database: Any) -> None:
     name = fresh_namespace()
     database.execute('CREATE SCHEMA IF NOT EXISTS "Side_2"')
     migrate(server.url, namespace=name, schema="Side_2")
@@ -74,6 +74,6 @@ def test_a_connection_that_is_handed_in_is_left_as_it_was(server: PostgresServer
     assert drift(server.url, name, schema="Side_2") == []
 
 
-def test_a_server_that_is_not_there_is_an_error_and_no_difference() -> None:
+def test_an_unreachable_server_is_an_error_and_not_a_difference() -> None:
     with pytest.raises(StoreUnavailable, match="no connection"):
         drift("postgresql://127.0.0.1:1/nothing")

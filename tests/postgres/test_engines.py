@@ -64,8 +64,8 @@ def test_more_threads_than_the_engine_has_connections_take_turns(
 
 
 @pytest.mark.promise("STORE-5")
-def test_the_callers_transaction_is_not_ours(engine: Engine, namespace: str) -> None:
-    """Calls go by a connection of their own, also while the caller has a transaction open in the same thread."""
+def test_calls_do_not_join_the_callers_open_transaction(engine: Engine, namespace: str) -> None:
+    """Calls use another connection, also while the caller has a transaction open in the same thread."""
     with Waypost(client=engine, namespace=namespace) as post, Session(engine) as session:
         session.execute(text("SELECT 1"))
         post.publish("orders", 1)
@@ -111,7 +111,7 @@ def test_an_async_engine_works_for_the_async_client(server: PostgresServer, name
 
 @pytest.mark.promise("STORE-5", "LEASE-14")
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_connections_that_a_restart_ended_are_thrown_away(mode: str) -> None:
+def test_connections_closed_by_a_restart_are_discarded(mode: str) -> None:
     with PostgresServer(durable=True) as own:
         migrate(own.url)
 
@@ -148,7 +148,7 @@ def test_connections_that_a_restart_ended_are_thrown_away(mode: str) -> None:
 
 @pytest.mark.promise("STORE-5", "LEASE-3")
 def test_a_worker_of_either_client_runs_on_an_engine(server: PostgresServer, namespace: str) -> None:
-    """It claims on its event loop and renews from a thread, whichever colour the engine has."""
+    """It claims on its event loop and renews from a thread, with a sync or an async engine."""
     made = create_engine(engine_url(server))
     seen: list[int] = []
     with Waypost(client=made, namespace=namespace) as post:
@@ -197,7 +197,7 @@ def test_an_engine_with_another_driver_is_an_error_that_names_the_right_one(engi
     class Dialect:
         name = "postgresql"
 
-    # What SQLAlchemy calls the driver decides; the driver itself need not be installed to be refused.
+    # SQLAlchemy's name of the driver decides; the driver itself need not be installed to be refused.
     dialect: Any = Dialect()
     dialect.driver = driver
     made: Any = Engine(engine.pool, dialect, engine.url)
@@ -206,7 +206,7 @@ def test_an_engine_with_another_driver_is_an_error_that_names_the_right_one(engi
 
 
 @pytest.mark.promise("STORE-5", "SEE-6")
-def test_engines_of_other_databases_and_single_conversations_are_refused(engine: Engine) -> None:
+def test_engines_of_other_databases_and_single_connections_are_refused(engine: Engine) -> None:
     with pytest.raises(errors.UnusableClient, match="an engine for sqlite cannot be used"):
         Waypost(client=create_engine("sqlite://"))
     with engine.connect() as connection, pytest.raises(errors.UnusableClient, match="pass the engine it came from"):
@@ -217,7 +217,7 @@ def test_engines_of_other_databases_and_single_conversations_are_refused(engine:
 
 @pytest.mark.promise("STORE-5", "SEE-6")
 @pytest.mark.parametrize("pool", [StaticPool, SingletonThreadPool, AssertionPool])
-def test_engines_with_one_connection_for_everybody_are_refused(server: PostgresServer, pool: type[Any]) -> None:
+def test_engines_with_one_shared_connection_are_refused(server: PostgresServer, pool: type[Any]) -> None:
     with pytest.raises(errors.UnusableClient, match=f"{pool.__name__} has one connection for everybody"):
         Waypost(client=create_engine(engine_url(server), poolclass=pool))
 

@@ -1,8 +1,8 @@
-"""A disk without room: what is refused leaves nothing behind, what is there can be drained, then there is room again.
+"""A full disk: refused calls write nothing, stored messages can be drained, then there is room again.
 
-The system refuses to let the files of the server grow beyond a size that is not a whole number of pages, so the server
-meets what it meets at the end of a disk: a page that could be written only in part. Debian's PostgreSQL 15 writes page
-by page and calls that a full disk; newer ones ask for room beforehand and would be told of a file that is too large.
+The files of the server may not grow beyond a size that is not a whole number of pages, so the server gets what it gets
+at the end of a disk: a page that could be written only in part. Debian's PostgreSQL 15 writes page by page and reports
+a full disk; newer ones reserve space beforehand and would get the error of a file that is too large.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from waypost.store.postgres import migrate
 from waypost.testing.postgres import PostgresServer
 
 pytestmark = pytest.mark.needs("postgresql-15")
-#: A piece of the server's log has 16 MiB; a table may grow a little larger, and by half a page more.
+#: A segment of the server's write-ahead log has 16 MiB; a table may grow a little larger, and by half a page more.
 FILE_BYTES = 16 * 1024 * 1024 + 4096
 #: Random, so that the server cannot make it smaller.
 BODY = os.urandom(50_000)
@@ -34,7 +34,7 @@ def small_server() -> Iterator[PostgresServer]:
 
 
 def fill(post: Waypost) -> int:
-    """Publish until the disk is full; how many were acknowledged."""
+    """Publish until the disk is full, and return how many were acknowledged."""
     for count in range(MESSAGES_MAX):
         try:
             post.publish("full", BODY, key=f"key:{count}")
@@ -66,7 +66,7 @@ def test_a_full_disk_refuses_publishes_whole_and_can_be_drained(small_server: Po
                 assert message.body == BODY
         ledger = post.ledger("full")
         assert (ledger.done, ledger.ready, ledger.leased, ledger.balance) == (stored, 0, 0, 0)
-        # What was removed gives its room back when the server tidies up, which autovacuum does by itself elsewhere.
+        # The space of removed rows is free after a vacuum, which autovacuum does by itself elsewhere.
         with psycopg.connect(small_server.url, autocommit=True) as connection:
             connection.execute("VACUUM")
         assert post.publish("full", BODY, key=f"key:{stored}").status == "queued"

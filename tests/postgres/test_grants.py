@@ -51,7 +51,7 @@ def test_a_role_with_these_grants_can_do_all_that_clients_do(
         bench.purge("ready")
         bench.run(bench.store.journal_reader("orders", "lake", None))
         bench.run(bench.store.journal_forget("orders", "lake"))
-        # Enough steps that tidying up falls to this role, and that a slice of the journal has to be emptied.
+        # Enough steps that this role has to fold counters, and to empty a slice of the journal.
         for _ in range(200):
             bench.publish(queue="many")
         bench.run(bench.store.journal_trim("many", 1_000))
@@ -67,7 +67,7 @@ def test_a_role_with_these_grants_can_do_all_that_clients_do(
 
 
 @pytest.mark.promise("STORE-2", "STORE-6")
-def test_it_cannot_touch_another_namespace_or_change_the_tables(
+def test_the_role_cannot_use_another_namespace_or_change_the_tables(
     server: PostgresServer, database: Any, role: str, namespace: str
 ) -> None:
     own = fresh_namespace()
@@ -85,9 +85,9 @@ def test_it_cannot_touch_another_namespace_or_change_the_tables(
                 connection.execute(statement)
 
 
-def test_a_role_that_is_not_there_or_has_a_strange_name_is_refused(server: PostgresServer) -> None:
+def test_an_unknown_role_or_an_invalid_role_name_is_refused(server: PostgresServer) -> None:
     with pytest.raises(errors.ConfigurationError, match="create it first"):
-        migrate(server.url, namespace=fresh_namespace(), grant="nobody_of_that_name")
+        migrate(server.url, namespace=fresh_namespace(), grant="unknown_role")
     with pytest.raises(errors.InvalidName):
         grants('a"; DROP TABLE b; --')
 
@@ -101,8 +101,8 @@ def test_granting_twice_is_harmless_and_without_a_migration_it_still_grants(
         assert post.publish("orders", 1).status == "queued"
 
 
-def test_everything_that_a_migration_makes_is_granted(database: Any, namespace: str) -> None:
-    """Whoever adds a table or a function need not think of it, as long as the file is written as the others are."""
+def test_every_object_of_a_migration_is_granted(database: Any, namespace: str) -> None:
+    """A new table or function is granted too, as long as its file is written like the others."""
     text = grants("clerk", namespace=namespace)
     made = database.execute(
         "SELECT relname FROM pg_class WHERE starts_with(relname, %s) AND relkind IN ('r', 'p', 'S') "

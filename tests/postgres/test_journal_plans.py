@@ -1,4 +1,4 @@
-"""A page of the journal reads what it returns, also on a connection that first looked when the journal was empty."""
+"""A page of the journal reads what it returns, also on a connection that first read it when it was empty."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Database = psycopg.Connection[Any]
 
 ENTRIES = 50_000
 PAGE = 1_000
-#: Each entry of a page is read twice (its count, then the whole of it), and a page looks 64 entries ahead.
+#: Each entry of a page is read twice (its count, then the whole of it), and a page reads 64 entries ahead.
 ROWS_MAX = 3 * PAGE
 
 
 def fill_journal(database: Database, namespace: str) -> None:
-    """Copy the first entry of the journal until there are `ENTRIES`, as from so many steps of one message."""
+    """Copy the first entry of the journal until there are `ENTRIES`, as after as many steps of one message."""
     database.execute(
         f'INSERT INTO "{namespace}_entry" (queue, count, xid, seq, at_ms, event, ids, sizes) '
         f"SELECT e.queue, e.count, e.xid, nextval('\"{namespace}_sequence\"'), e.at_ms, e.event, e.ids, e.sizes "
@@ -28,7 +28,7 @@ def fill_journal(database: Database, namespace: str) -> None:
 
 
 def rows_read(reader: Database, namespace: str, call: str) -> tuple[int, int]:
-    """How many rows a call returns, and how many entries of the journal it reads for that."""
+    """Return how many rows a call returns, and how many entries of the journal it reads."""
 
     def read_so_far() -> int:
         found = reader.execute(
@@ -46,7 +46,7 @@ def rows_read(reader: Database, namespace: str, call: str) -> tuple[int, int]:
 
 
 def connect_early(server: PostgresServer, call: str) -> Database:
-    """A connection that has called this before there was anything to read: its plans are made by then."""
+    """Return a connection that has made this call on an empty journal: its plans are made by then."""
     reader = psycopg.connect(server.url, autocommit=True)
     for _ in range(10):  # the server may plan the first few calls anew
         reader.execute(call)
@@ -69,7 +69,7 @@ def test_a_reader_that_first_saw_an_empty_journal_reads_only_its_page(
 
 
 @pytest.mark.promise("SEE-5")
-def test_a_history_first_asked_of_an_empty_journal_reads_it_once(
+def test_a_history_first_read_on_an_empty_journal_reads_each_entry_once(
     server: PostgresServer, bench: Bench, database: Database, namespace: str
 ) -> None:
     bench.configure()
@@ -81,5 +81,5 @@ def test_a_history_first_asked_of_an_empty_journal_reads_it_once(
         reader.execute(history.format(message_id))
         returned, read = rows_read(reader, namespace, history.format(message_id))
     assert returned == 2
-    # Entries of many messages are looked for among all, each once; what is found is read by its place.
+    # The entries of a message are searched among all, each read once; what is found is read by its position.
     assert read <= ENTRIES + 100

@@ -1,4 +1,4 @@
-"""The journal lies in slices of time that are emptied whole: nothing wanted goes with them, and nobody waits."""
+"""The journal is partitioned into slices that are emptied whole: no event is lost, and no client waits."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def make_slices_small(database: Database, namespace: str) -> None:
 
 
 def turn(database: Database, namespace: str, clock: ManualClock, *, times: int = 1) -> None:
-    """Have every slice looked at, as one step in 64 does with one of them, and let them rest."""
+    """Maintain every slice, as one step in 64 does with one of them, and let their rest time pass."""
     for _ in range(times):
         for number in range(len(SLICES)):
             database.execute(f'SELECT "{namespace}_rotate_journal"(%s, %s)', (clock(), number))
@@ -63,14 +63,14 @@ def entries(database: Database, namespace: str, table: str, queue: str = "%") ->
 
 
 def filled(database: Database, namespace: str) -> int:
-    """The slice that writers fill."""
+    """Return the slice that writers fill."""
     found = database.execute(f'SELECT last_value FROM "{namespace}_turn"').fetchone()
     assert found is not None
     return int(found[0])
 
 
 def fill(bench: Bench, database: Database, namespace: str, clock: ManualClock, *, queue: str = "orders") -> None:
-    """Publish until writers go on to another slice."""
+    """Publish until writers fill another slice."""
     before = filled(database, namespace)
     for _ in range(40):
         for _ in range(10):
@@ -86,7 +86,7 @@ def numbers(bench: Bench, queue: str = "orders") -> list[int]:
 
 
 @pytest.mark.promise("SEE-3", "STORE-2")
-def test_a_slice_whose_events_are_all_forgotten_is_emptied_whole(
+def test_a_slice_whose_events_are_all_trimmed_is_emptied_whole(
     subject: Bench, database: Database, namespace: str, clock: ManualClock
 ) -> None:
     fill(subject, database, namespace, clock)
@@ -136,13 +136,13 @@ def test_the_few_events_of_a_quiet_queue_outlive_the_slice_of_a_busy_one(
         subject.settle(lease, queue="quiet")
     assert [event.event for event in subject.trace(quiet, queue="quiet")] == ["published", "claimed", "done"]
     assert numbers(subject, "quiet") == [1, 2, 3]
-    # What moved there is forgotten like everything else.
+    # Events that were moved there are trimmed like all others.
     subject.run(subject.store.journal_trim("quiet", 3))
     assert numbers(subject, "quiet") == []
 
 
 @pytest.mark.promise("SEE-3", "STORE-2")
-def test_what_a_reader_has_not_read_is_not_emptied(
+def test_events_that_a_reader_has_not_read_are_kept(
     subject: Bench, database: Database, namespace: str, clock: ManualClock
 ) -> None:
     subject.run(subject.store.journal_reader("orders", "lake", None))
@@ -172,7 +172,7 @@ def test_a_transaction_left_open_in_an_old_slice_is_not_waited_for_and_not_lost(
             ),
             ([draft.envelope],),
         )
-        # Nothing gets a number while it is open, so the ring turns by the entries alone; and nobody waits.
+        # Nothing gets a number while it is open, so the ring turns by the entries alone; and no client waits.
         fill(subject, database, namespace, clock)
         turn(database, namespace, clock, times=3)
         assert numbers(subject) == [1]

@@ -1,4 +1,4 @@
-"""`waypost migrate`: twice, at once, only looked at or only printed; its exit codes are for scripts."""
+"""`waypost migrate`: twice, at once, only checked or only printed; its exit codes are for scripts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Output = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def command(capsys: pytest.CaptureFixture[str]) -> Output:
-    """The command in this process: its exit code, and what it wrote to each stream."""
+    """Run the command in this process; return its exit code, standard output and error."""
 
     def run(*arguments: str) -> tuple[int, str, str]:
         code = main(["migrate", *arguments])
@@ -123,7 +123,7 @@ def test_a_check_names_what_differs_and_tolerates_what_was_added(
     }
 
 
-def test_a_check_of_nothing_names_the_command_and_leaves_nothing_behind(
+def test_a_check_without_tables_names_the_command_and_creates_nothing(
     server: PostgresServer, command: Output, database: Any
 ) -> None:
     name = fresh_namespace()

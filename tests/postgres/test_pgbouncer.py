@@ -21,7 +21,7 @@ SideBySide = Callable[[list[Callable[[], object]]], list[object]]
 
 
 @pytest.mark.promise("STORE-2", "STORE-5")
-def test_thirty_clients_live_on_four_connections_of_the_server(
+def test_thirty_clients_share_four_server_connections(
     bouncer: PgBouncer, namespace: str, side_by_side: SideBySide, database: Any
 ) -> None:
     def connections() -> int:
@@ -67,13 +67,13 @@ def test_thirty_clients_live_on_four_connections_of_the_server(
     finally:
         for post in clients:
             post.close()
-    # In session mode the fifth client would have waited for the first to leave.
+    # In session mode the fifth client would have waited for the first to disconnect.
     assert 0 < most <= 4
 
 
 @pytest.mark.promise("STORE-2", "LEASE-14")
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_a_bouncer_that_is_replaced_loses_nothing(server: PostgresServer, namespace: str, mode: str) -> None:
+def test_nothing_is_lost_when_pgbouncer_is_replaced(server: PostgresServer, namespace: str, mode: str) -> None:
     ids: list[str] = []
     with PgBouncer(server) as own:
 
@@ -109,7 +109,7 @@ def test_a_bouncer_that_is_replaced_loses_nothing(server: PostgresServer, namesp
 
 
 @pytest.mark.promise("STORE-2", "LEASE-3")
-def test_a_worker_with_renewed_leases_lives_behind_it(bouncer: PgBouncer, namespace: str) -> None:
+def test_a_worker_renews_its_leases_through_pgbouncer(bouncer: PgBouncer, namespace: str) -> None:
     slow = threading.Event()
     seen: list[int] = []
     with Waypost(bouncer.url, namespace=namespace) as post:
@@ -143,7 +143,7 @@ def test_clients_need_no_more_than_statement_mode(server: PostgresServer, namesp
 
 
 @pytest.mark.promise("STORE-2")
-def test_tables_can_be_made_and_checked_through_it(bouncer: PgBouncer) -> None:
+def test_tables_can_be_created_and_verified_through_pgbouncer(bouncer: PgBouncer) -> None:
     name = fresh_namespace()
     assert migrate(bouncer.url, namespace=name) == 0
     with Bench(lambda clock, _: PostgresStore.from_url(bouncer.url, namespace=name), "sync") as bench:

@@ -1,4 +1,4 @@
-"""The embedded PostgreSQL: it keeps what was committed, ends with whoever started it, and comes in several releases."""
+"""The embedded PostgreSQL: it keeps committed data, ends with the process that started it, and has several releases."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from waypost.testing.postgres import FOLDERS, PostgresServer
 
 @pytest.mark.promise("STORE-2")
 @pytest.mark.parametrize("release", [*sorted(FOLDERS), pytest.param(15, marks=pytest.mark.needs("postgresql-15"))])
-def test_a_message_lives_its_life_on_every_release_there_is(release: int) -> None:
+def test_messages_work_on_every_available_postgresql_release(release: int) -> None:
     with PostgresServer(release=release) as server:
         migrate(server.url)
         with psycopg.connect(server.url) as connection:
@@ -32,7 +32,7 @@ def test_a_message_lives_its_life_on_every_release_there_is(release: int) -> Non
             assert [event.event for event in post.history("orders", id)] == ["published", "claimed", "done"]
 
 
-def test_what_was_committed_survives_a_kill_and_the_directory_goes_with_the_server() -> None:
+def test_committed_data_survives_a_kill_and_the_directory_is_removed_with_the_server() -> None:
     with PostgresServer(durable=True) as server:
         pid, directory, port = server.pid, server.directory, server.port
         assert pid is not None
@@ -50,7 +50,7 @@ def test_what_was_committed_survives_a_kill_and_the_directory_goes_with_the_serv
 
 
 @pytest.mark.promise("STORE-2")
-def test_no_other_user_of_the_machine_gets_into_an_embedded_server() -> None:
+def test_other_users_of_the_machine_cannot_connect_to_an_embedded_server() -> None:
     with PostgresServer() as server:
         with pytest.raises(psycopg.OperationalError, match="password"):
             psycopg.connect(f"postgresql://postgres@127.0.0.1:{server.port}/postgres")
@@ -58,6 +58,6 @@ def test_no_other_user_of_the_machine_gets_into_an_embedded_server() -> None:
             psycopg.connect(server.url_for("postgres", "guess"))
         with psycopg.connect(server.url) as over_loopback, psycopg.connect(server.socket_url) as over_socket:
             assert over_loopback.execute("SELECT 1").fetchone() == over_socket.execute("SELECT 1").fetchone() == (1,)
-        # The socket trusts who may enter its directory.
+        # The socket trusts users that may enter its directory.
         assert stat.S_IMODE(server.directory.stat().st_mode) == 0o700
         assert not (server.directory / "password").exists()

@@ -1,4 +1,4 @@
-"""Many messages in one statement end as they would one by one, and what waits for no disk can be lost without harm."""
+"""Messages settled in one statement end as they would one by one, and only harmless steps do not wait for the disk."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ SideBySide = Callable[[list[Callable[[], object]]], list[object]]
 Database = psycopg.Connection[Any]
 
 
-def ask(database: Database, call: Call[Any]) -> None:
-    """Run a call of a store inside a transaction of somebody else."""
+def run_in(database: Database, call: Call[Any]) -> None:
+    """Run a call of a store on another connection, inside its transaction."""
     assert isinstance(call, PostgresCall)
     kinds, values = [kind for kind, _ in call.parameters], [value for _, value in call.parameters]
     result = database.pgconn.exec_params(call.command, values, kinds, [1] * len(values), 1)
@@ -28,10 +28,10 @@ def ask(database: Database, call: Call[Any]) -> None:
 
 
 def waits(database: Database, call: Call[Any]) -> tuple[bool, bool]:
-    """Whether a step waits for the disk at its commit, and whether it tidied up. Nothing of it stays."""
+    """Return whether a step waits for the disk at its commit, and whether it folded counters. It is rolled back."""
     with database.transaction(force_rollback=True):
         database.execute("SET LOCAL synchronous_commit = on")
-        ask(database, call)
+        run_in(database, call)
         found = database.execute(
             "SELECT current_setting('synchronous_commit') = 'on', pg_current_xact_id()::text::bigint % 64 = 0"
         ).fetchone()
@@ -102,7 +102,7 @@ def test_a_batch_of_all_outcomes_gives_each_message_its_own(bench: Bench) -> Non
 
 
 @pytest.mark.promise("LEASE-2", "LEASE-10")
-def test_a_settle_of_many_distinguishes_what_is_still_held(bench: Bench) -> None:
+def test_a_settle_of_many_distinguishes_current_and_lost_leases(bench: Bench) -> None:
     bench.publish_count(100)
     leases = bench.claim(100)
     assert set(bench.settle_batch([bench.settlement(lease) for lease in leases[::3]])) == {"done"}

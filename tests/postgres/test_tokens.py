@@ -1,4 +1,4 @@
-"""Tokens are never given twice, although claims wait for no disk: what raises the floor that they stand above."""
+"""Tokens are never given twice, although claims do not wait for the disk: what raises the floor of tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Database = psycopg.Connection[Any]
 
 
 def raise_floor(database: Database, namespace: str) -> None:
-    """What a recovery leaves behind: an unlogged table is empty."""
+    """Empty the unlogged table, as a recovery does."""
     database.execute(f'TRUNCATE "{namespace}_server"')
 
 
@@ -28,7 +28,7 @@ def test_no_token_is_given_twice_over_crashes_and_no_limit_is_passed() -> None:
 
 
 @pytest.mark.promise("LEASE-2")
-def test_a_token_grows_over_a_recovery_and_claims_are_counted_apart(
+def test_a_token_grows_over_a_recovery_and_claims_are_counted_separately(
     server: PostgresServer, database: Database, namespace: str
 ) -> None:
     with Waypost(server.url, namespace=namespace) as post:
@@ -80,7 +80,7 @@ def test_at_most_once_gives_a_token_above_the_floor_too(
 
 @pytest.mark.promise("LEASE-2")
 @pytest.mark.parametrize("how", ["a start after a clean stop", "a restored dump"])
-def test_what_may_bring_back_an_older_state_raises_the_floor(how: str) -> None:
+def test_a_restore_of_an_older_state_raises_the_floor_of_tokens(how: str) -> None:
     with PostgresServer(durable=True) as server:
         migrate(server.url)
         with Waypost(server.url) as post:
@@ -90,7 +90,7 @@ def test_what_may_bring_back_an_older_state_raises_the_floor(how: str) -> None:
             assert message is not None
             first = message.token
         if how == "a restored dump":
-            # The table is another one there, and holds what the old one held.
+            # The table is a new one there, with the content of the old one.
             with psycopg.connect(server.url) as connection:
                 connection.execute("CREATE TABLE kept AS SELECT * FROM wp_server")
                 connection.execute("DROP TABLE wp_server")
@@ -102,7 +102,7 @@ def test_what_may_bring_back_an_older_state_raises_the_floor(how: str) -> None:
             assert message.token > first + 500_000
 
 
-def test_what_is_forgotten_by_a_recovery_is_a_table_that_is_not_logged(
+def test_the_table_that_a_recovery_empties_is_unlogged(
     server: PostgresServer, database: Database, namespace: str
 ) -> None:
     database.execute(f'ALTER TABLE "{namespace}_server" SET LOGGED')

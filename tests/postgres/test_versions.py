@@ -1,4 +1,4 @@
-"""Tables of each version that was, full of messages, brought to this release's: nothing in them is lost or changed.
+"""Tables of each earlier version, with messages, migrated to this release: nothing in them is lost or changed.
 
 `versions/N.sql.gz` is what `waypost migrate --sql --namespace wp` printed when N was the newest version.
 """
@@ -66,7 +66,7 @@ def contents(connection: psycopg.Connection[Any], namespace: str) -> dict[str, l
 
 
 def fill(monkeypatch: pytest.MonkeyPatch, url: str, namespace: str, version: int) -> None:
-    """Messages in every state, with what belongs to them, by the functions of that version."""
+    """Publish messages in every state, with chains, results and so on, by the functions of that version."""
     with monkeypatch.context() as patched:
         patched.setattr(schema, "VERSION", version)
         patched.setattr("waypost.store.postgres.store.new_nonce", lambda: os.urandom(8) + bytes([0, 0, 0, 1]))
@@ -88,7 +88,7 @@ def fill(monkeypatch: pytest.MonkeyPatch, url: str, namespace: str, version: int
 
 @pytest.mark.promise("BOX-5", "STORE-2")
 @pytest.mark.parametrize("version", WAS)
-def test_an_older_version_full_of_messages_is_brought_up_to_date(
+def test_an_older_version_with_messages_is_migrated(
     server: PostgresServer, database: Any, monkeypatch: pytest.MonkeyPatch, version: int
 ) -> None:
     name = fresh_namespace()
@@ -131,5 +131,5 @@ def test_an_older_version_full_of_messages_is_brought_up_to_date(
             assert message.body == "blocked"
 
 
-def test_every_version_that_was_is_kept_here() -> None:
+def test_every_earlier_version_has_its_script() -> None:
     assert sorted(int(path.name.partition(".")[0]) for path in VERSIONS.iterdir()) == list(WAS)

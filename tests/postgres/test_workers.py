@@ -1,4 +1,4 @@
-"""The register of workers: each writes its own row, and nobody waits for another's."""
+"""The register of workers: each writes its own row, and none waits for another's."""
 
 from __future__ import annotations
 

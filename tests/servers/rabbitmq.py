@@ -1,6 +1,6 @@
-"""A real RabbitMQ for tests, from Debian's package `rabbitmq-server`, on loopback. It keeps the contract of the others.
+"""A real RabbitMQ for tests, from Debian's package `rabbitmq-server`, on loopback, like the other servers.
 
-Its node, its port mapper, its data and its cookie are its own: nothing of it meets another one on the machine.
+Its node, port mapper, data and cookie are its own: it is independent of any other one on the machine.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _installed(program: Path) -> Path:
 
 
 class PortMapper(EmbeddedServer):
-    """What Erlang systems find each other by. One that starts by itself would outlive the tests."""
+    """Erlang's port mapper. One that RabbitMQ starts by itself would outlive the tests."""
 
     wheel = "erlang-base"
     scheme = "epmd"
@@ -59,7 +59,7 @@ class RabbitServer(EmbeddedServer):
 
     @property
     def url(self) -> str:
-        """Where to connect."""
+        """The URL."""
         return f"amqp://{USER}:{self.password}@127.0.0.1:{self.port}/"
 
     def _command(self) -> list[str]:
@@ -115,10 +115,10 @@ class RabbitServer(EmbeddedServer):
         return False
 
     def halt(self) -> None:
-        """End it in order and keep what it holds. A kill loses queues that were made in the last seconds before it."""
+        """Stop it cleanly and keep its data. A kill loses queues that were declared in the last seconds before it."""
         self._end(gently=True)
 
     def stop(self) -> None:
-        """End it in order, its port mapper too."""
+        """Stop it cleanly, and its port mapper."""
         super().stop()
         self._mapper.stop()

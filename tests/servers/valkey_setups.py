@@ -37,14 +37,14 @@ QUICK = (
 
 
 class Located(Protocol):
-    """What has a URL, as each server has."""
+    """Anything with a URL, such as a server."""
 
     @property
     def url(self) -> str: ...
 
 
 def client_of(server: Located | str) -> Any:
-    """A redis-py client of one server, or of the one that a URL names."""
+    """Return a redis-py client of a server or a URL."""
     import redis
 
     url = server if isinstance(server, str) else server.url
@@ -107,7 +107,7 @@ class _Setup:
         raise NotImplementedError
 
     def stop(self) -> None:
-        """End all of them, the last first."""
+        """Stop all servers, the last first."""
         self._stack.close()
 
     def __enter__(self) -> Self:
@@ -135,7 +135,7 @@ class SentinelSetup(_Setup):
         self.sentinels: list[Sentinel] = []
 
     def start(self) -> None:
-        """Start all of them and wait until the Sentinels know the replica and each other."""
+        """Start all servers, and wait until the Sentinels know the replica and each other."""
         primary = self._stack.enter_context(ValkeyServer(**self._options))
         replica = self._stack.enter_context(ValkeyServer(replicaof=f"127.0.0.1 {primary.port}", **self._options))
         self.servers = [primary, replica]
@@ -160,7 +160,7 @@ class SentinelSetup(_Setup):
 
     @property
     def url(self) -> str:
-        """Where to connect: the Sentinels, and the service that they watch."""
+        """The URL: the Sentinels, and the service that they watch."""
         hosts = ",".join(f"127.0.0.1:{sentinel.port}" for sentinel in self.sentinels)
         return f"valkey+sentinel://:{self.password}@{hosts}/{self.service}?sentinel_password={self.password}"
 
@@ -175,7 +175,7 @@ class SentinelSetup(_Setup):
         return next(server for server in self.servers if server.port == port)
 
     def fail_over(self, *, wait: bool = True) -> ValkeyServer:
-        """Kill the primary. The server that is killed is returned, as soon as another has its place if `wait`."""
+        """Kill the primary and return it; with `wait`, after another server was promoted."""
         killed = self.primary
         killed.kill()
         if wait:
@@ -183,7 +183,7 @@ class SentinelSetup(_Setup):
         return killed
 
     def fail_over_ended(self) -> None:
-        """Wait until a server that runs is the primary."""
+        """Wait until a running server is the primary."""
         wait_until("a replica is promoted", self._has_primary)
 
     def _has_primary(self) -> bool:
@@ -201,11 +201,11 @@ class ClusterSetup(_Setup):
         super().__init__()
         settings = {"cluster_enabled": "yes", "cluster_node_timeout": 2000}
         self._options: dict[str, Any] = settings | self._shared(options)
-        #: The names that the nodes gave themselves, in the order of `servers`.
+        #: The node ids, in the order of `servers`.
         self.ids: list[str] = []
 
     def start(self) -> None:
-        """Start them, share out the slots, and wait until each of them knows that all is well."""
+        """Start the nodes, assign the slots, and wait until each node reports a working Cluster."""
         bus_ports = [free_port() for _ in range(3)]
         for bus_port in bus_ports:
             self.servers.append(self._stack.enter_context(ValkeyServer(cluster_port=bus_port, **self._options)))
@@ -220,7 +220,7 @@ class ClusterSetup(_Setup):
 
     @staticmethod
     def run_cluster(server: ValkeyServer, *arguments: object) -> Any:
-        """A CLUSTER command on one node."""
+        """Run a CLUSTER command on one node."""
         with client_of(server) as client:
             client.response_callbacks.clear()
             return client.execute_command("CLUSTER", *arguments)
@@ -232,26 +232,26 @@ class ClusterSetup(_Setup):
 
     @property
     def url(self) -> str:
-        """Where to connect: two of the nodes, the third is found."""
+        """The URL: two of the nodes, the third is discovered."""
         hosts = ",".join(f"127.0.0.1:{server.port}" for server in self.servers[:2])
         return f"valkey+cluster://:{self.password}@{hosts}"
 
     @staticmethod
     def slot_of(key: str) -> int:
-        """The slot of a key or hash tag."""
+        """Return the slot of a key or hash tag."""
         from redis.crc import key_slot
 
         return int(key_slot(key.encode()))
 
     def owner(self, slot: int) -> ValkeyServer:
-        """The node that serves a slot."""
+        """Return the node that serves a slot."""
         for first, last, node, *_ in self.run_cluster(self.servers[0], "SLOTS"):
             if first <= slot <= last:
                 return self.servers[self.ids.index(node[2].decode())]
         raise StoreUnavailable(f"no node serves slot {slot}")
 
     def begin_move(self, slot: int, target: ValkeyServer) -> None:
-        """From now on keys of the slot may be on either node."""
+        """Begin to move a slot: from now on its keys may be on either node."""
         source = self.owner(slot)
         self.run_cluster(target, "SETSLOT", slot, "IMPORTING", self.ids[self.servers.index(source)])
         self.run_cluster(source, "SETSLOT", slot, "MIGRATING", self.ids[self.servers.index(target)])

@@ -1,8 +1,8 @@
-"""A driver of its own: what a program on a cluster does, up to the moment at which the test kills it.
+"""A driver program on a cluster, which kills itself at a chosen point.
 
     python -m tests.spark.cluster_driver MASTER POINT OUTPUT NAMESPACE URL...
 
-It prints what it saw as lines of JSON. POINT is where it kills itself while it consumes: `written`, after its function
+It prints what it read as lines of JSON. POINT is where it kills itself while it consumes: `written`, after its function
 has written and before the commit; `committed`, after the commit and before the settle.
 """
 
@@ -33,7 +33,7 @@ def die(*_: Any) -> Any:
 
 
 def read(spark: SparkSession, url: str, namespace: str) -> None:
-    """What executors read: the journal by two of its columns, and messages with their bodies."""
+    """Read on executors: the journal by two of its columns, and messages with their bodies."""
     source = spark.read.format("waypost").options(url=url, namespace=namespace, queue="orders")
     messages = source.option("kind", "ready").load().select("text")
     events = source.option("kind", "journal").schema("number BIGINT, event STRING").load()

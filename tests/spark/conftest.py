@@ -49,7 +49,7 @@ def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shop]:
 
 @pytest.fixture
 def orders(tmp_path: Path) -> Iterator[Shop]:
-    """A store in a file, for what does not depend on the kind of store."""
+    """A store in a file, for tests that do not depend on the kind of store."""
     with Shop(f"sqlite:///{tmp_path}/orders.db", "wp") as shop:
         yield shop
 
@@ -64,7 +64,7 @@ def postgres_shop(postgres: PostgresServer) -> Iterator[Shop]:
 
 @pytest.fixture
 def pipeline(spark: SparkSession, tmp_path: Path) -> Callable[..., Pipeline]:
-    """Makes pipelines from a shop into a lake."""
+    """Make pipelines from a shop into a lake."""
 
     def make(shop: Shop, lake: str = "a lake", **options: Any) -> Pipeline:
         return Pipeline(spark, str(tmp_path / lake), store=shop.url, namespace=shop.namespace, **options)
@@ -83,14 +83,14 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         {
             "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
             "spark.sql.shuffle.partitions": "2",
-            "spark.sql.streaming.stopTimeout": "120s",  # else a stream that does not stop is waited for without end
+            "spark.sql.streaming.stopTimeout": "120s",  # or a stream that does not stop is waited for without end
             "spark.sql.warehouse.dir": str(folder / "warehouse"),
             "spark.sql.execution.arrow.maxRecordsPerBatch": "500",
             **SETTINGS,
         },
         name="waypost tests",
     )
-    # Spark takes interrupts over for the whole process; other tests in it have their own use for them.
+    # Spark handles interrupts for the whole process; other tests use them too.
     signal.signal(signal.SIGINT, interrupts)
     yield running
     running.stop()

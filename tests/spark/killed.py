@@ -1,4 +1,4 @@
-"""`waypost pipeline …` in a process that kills itself at a chosen point, as a machine that loses its power would.
+"""`waypost pipeline …` in a process that kills itself at a chosen point, like a machine that loses power.
 
 python -m tests.spark.killed POINT pipeline run --store … --lake …
 """
@@ -34,6 +34,6 @@ if __name__ == "__main__":
         Pipeline.silver = lambda self, spark: die() if self.lake.state.bronze_batch >= 0 else None  # type: ignore[method-assign]
         Pipeline.gold = lambda self, spark: None  # type: ignore[method-assign]
     elif point == "compaction":
-        # Files are put together, and the table does not know it yet.
+        # Files are compacted, and the table does not list the result yet.
         Lake.write = die_after_the_write  # type: ignore[method-assign, assignment]
     sys.exit(main(sys.argv[2:]))

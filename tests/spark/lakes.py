@@ -1,4 +1,4 @@
-"""Messages with every kind of history, and helpers that read the tables made of them."""
+"""Messages with every kind of history, and helpers that read their tables."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from waypost.values import Settlement
 
 
 def live(shop: Shop, count: int, queue: str = "orders") -> None:
-    """Every way that a message can go, without waiting for anything."""
+    """Take messages through every state, without waiting for anything."""
     post, caller = shop.post, Session(ClockTime())
     post.publish_many(queue, range(count))
     post.publish_many(queue, range(4), key=lambda body: f"k{body}")
@@ -52,13 +52,13 @@ def live(shop: Shop, count: int, queue: str = "orders") -> None:
 
 
 def plant(shop: Shop, statement: str, *values: object) -> int:
-    """Change a store's file behind its back; how many rows were changed."""
+    """Change the file of a store directly, and return how many rows were changed."""
     with sqlite3.connect(shop.url.removeprefix("sqlite:///")) as file:
         return file.execute(statement, values).rowcount
 
 
 def rows(made: Pipeline, table: Table) -> list[dict[str, Any]]:
-    """All rows of a table, in one order."""
+    """Return all rows of a table, sorted."""
     if table in GOLD:
         found = made.lake.rows(table).to_pylist()
     else:
@@ -67,12 +67,12 @@ def rows(made: Pipeline, table: Table) -> list[dict[str, Any]]:
 
 
 def tables(made: Pipeline) -> dict[str, list[dict[str, Any]]]:
-    """All tables."""
+    """Return the rows of all tables."""
     return {table.name: rows(made, table) for table in (BRONZE_JOURNAL, SILVER_DELIVERIES, SILVER_MESSAGES, *GOLD)}
 
 
 def totals(made: Pipeline) -> Counter[str]:
-    """The columns of gold's minutes, summed up."""
+    """Return the sums of the columns of gold's minutes."""
     total: Counter[str] = Counter()
     for row in rows(made, GOLD_MINUTES):
         total.update({name: value for name, value in row.items() if name not in ("queue", "minute")})
@@ -80,7 +80,7 @@ def totals(made: Pipeline) -> Counter[str]:
 
 
 def eventually(holds: Callable[[], bool], beside: Future[None]) -> None:
-    """Wait until something holds while something else goes on; raises the error of the other."""
+    """Wait for a condition while a future runs; fail with the future's error if it ends first."""
     deadline = time.monotonic() + 600
     while not holds():
         assert not beside.done(), beside.exception()

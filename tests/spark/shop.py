@@ -18,7 +18,7 @@ from waypost.values import Event, MessageState, Settlement, Stored
 
 
 class Shop:
-    """One namespace of a store, by its client."""
+    """One namespace of a store, and its client."""
 
     def __init__(self, url: str, namespace: str) -> None:
         self.url = url
@@ -36,7 +36,7 @@ class Shop:
         return open_bulk(self.place)
 
     def fill(self, count: int = 300) -> None:
-        """Messages of every kind, some of them done, some dead, some held, some twice, some with bodies to see."""
+        """Publish messages of every kind: some done, dead, leased or redelivered, some with journalled bodies."""
         post = self.post
         post.publish_many("orders", [{"number": number} for number in range(count)])
         post.publish_many("orders", [{"é": n} for n in range(40)], key=lambda body: f"schlüssel-{body['é']}", group="g")
@@ -55,7 +55,7 @@ class Shop:
             return bulk.run(bulk.store.claim(queue, limit, self._session.operation(queue), worker="w"))
 
     def work(self, queue: str, count: int) -> None:
-        """Claim and settle: most are done, some die, some come back."""
+        """Claim and settle: most messages are done, some are dead, some are retried."""
         with self.bulk() as bulk:
             handled = 0
             while handled < count:
@@ -70,7 +70,7 @@ class Shop:
                 handled += len(claimed.leases)
 
     def events(self, queue: str = "orders") -> list[Event]:
-        """The journal, one event at a time: what a bulk read is compared with."""
+        """Read the journal event by event: a bulk read is compared with it."""
         events: list[Event] = []
         with self.bulk() as bulk:
             while True:
@@ -80,7 +80,7 @@ class Shop:
                 events += page.events
 
     def stored(self, state: MessageState, queue: str = "orders") -> list[Stored]:
-        """The messages of a state, page by page."""
+        """Read the messages of a state, page by page."""
         messages: list[Stored] = []
         cursor = None
         with self.bulk() as bulk:
@@ -110,12 +110,12 @@ def _ends(number: int) -> dict[str, Any]:
 
 
 def rows_of(events: list[Event]) -> list[dict[str, Any]]:
-    """Events as rows, in the order of their numbers."""
+    """Return events as rows, in the order of their numbers."""
     return as_rows([events_batch(events, list(JOURNAL.columns))], "number")
 
 
 def stored_rows(queue: str, messages: list[Stored]) -> list[dict[str, Any]]:
-    """Messages as rows, in the order of their ids."""
+    """Return messages as rows, in the order of their ids."""
     return as_rows([stored_batch(queue, messages, list(MESSAGES.columns))], "id")
 
 

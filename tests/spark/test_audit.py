@@ -1,4 +1,4 @@
-"""The audit: clean where all is well, and every planted fault is found with its events."""
+"""The audit: clean where nothing is wrong, and every planted fault is found with its events."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_every_message_is_accounted_for_whichever_way_it_went(orders: Shop, pipe
 def test_planted_faults_are_found_with_their_events(
     orders: Shop, pipeline: Callable[..., Pipeline], tmp_path: Path
 ) -> None:
-    """Journal and messages are changed behind the store's back: each fault is a message of its own."""
+    """Journal and messages are changed directly in the store: each fault concerns another message."""
     orders.post.publish_many("orders", range(60))
     orders.work("orders", 40)
     orders.claim("orders", 4)
@@ -76,7 +76,7 @@ def test_planted_faults_are_found_with_their_events(
     faults[done[1].message_id] = UNEXPLAINED
     plant(orders, again, done[2].message_id, "done", published[ready[-2].id])
     faults[done[2].message_id] = ENDED_TWICE
-    # Messages that were deleted: a ready one, a held one, a dead letter. And one that was killed in the dark.
+    # Messages that were deleted: a ready one, a held one, a dead letter. And one that died without an event.
     for message_id in (ready[0].id, held[0].message_id, dead[1].message_id):
         assert plant(orders, "DELETE FROM wp_message WHERE id = ?", message_id) == 1
         faults[message_id] = DEAD_LETTER_LOST if message_id == dead[1].message_id else LOST
@@ -85,7 +85,7 @@ def test_planted_faults_are_found_with_their_events(
 
     found = audit(pipeline(orders, "second"))
     by_id = {finding.message_id: finding.fault for finding in (*found.unaccounted, *found.duplicates_unexplained)}
-    # The letter of the message whose death was made a claim is held, and no event says so any more.
+    # The dead letter whose event was changed to a claim is in the store, and no event records it any more.
     del by_id[dead[0].message_id or ""]
     del faults[dead[0].message_id]
     assert by_id == faults
@@ -121,14 +121,16 @@ def test_events_that_were_trimmed_are_reported_as_not_seen_and_nothing_is_called
     ledger = orders.post.ledger("orders")
     assert sum(queue.accounted.values()) == 3 + ledger.retried == found.published - queue.undecided
     assert f"orders: {newest - 20} events not seen" in format_audit(found)
-    # What is deleted where everything was seen is found all the same.
+    # A deleted message whose events were all read is still found.
     gone = orders.stored("ready")[0].id
     plant(orders, "DELETE FROM wp_message WHERE id = ?", gone)
     assert [finding.message_id for finding in audit(made).unaccounted] == [gone]
 
 
 @pytest.mark.promise("SPARK-5")
-def test_what_happened_while_the_journal_was_off_is_not_seen(orders: Shop, pipeline: Callable[..., Pipeline]) -> None:
+def test_events_from_the_time_without_a_journal_are_reported_as_not_seen(
+    orders: Shop, pipeline: Callable[..., Pipeline]
+) -> None:
     orders.post.publish_many("orders", range(10))
     orders.post.configure("orders", journal="off")
     orders.work("orders", 5)

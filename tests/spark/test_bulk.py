@@ -1,4 +1,4 @@
-"""Bulk reads give exactly what the store's own verbs give, whole or in parts."""
+"""Bulk reads return exactly what the store's own verbs return, whole or in parts."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_the_first_event_since_a_time_is_found(shop: Shop) -> None:
 
 
 @pytest.mark.promise("SPARK-1")
-def test_a_transaction_that_commits_late_leaves_no_gap(postgres: PostgresServer, shop: Shop) -> None:
+def test_a_transaction_that_commits_late_is_not_missed(postgres: PostgresServer, shop: Shop) -> None:
     if not shop.url.startswith("postgres"):
         shop.post.publish("orders", 1)
         with shop.bulk() as bulk:

@@ -1,4 +1,4 @@
-"""Executors in processes of their own, and drivers that are killed: the same code as on a laptop."""
+"""Executors in separate processes, and drivers that are killed: the same code as on a laptop."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def write_ids(rows: DataFrame, batch: Batch) -> None:
 
 
 @pytest.mark.promise("SPARK-1", "SPARK-3", "SPARK-11")
-def test_on_a_cluster_nothing_is_read_or_published_twice_and_killed_drivers_leave_each_message_once_in_the_output(
+def test_on_a_cluster_nothing_is_read_published_or_written_twice_although_drivers_are_killed(
     spark: SparkSession, valkey: ValkeyServer, postgres: PostgresServer, tmp_path: Path
 ) -> None:
     namespace, output = fresh_namespace(), tmp_path / "out"
@@ -77,7 +77,7 @@ def test_on_a_cluster_nothing_is_read_or_published_twice_and_killed_drivers_leav
         assert ledger.published == 60_000
         assert ledger.duplicates > 0
         assert lines[-1]["size"] > 0
-        # It died before the commit: what it wrote is not in the output, and its messages come again.
+        # It died before the commit: its rows are not in the output, and its messages are redelivered.
         assert list(output.glob("lake/waypost_batch=*")) == []
         assert list(output.glob("lake/_waypost/staging/*/*/*.parquet"))
 

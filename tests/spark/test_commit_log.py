@@ -70,7 +70,7 @@ def test_of_many_that_commit_at_once_each_gets_a_number_of_its_own(tmp_path: Pat
 
 
 @pytest.mark.promise("SPARK-3")
-def test_what_is_committed_is_moved_once_and_a_move_that_was_interrupted_is_finished(files: OutputFiles) -> None:
+def test_a_commit_is_moved_once_and_an_interrupted_move_is_finished(files: OutputFiles) -> None:
     log = log_of(files)
     for table in ("", "eu/orders"):
         files.replace(f"{log.staging('a', table)}/part-1", b"one")
@@ -92,7 +92,7 @@ def test_what_is_committed_is_moved_once_and_a_move_that_was_interrupted_is_fini
     assert files.names("_waypost/staging") == []
 
 
-def test_what_is_settled_is_forgotten_and_what_is_not_is_kept(files: OutputFiles) -> None:
+def test_settled_messages_are_removed_from_the_log_and_others_are_kept(files: OutputFiles) -> None:
     log, witness = log_of(files), log_of(files)
     log.commit("a", [], fences("1", "2"))
     log.commit("b", [], fences("3"))

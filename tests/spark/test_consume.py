@@ -1,4 +1,4 @@
-"""Spark as a worker: each message once in the output, whatever ends early."""
+"""Spark as a worker: each message is in the output once, whichever process dies."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_each_message_is_in_the_output_once_under_the_name_of_its_batch(
 
 
 @pytest.mark.promise("SPARK-3")
-def test_what_was_committed_and_not_settled_is_settled_when_it_comes_again_and_not_written_twice(
+def test_a_committed_message_that_was_not_settled_is_settled_when_it_is_redelivered_and_not_written_twice(
     spark: SparkSession, shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids = [one.id for one in shop.post.publish_many("orders", range(20))]
@@ -97,7 +97,7 @@ def _dies(*_: Any) -> Any:
 
 
 def _claimed_again(shop: Shop, count: int) -> list[Any]:
-    """Messages whose leases have ended, claimed by another consumer."""
+    """Let the leases of messages end, and claim them as another consumer."""
     leases: list[Any] = []
     deadline = threading.Event()
     while len(leases) < count:
@@ -113,7 +113,7 @@ def _give_back(shop: Shop, leases: list[Any]) -> None:
 
 
 @pytest.mark.promise("SPARK-3")
-def test_a_function_that_fails_leaves_nothing_in_the_output_and_its_messages_are_tried_again(
+def test_a_function_that_fails_writes_nothing_to_the_output_and_its_messages_are_retried(
     spark: SparkSession, shop: Shop, tmp_path: Path
 ) -> None:
     shop.post.publish_many("orders", range(10))
@@ -235,7 +235,7 @@ def test_a_second_attempt_of_a_task_claims_the_same_messages(shop: Shop) -> None
     assert shop.post.ledger("orders").claims == 300
 
 
-def test_a_file_is_worked_on_its_own_machine_only(tmp_path: Path) -> None:
+def test_a_sqlite_file_is_consumed_on_its_own_machine_only(tmp_path: Path) -> None:
     with Shop(f"sqlite:///{tmp_path}/one.db", "wp") as shop:
         shop.post.publish("orders", 1)
         with pytest.raises(ConfigurationError, match="the SQLite store is a file on elsewhere"):
@@ -259,7 +259,7 @@ def test_operations_of_claims_are_never_shared() -> None:
         ({"url": "valkey://:hush@127.0.0.1"}, "holds a password"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(spark: SparkSession, tmp_path: Path, options: Any, result: str) -> None:
+def test_invalid_options_are_refused(spark: SparkSession, tmp_path: Path, options: Any, result: str) -> None:
     url = options.pop("url", f"sqlite:///{tmp_path}/one.db")
     with pytest.raises(ValueError, match=result):
         waypost.spark.consume(spark, url, "orders", write_ids, **options)
@@ -303,7 +303,7 @@ def hide(queue: str, body: Any, headers: dict[str, str]) -> tuple[Any, dict[str,
 
 
 @pytest.mark.promise("SEE-3", "SPARK-3")
-def test_what_a_consumer_sends_on_is_journalled_redacted(spark: SparkSession, shop: Shop) -> None:
+def test_continuations_of_a_consumer_are_journalled_redacted(spark: SparkSession, shop: Shop) -> None:
     for queue in ("orders", "next"):
         shop.post.configure(queue, journal="full")
     shop.post.publish_many("orders", range(3))

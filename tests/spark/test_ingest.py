@@ -17,7 +17,7 @@ from waypost.spark.lake.ingest import Ingest, count_messages, read_schema
 from waypost.spark.lake.lake import Lake
 
 pytestmark = pytest.mark.xdist_group("spark")
-#: As long as makes a body of 1 MiB, the most that a message may have.
+#: The length of a text whose body has 1 MiB, the most that a message may have.
 LONG = (1 << 20) - 19
 SCHEMA = "id BIGINT, name STRING, parts ARRAY<STRUCT<sku: STRING, count: INT>>"
 
@@ -35,7 +35,7 @@ def ingest(spark: SparkSession, tmp_path: Path) -> Callable[..., Ingest]:
 
 
 @pytest.mark.promise("SPARK-2")
-def test_messages_are_parsed_and_those_that_do_not_fit_are_put_aside(
+def test_messages_are_parsed_and_those_that_do_not_match_the_schema_are_set_aside(
     orders: Shop, ingest: Callable[..., Ingest], tmp_path: Path
 ) -> None:
     orders.post.configure("orders", journal="full")
@@ -71,7 +71,7 @@ def test_a_message_is_there_once_however_often_its_batch_is_run(
     sent = orders.post.publish_many("orders", [{"id": n} for n in range(6)])
     made = ingest(orders)
     with monkeypatch.context() as broken:
-        # Written, but not a part of the table yet: what a killed driver leaves.
+        # Written, but not a part of the table yet, as after a killed driver.
         broken.setattr(Lake, "commit", lambda lake, state: (_ for _ in ()).throw(OSError("killed")))
         made.lake.state = made._start
         with pytest.raises(StoreError, match="killed"):
@@ -89,7 +89,7 @@ def test_a_message_is_there_once_however_often_its_batch_is_run(
     assert sorted(row.value.id for row in ingest(orders).rows().collect()) == [0, 1, 2, 3, 4, 5, 7]
 
 
-def test_bodies_that_were_not_journalled_are_an_error_or_put_aside(orders: Shop, ingest: Callable[..., Ingest]) -> None:
+def test_bodies_that_were_not_journalled_are_an_error_or_set_aside(orders: Shop, ingest: Callable[..., Ingest]) -> None:
     orders.post.publish("mails:eu", {"id": 1})
     orders.post.configure("mails:eu", journal="full")
     orders.post.publish("mails:eu", {"id": 2})

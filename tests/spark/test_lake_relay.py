@@ -1,4 +1,4 @@
-"""What a relay brought into the lake is a table for Spark, from every store."""
+"""A queue that a relay wrote to the lake is a table for Spark, from every store."""
 
 from __future__ import annotations
 

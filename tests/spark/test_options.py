@@ -42,8 +42,8 @@ def test_a_url_with_a_password_is_refused_and_not_repeated(url: str) -> None:
 @pytest.mark.promise("SPARK-1")
 def test_secrets_are_read_where_the_connection_is_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     secret = tmp_path / "password"
-    secret.write_text("p@ss/word\n")
-    monkeypatch.setenv("STORE_PASSWORD", "p@ss/word")
+    secret.write_text("p@ss/phrase\n")
+    monkeypatch.setenv("STORE_PASSWORD", "p@ss/phrase")
     monkeypatch.setenv("STORE_URL", "valkey://:whole@host:1")
     for options in ({"passwordEnv": "STORE_PASSWORD"}, {"passwordFile": str(secret)}):
         place = Place.of({"url": "postgresql://me@one,two:5/db", **options})
@@ -68,7 +68,7 @@ def test_secrets_are_read_where_the_connection_is_made(monkeypatch: pytest.Monke
         ({"url": "valkey://a", "passwordEnv": "A", "passwordFile": "B"}, "not both"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(options: dict[str, str], message: str) -> None:
+def test_invalid_options_are_refused(options: dict[str, str], message: str) -> None:
     with pytest.raises((ConfigurationError, InvalidInput), match=message):
         read_options(options)
 
@@ -91,7 +91,7 @@ def test_the_error_for_a_missing_secret_names_it(tmp_path: Path) -> None:
             Place.of(options).resolve()
 
 
-def test_a_schema_of_ones_own_names_columns_that_are_there() -> None:
+def test_a_custom_schema_may_only_name_existing_columns() -> None:
     options = read_options({"url": "valkey://a"})
     assert chosen_columns(options, StructType([StructField("event", StringType())])) == ("event",)
     for field, message in (
@@ -111,7 +111,7 @@ print(*sorted(set(sys.modules) - before))
 """
 
 
-def test_the_module_that_every_session_imports_brings_nothing_along() -> None:
+def test_the_module_that_every_session_imports_has_no_dependencies() -> None:
     done = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["pyspark_waypost"]
 
@@ -176,18 +176,18 @@ from pathlib import Path
 from waypost.spark import session
 from waypost.spark.private_directory import private_directory
 
-home = Path(session.launcher_for("/usr/bin/true"))
+java = Path(session.launcher_for("/usr/bin/true"))
 log = Path(session._logging_file("error"))
 print(private_directory())
-for path in (private_directory(), home / "bin" / "java"):
+for path in (private_directory(), java / "bin" / "java"):
     assert path.stat().st_uid == os.getuid()
     assert stat.S_IMODE(path.stat().st_mode) == 0o700, path
-assert log.parent == private_directory() and home.parent == private_directory()
+assert log.parent == private_directory() and java.parent == private_directory()
 """
 
 
-def test_nothing_that_another_user_planted_among_temporary_files_is_used(tmp_path: Path) -> None:
-    """Names that could be guessed stand there already, with a program and links of another user."""
+def test_temporary_files_planted_by_another_user_are_not_used(tmp_path: Path) -> None:
+    """Names that could be guessed exist already, with a program and links of another user."""
     victim = tmp_path / "victim"
     victim.write_text("mine")
     for name in (f"waypost-java-{os.getuid()}", f"waypost-spark-{os.getuid()}"):

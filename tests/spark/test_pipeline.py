@@ -1,4 +1,4 @@
-"""The pipeline: tables made of the journal, the same whenever and however often it is run."""
+"""The pipeline: tables made of the journal, the same however often it runs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_timer_finds_its_claim_though_the_token_has_jumped(
     made = pipeline(shop)
     made.run()
     with psycopg.connect(shop.url, autocommit=True) as server:
-        # What a crash of the server leaves behind.
+        # The state after a crash of the server.
         server.execute(f'TRUNCATE "{shop.namespace}_server"')
     with shop.post.receive("orders", wait=10) as message:
         assert message is not None
@@ -109,12 +109,12 @@ def test_tables_agree_with_the_journal_and_the_ledger(
 
 @pytest.mark.promise("SPARK-4")
 def test_tables_do_not_depend_on_how_the_history_was_cut(orders: Shop, pipeline: Callable[..., Pipeline]) -> None:
-    """Rows are followed through many batches and runs: each message and each delivery is one row in the end."""
+    """Rows are updated over many batches and runs: in the end each message and each delivery is one row."""
     bit_by_bit = pipeline(orders, "bits", batch_rows=60)
     live(orders, 40)
     bit_by_bit.run()
     live(orders, 40)
-    # Days of the past that come now: events need not be in the order of their times.
+    # Events of earlier days that arrive now: events need not be in the order of their times.
     read = bit_by_bit.lake.state.seen["orders"].newest
     moved = "UPDATE wp_journal SET at_ms = at_ms - ? WHERE number > ? AND number % ? = 3"
     assert plant(orders, moved, 5 * DAY_MS, read, 7) > 0
@@ -208,7 +208,7 @@ def test_only_the_selected_queues_are_in_the_lake(orders: Shop, pipeline: Callab
         assert bulk.run(bulk.store.journal_trim("orders", 2)) == 2
 
 
-def test_a_pipeline_that_follows_takes_in_what_comes(orders: Shop, pipeline: Callable[..., Pipeline]) -> None:
+def test_a_following_pipeline_adds_new_events(orders: Shop, pipeline: Callable[..., Pipeline]) -> None:
     orders.post.publish_many("orders", range(3))
     made = pipeline(orders)
     stop = threading.Event()
@@ -226,7 +226,7 @@ def test_a_pipeline_that_follows_takes_in_what_comes(orders: Shop, pipeline: Cal
 
 @pytest.mark.promise("SPARK-4", "SPARK-7")
 def test_gold_can_be_read_while_a_run_replaces_it(tmp_path: Path) -> None:
-    """A day's folder is there before its file, and a file can be replaced by another between two reads of it."""
+    """A day's folder exists before its file, and a file can be replaced between two reads of it."""
     lake = Lake(str(tmp_path))
     schema = GOLD_DEAD_LETTERS.arrow(GOLD_DEAD_LETTERS.columns)
     minute = datetime(2026, 3, 1, tzinfo=UTC)
@@ -279,7 +279,7 @@ def test_a_lake_is_of_one_store_and_keeps_its_checkpoint(
 
 
 @pytest.mark.promise("SPARK-4")
-def test_a_transaction_that_commits_late_leaves_no_gap_and_one_rolled_back_is_never_there(
+def test_a_transaction_that_commits_late_is_not_missed_and_one_rolled_back_never_appears(
     postgres_shop: Shop, pipeline: Callable[..., Pipeline]
 ) -> None:
     shop = postgres_shop
@@ -297,7 +297,7 @@ def test_a_transaction_that_commits_late_leaves_no_gap_and_one_rolled_back_is_ne
     assert len(rows(made, SILVER_MESSAGES)) == totals(made)["published"] == shop.post.ledger("orders").published == 6
 
 
-def test_a_state_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_an_unknown_state_is_refused(tmp_path: Path) -> None:
     state = tmp_path / "_state" / "pipeline.json"
     state.parent.mkdir()
     state.write_text('{"layout": 99}')
@@ -323,10 +323,10 @@ def test_there_is_no_percentile_of_nothing() -> None:
 
 
 @pytest.mark.promise("SPARK-4")
-def test_a_step_that_dies_leaves_the_tables_as_they_were_and_the_next_run_makes_them_right(
+def test_a_step_that_dies_does_not_change_the_tables_and_the_next_run_completes_them(
     orders: Shop, pipeline: Callable[..., Pipeline], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Writes and commits are counted, and after some of them everything fails: run after run, one step further."""
+    """Writes and commits are counted, and all fail after a number of them that grows with each run."""
     live(orders, 20)
     pipeline(orders).run()
     before = tables(pipeline(orders))

@@ -1,4 +1,4 @@
-"""`waypost pipeline` as people and machines meet it: its lines, its exit codes, and what is left when it is killed."""
+"""`waypost pipeline`: its output, its exit codes, and the tables after it is killed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ QUICK = ["--master", "local[1]", "--config", "spark.driver.extraJavaOptions=-XX:
 
 @pytest.fixture
 def here(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands in this process use the session that runs."""
+    """Commands in this process use the running session."""
 
     @contextmanager
     def running(*arguments: Any) -> Iterator[SparkSession]:
@@ -48,7 +48,7 @@ def run(point: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.promise("SPARK-4")
-def test_a_driver_killed_between_bronze_and_silver_and_inside_compaction_leaves_the_same_tables(
+def test_tables_are_the_same_after_a_driver_is_killed_between_bronze_and_silver_or_in_compaction(
     orders: Shop, pipeline: Callable[..., Pipeline], tmp_path: Path
 ) -> None:
     lake = str(tmp_path / "a lake")
@@ -134,7 +134,7 @@ def test_rows_older_than_keep_days_are_removed_and_gold_stays(orders: Shop, pipe
     before = totals(made)
     assert remove_old_rows(made.lake, 30, datetime.now(UTC).date()) == 3
     assert len(rows(made, BRONZE_JOURNAL)) == 2
-    # What may still change is kept, however old.
+    # Rows that may still change are kept, however old.
     assert {row["state"] for row in rows(made, SILVER_MESSAGES)} == {"ready"}
     assert totals(made) == before
     with pytest.raises(ValueError, match="at least 1"):

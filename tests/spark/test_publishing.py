@@ -266,7 +266,7 @@ def test_a_chunk_holds_no_id_twice_and_not_too_many() -> None:
 
 
 def hide(queue: str, body: Any, headers: dict[str, str]) -> tuple[Any, dict[str, str]]:
-    """A redact hook that tasks find by its name."""
+    """A redact hook that tasks import by name."""
     return f"(hidden from {queue})", dict.fromkeys(headers, "…")
 
 

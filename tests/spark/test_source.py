@@ -1,4 +1,4 @@
-"""`format("waypost")` in a real session: reads, streams and writes as a data engineer meets them."""
+"""`format("waypost")` in a real session: reads, streams and writes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_stream_reads_every_event_once_and_a_replayed_batch_publishes_nothing_
 
     assert run() == [100, 100, 50]
     assert shop.post.ledger("copies").published == 250
-    # As if the driver had died after the last batch was written and before that was noted.
+    # As if the driver had died after the last batch was written and before that was recorded.
     commits = tmp_path / "checkpoint" / "commits"
     (commits / "2").unlink()
     (commits / ".2.crc").unlink(missing_ok=True)

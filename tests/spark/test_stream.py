@@ -1,4 +1,4 @@
-"""Offsets of a stream: exact, limited, and honest about what is gone."""
+"""Offsets of a stream: exact, limited, and an error where events are gone."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SCHEMA = StructType([StructField("queue", StringType()), StructField("number", L
 
 @pytest.fixture
 def stream(shop: Shop) -> Iterator[Any]:
-    """Makes readers of the shop's journal, and closes them."""
+    """Make readers of the shop's journal, and close them."""
     made: list[StreamReader] = []
 
     def make(**options: str) -> StreamReader:
@@ -62,7 +62,7 @@ def test_batches_follow_each_other_without_gap_and_the_same_offsets_give_the_sam
     assert reader.partitions(start, start) == []
 
 
-def test_a_run_for_what_is_there_ends_however_fast_events_come(shop: Shop, stream: Any) -> None:
+def test_a_run_for_available_events_ends_however_fast_new_ones_come(shop: Shop, stream: Any) -> None:
     shop.post.publish_many("orders", range(10))
     reader = stream()
     start = reader.initialOffset()
@@ -211,7 +211,7 @@ def test_a_checkpoint_of_another_store_is_noticed(shop: Shop, stream: Any) -> No
         stream().latestOffset({"orders": 99}, ReadAllAvailable())
 
 
-def test_what_lies_in_a_queue_cannot_be_followed(shop: Shop, stream: Any) -> None:
+def test_the_messages_of_a_queue_cannot_be_streamed(shop: Shop, stream: Any) -> None:
     with pytest.raises(ConfigurationError, match="kind messages can be read as a stream"):
         stream(kind="ready")
 
@@ -247,7 +247,7 @@ def test_partitions_hold_everything_once_and_are_at_most_as_many_as_configured(
     assert sorted(held) == sorted(wanted)
 
 
-def test_a_file_is_read_on_its_own_machine_only(tmp_path: Any) -> None:
+def test_a_sqlite_file_is_read_on_its_own_machine_only(tmp_path: Any) -> None:
     with Shop(f"sqlite:///{tmp_path}/one.db", "wp") as shop:
         shop.post.publish("orders", 1)
         reader = Reader(read_options(shop.options), SCHEMA)
@@ -262,6 +262,6 @@ def test_a_file_is_read_on_its_own_machine_only(tmp_path: Any) -> None:
 def test_a_read_without_any_part_has_no_rows(shop: Shop) -> None:
     reader = Reader(read_options({**shop.options, "queue": "unused"}), SCHEMA)
     assert reader.partitions() == []
-    # Spark then runs one task all the same, with a part that is none of ours.
+    # Spark then still runs one task, with a part that is not ours.
     assert list(reader.read(None)) == []
     assert list(reader.read(InputPartition(None))) == []

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.forked_client import run_forked
 from tests.unit.clients import MODES, ShakyStore, open_client
 from waypost import AsyncWaypost, Waypost, errors
 from waypost.store.memory import MemoryStore
@@ -281,38 +280,7 @@ def test_the_journal_keeps_only_what_the_redact_hook_lets_through(mode: str, cap
 
 # ---- fork ----------------------------------------------------------------------------------------------------
 
-FORKED = """
-import asyncio, os
-from waypost import AsyncWaypost, Waypost
-from waypost.errors import ForkedClient
-
-post, other = Waypost("memory://"), AsyncWaypost("memory://")
-post.publish("orders", 1)
-asyncio.run(other.publish("orders", 1))
-child = os.fork()
-if child == 0:
-    passed = 0
-    for use in (lambda: post.publish("orders", 2), lambda: asyncio.run(other.publish("orders", 2)), post.open):
-        try:
-            use()
-        except ForkedClient as error:
-            passed += "make a new one in the child" in str(error)
-    post.close()
-    asyncio.run(other.close())
-    with Waypost("memory://") as mine:
-        passed += mine.publish("orders", 3).status == "queued"
-    os._exit(passed)
-print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), post.ledger("orders").ready)
-"""
-
 
 @pytest.mark.promise("LEASE-13")
 def test_a_forked_child_must_make_its_own_client() -> None:
-    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, check=True, env=environment())
-    assert done.stdout.split() == ["4", "1"]
-
-
-def environment() -> dict[str, str]:
-    """Return the environment of this process with our own modules on the path."""
-    source = str(Path(__file__).parents[2] / "src")
-    return {**os.environ, "PYTHONPATH": source}
+    assert run_forked("memory://", "wp") == ["4", "2"]

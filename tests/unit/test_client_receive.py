@@ -209,14 +209,14 @@ async def cancelled_in_the_block(post: AsyncWaypost) -> None:
 
 @pytest.mark.promise("LEASE-8")
 def test_a_cancelled_block_releases_the_message() -> None:
-    async def event_names() -> None:
+    async def scenario() -> None:
         async with AsyncWaypost("memory://") as post:
             await post.publish("orders", 1)
             await cancelled_in_the_block(post)
             (stored,) = await post.peek("orders")
             assert stored.deliveries == 0
 
-    asyncio.run(event_names())
+    asyncio.run(scenario())
 
 
 # ---- leases --------------------------------------------------------------------------------------------------

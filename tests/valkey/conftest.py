@@ -1,4 +1,4 @@
-"""A real Valkey server for the whole run, a client of its own to look behind the store, and a bench on a namespace."""
+"""A real Valkey server for the whole run, a redis-py client that inspects it, and a bench on a namespace."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def server() -> Iterator[ValkeyServer]:
 
 @pytest.fixture
 def raw(server: ValkeyServer) -> Iterator[redis.Redis]:
-    """The server's own words, for what the store does not show."""
+    """A redis-py client, for what the store does not return."""
     with redis.Redis(port=server.port, password=server.password) as client:
         yield client
 
@@ -35,7 +35,7 @@ def make_store(server: ValkeyServer) -> StoreMaker:
 
 @pytest.fixture
 def plain_bench(make_store: StoreMaker) -> Iterator[Bench]:
-    """A bench of one colour: what is shown here is the scripts' work, the same for both."""
+    """A sync bench: these tests are about the scripts, which are the same for both modes."""
     with Bench(make_store, "sync") as subject:
         yield subject
 

@@ -1,4 +1,4 @@
-"""A look inside: the keys of a namespace as the server has them, and whether they fit together."""
+"""Reads the keys of a namespace as the server has them, and checks that they are consistent."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import redis
 from waypost.store.valkey.packing import STATE
 from waypost.testing.bench import QUEUE
 
-#: Where a message can be, with the letter that its state has there.
+#: The indexes that hold messages, with the letter of the state there.
 PLACES = {"ready": b"R", "due": b"D", "waiting": b"W", "leases": b"L", "dead": b"X"}
 ID_BYTES = 24
 #: The flag of a message that waits for chains.
 BLOCKED = 8
 
-#: Values by key, as Python has them.
+#: Values by key, as Python objects.
 Snapshot = dict[str, Any]
 
 _READ: dict[bytes, Callable[[Any, str], Any]] = {
@@ -33,16 +33,16 @@ class Inside:
     """The keys of one namespace. `client` is any redis-py client of the same server."""
 
     def __init__(self, client: redis.Redis, namespace: str) -> None:
-        # The stubs of redis-py do not say which colour a client has.
+        # The stubs of redis-py do not distinguish sync and async clients.
         self.client: Any = client
         self.namespace = namespace
 
     def key(self, name: str, queue: str = QUEUE) -> str:
-        """A key of a queue: one of the 17, or a derived one such as `window:<key>`."""
+        """Return a key of a queue: one of the 17, or a derived one such as `window:<key>`."""
         return f"{{{self.namespace}:{queue}}}:{name}"
 
     def all_keys(self) -> set[str]:
-        """Every key of the namespace."""
+        """Return every key of the namespace."""
         found = {
             key.decode() for pattern in (f"{{{self.namespace}:*", f"{self.namespace}:*")
             for key in self.client.scan_iter(match=pattern, count=10_000)
@@ -50,25 +50,25 @@ class Inside:
         return {key for key in found if key.startswith((f"{{{self.namespace}:", f"{self.namespace}:"))}
 
     def names(self, queue: str = QUEUE) -> set[str]:
-        """The keys of a queue without the queue's name, derived ones by their kind alone."""
+        """Return the keys of a queue without its name, derived ones by their kind alone."""
         base = self.key("", queue)
         kinds = (key.removeprefix(base) for key in self.all_keys() if key.startswith(base))
         return {kind.partition(":")[0] for kind in kinds}
 
     def snapshot(self) -> Snapshot:
-        """Every value, but for the memory of replies: that is written by calls which change nothing else."""
+        """Return every value except the memory of replies, which is written by calls that change nothing else."""
         keys = sorted(key for key in self.all_keys() if ":operations:" not in key)
         kinds = self._each(keys, lambda pipe, key: pipe.type(key))
         values = self._each(keys, lambda pipe, key: _READ[kinds[key]](pipe, key))
         return {key: sorted(value) if kinds[key] == b"set" else value for key, value in values.items()}
 
     def dumps(self) -> dict[str, bytes]:
-        """Every value in the server's own form, as `restore` takes it."""
+        """Return every value in the server's own form, for `restore`."""
         dumped: dict[str, bytes] = self._each(sorted(self.all_keys()), lambda pipe, key: pipe.dump(key))
         return dumped
 
     def restore(self, dumps: dict[str, bytes]) -> None:
-        """Make the namespace hold exactly this again."""
+        """Reset the namespace to exactly these values."""
         with self.client.pipeline(transaction=True) as pipe:
             for key in self.all_keys():
                 pipe.delete(key)
@@ -77,21 +77,21 @@ class Inside:
                     pipe.restore(key, 0, value)
             pipe.execute()
 
-    def _each(self, keys: list[str], ask: Callable[[Any, str], Any]) -> dict[str, Any]:
+    def _each(self, keys: list[str], command: Callable[[Any, str], Any]) -> dict[str, Any]:
         with self.client.pipeline(transaction=False) as pipe:
             for key in keys:
-                ask(pipe, key)
+                command(pipe, key)
             return dict(zip(keys, pipe.execute(), strict=True))
 
     # ---- memory ------------------------------------------------------------------------------------------
 
     def bytes_of(self, key: str) -> int:
-        """What one key costs, all of its members counted."""
+        """Return the bytes of one key with all its members."""
         size: int | None = self.client.memory_usage(key, samples=0)
         return size or 0
 
     def bytes_used(self, queue: str = QUEUE, *, without: tuple[str, ...] = ()) -> int:
-        """What a queue costs, its derived keys included."""
+        """Return the bytes of a queue with its derived keys."""
         base = self.key("", queue)
         return sum(
             self.bytes_of(key)
@@ -99,18 +99,18 @@ class Inside:
             if key.startswith(base) and key.removeprefix(base).partition(":")[0] not in without
         )
 
-    # ---- do the keys fit together? -----------------------------------------------------------------------
+    # ---- consistency of the keys -----------------------------------------------------------------------
 
     def where(self, queue: str = QUEUE) -> Iterator[tuple[str, str]]:
-        """Every message in every place: its id, and the place."""
+        """Return the id of every message in every index, with the index."""
         for place in PLACES:
             for member in self.client.zrange(self.key(place, queue), 0, -1):
                 yield member.decode(), place
 
     def check(self, queue: str = QUEUE) -> None:
-        """Each message is in one place, has its body and its state, and nothing else is there."""
+        """Check that each message is in one index, has its body and its state, and that nothing else is there."""
         placed = dict(self.where(queue))
-        assert len(list(self.where(queue))) == len(placed), "a message is in two places"
+        assert len(list(self.where(queue))) == len(placed), "a message is in two indexes"
         bodies = {id.decode() for id in self.client.hkeys(self.key("messages", queue))}
         assert set(placed) == bodies
         states = {id.decode(): raw for id, raw in self.client.hgetall(self.key("state", queue)).items()}
@@ -123,7 +123,7 @@ class Inside:
                 failed.add(id)
             if fields[13] and placed[id] != "dead":
                 keyed[id] = raw[STATE.size : STATE.size + fields[13]].decode()
-        # What was never claimed and has neither key nor delay follows from its body alone.
+        # A message that was never claimed and has neither key nor delay has no state beside its body.
         assert {placed[id] for id in bodies - set(states)} <= {"ready"}
         assert {id.decode() for id in self.client.hkeys(self.key("errors", queue))} <= failed
         blocked = {id for id, raw in states.items() if STATE.unpack_from(raw)[7] & BLOCKED}

@@ -1,4 +1,4 @@
-"""The list of queues: a queue that holds messages gets into it, whatever became of its first announcement."""
+"""The list of queues: a queue with messages gets into it, even if its first announcement was lost."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_an_announcement_costs_no_round_trip_and_is_sent_once(
     assert after["cmdstat_sadd"]["calls"] - before.get("cmdstat_sadd", {"calls": 0})["calls"] == 1
 
 
-def test_a_cluster_takes_messages_where_the_list_of_queues_is_refused_and_lists_the_queue_later(
+def test_a_cluster_accepts_messages_although_the_list_of_queues_is_refused_and_lists_the_queue_later(
     mode: Mode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store_module, "ANNOUNCE_PAUSE_SECONDS", 0.0)
@@ -118,13 +118,13 @@ def test_a_cluster_takes_messages_where_the_list_of_queues_is_refused_and_lists_
         return cast(Store, ValkeyStore.from_url(setup.url, namespace=namespace, clock=clock))
 
     with ClusterSetup() as setup, Bench(cast("StoreMaker", make), mode) as bench:
-        home_queue = setup.owner(setup.slot_of(f"{bench.namespace}:queues"))
+        list_owner = setup.owner(setup.slot_of(f"{bench.namespace}:queues"))
         queue = next(
             name
             for name in (f"queue-{number}" for number in range(100))
-            if setup.owner(setup.slot_of(f"{{{bench.namespace}:{name}}}")) is not home_queue
+            if setup.owner(setup.slot_of(f"{{{bench.namespace}:{name}}}")) is not list_owner
         )
-        refused = redis.Redis(port=home_queue.port, password=home_queue.password)
+        refused = redis.Redis(port=list_owner.port, password=list_owner.password)
         refused.set(f"{bench.namespace}:queues", "not a set")
         assert bench.publish(queue=queue).status == "queued"
         refused.delete(f"{bench.namespace}:queues")

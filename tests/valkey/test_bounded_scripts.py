@@ -1,4 +1,4 @@
-"""No script looks at more than a bounded number of entries: the client goes on, and others are served in between."""
+"""No script reads more than a bounded number of entries: the client goes on, and others are served in between."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from waypost.testing.bench import QUEUE, Bench
 from waypost.testing.servers import ValkeyServer
 
 ENTRIES = 5_000
-#: Calls that look at all of them.
+#: How many calls read all of them.
 CALLS = -(-ENTRIES // SCANNED_MAX)
 
 
@@ -28,7 +28,7 @@ def post(server: ValkeyServer, plain_bench: Bench) -> Iterator[Waypost]:
 
 @pytest.fixture
 def calls_of(raw: redis.Redis) -> Callable[[str], int]:
-    """How often a command has run on the server, inside scripts too. Scripts that it does not have yet do not count."""
+    """Return how often a command has run on the server, also inside scripts (not those that it has to load first)."""
 
     def count(command: str) -> int:
         info: Any = raw.info("commandstats")
@@ -40,7 +40,7 @@ def calls_of(raw: redis.Redis) -> Callable[[str], int]:
 
 @pytest.fixture
 def kept(plain_bench: Bench, inside: Inside) -> list[str]:
-    """The ids of finished messages that are kept, oldest first."""
+    """Return the ids of kept finished messages, oldest first."""
     plain_bench.configure(completed=2 * ENTRIES)
     plain_bench.publish()
     template_id = plain_bench.claim_one()
@@ -113,7 +113,7 @@ def test_a_redrive_by_reason_takes_several_bounded_calls(
     assert len(done.moved) == 2
     assert done.more
     assert done.cursor is None
-    # Whether there is one more is looked for until it is known.
+    # It is searched until it is known whether there is one more.
     last = post.redrive(QUEUE, reason="of this kind", limit=1)
     assert sorted(done.moved + last.moved) == sorted(wanted)
     assert not last.more
@@ -171,7 +171,7 @@ def test_stats_count_more_sleepers_than_a_script_reads(plain_bench: Bench, insid
 
 
 def send_on(bench: Bench) -> None:
-    """Messages sent on, as a settle of another queue sends them."""
+    """Send continuations like a settle of another queue."""
     bench.publish(forwarded=True, key="key")
 
 
@@ -180,7 +180,7 @@ def send_in_bulk(bench: Bench) -> None:
 
 
 def end_in_chains(bench: Bench) -> None:
-    """A message of a chain ends in another queue: a notice of it arrives at the first queue of the chain."""
+    """End a message of a chain in another queue: a notice of it arrives at the first queue of the chain."""
     bench.begin_chain()
     lease = bench.claim_one()
     bench.settle(lease, then=[bench.continuation(lease, "mails")])
@@ -191,7 +191,7 @@ def end_in_chains(bench: Bench) -> None:
 
 @pytest.mark.promise("CHAIN-2", "STORE-1")
 @pytest.mark.parametrize("arrive", [send_on, send_in_bulk, end_in_chains])
-def test_arrivals_of_long_ago_are_forgotten_a_bounded_number_at_a_time_and_end_with_the_last(
+def test_old_arrivals_are_removed_a_bounded_number_at_a_time_and_the_key_expires_with_the_last(
     arrive: Callable[[Bench], None], plain_bench: Bench, inside: Inside
 ) -> None:
     key = inside.key("arrivals")

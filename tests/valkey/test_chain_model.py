@@ -1,4 +1,4 @@
-"""Random programs of chains on Valkey and on the memory model: the same ends, whatever the program."""
+"""Random programs of chains on Valkey and on the memory model give the same results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAILS = "mails"
 
 
 class Twins:
-    """The memory model and Valkey under one program: the same ids, the same steps, compared when all has arrived."""
+    """The memory model and Valkey under one program: the same ids, the same steps, compared after all deliveries."""
 
     QUEUES = (QUEUE, INVOICES, MAILS)
 
@@ -117,7 +117,7 @@ class Twins:
 
     @staticmethod
     def standing(state: ChainState) -> object:
-        """What must be the same: a chain that broke counts no more, and which end was the first depends on the news."""
+        """Return what must be equal: a failed chain counts no more, and its first end depends on the deliveries."""
         return "broken" if state.failed is not None else state
 
     def compare(self) -> None:
@@ -126,7 +126,7 @@ class Twins:
         for queue in self.QUEUES:
             self.both(lambda bench, queue=queue: bench.ledger(queue=queue))  # type: ignore[misc]
             for state in ("ready", "delayed", "waiting", "leased", "dead"):
-                # Not by its error: of two chains that broke, either may be told first.
+                # Not by its error: of two chains that failed, either may be reported first.
                 self.both(
                     lambda bench, queue=queue, state=state: sorted(  # type: ignore[misc]
                         (one.id, one.token, one.reason) for one in bench.listing(state, queue=queue)

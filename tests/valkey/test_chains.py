@@ -1,6 +1,6 @@
-"""Chains on Valkey, where a step cannot span queues: what a client leaves undelivered arrives all the same, once.
+"""Chains on Valkey, where a step cannot span queues: what one client did not deliver, another does, once.
 
-Also the bounds of it: how long a notice is carried, how much one step does, and what is left behind.
+Also the limits: how long a notice is kept, how much one step does, and which keys are left.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ INVOICES = "invoices"
 MAILS = "mails"
 
 
-# ---- a client that dies on the way -----------------------------------------------------------------------------
+# ---- a client that dies half-way -----------------------------------------------------------------------------
 
 
 class Killed(BaseException):
-    """The process ended here. No handler of errors sees it."""
+    """The process ended here. No error handler catches it."""
 
 
 class MortalStore:
-    """A store whose client dies when a call of this name has done its work, before it can do anything else."""
+    """A store whose client dies right after a call of this name."""
 
     def __init__(self, inner: Store, last_call: str) -> None:
         self.inner = inner
@@ -127,7 +127,7 @@ def url(request: pytest.FixtureRequest) -> str:
 
 
 def steps_of(url: str, namespace: str, request: pytest.FixtureRequest) -> list[str]:
-    """The queues of five steps; on a Cluster each of the three lies on a node of its own."""
+    """Return the queues of five steps; on a Cluster each of the three is on another node."""
     if "cluster" not in url:
         names = ["orders", "billing", "mails"]
     else:
@@ -167,7 +167,7 @@ def test_a_chain_ends_once_though_its_client_dies_at_every_step(
 
     def another_claims(post: Any, queue: str) -> None:
         with post.receive(queue, wait=0) as message:
-            assert message is None, "a message was there twice"
+            assert message is None, "a message was delivered twice"
 
     with open_client(mode, url, namespace=namespace) as post:
         first = post.publish(queues[0], 0, chain=True)
@@ -175,14 +175,14 @@ def test_a_chain_ends_once_though_its_client_dies_at_every_step(
         another_claims(post, "reports")
         for number in range(len(queues)):
             one_step(number)
-            # Another client looks for work there, and takes along what was left behind.
+            # Another client claims there, and delivers what was left.
             another_claims(post, queues[number])
         another_claims(post, queues[0])
         assert post.wait_chain(first, timeout=20) == "all is well"
         with post.receive("reports", wait=20) as message:
             assert message.id == report.id
         assert handled == list(range(len(queues)))
-        # Where the home is the same queue, nothing has to arrive; the last message sends nothing on.
+        # In the first queue of the chain nothing has to arrive; the last message sends nothing on.
         assert deaths == {"publish": [0, 1, 2, 3], "arrive": [1, 2, 4]}.get(last_call, handled)
         for queue in set(queues):
             another_claims(post, queue)
@@ -195,7 +195,7 @@ def test_a_chain_ends_once_though_its_client_dies_at_every_step(
 
 
 def begun_elsewhere(bench: Bench) -> tuple[str, Lease]:
-    """A chain whose second message is held in another queue than its home."""
+    """Begin a chain whose second message is leased in another queue than its first."""
     chain = bench.begin_chain()
     lease = bench.claim_one()
     bench.settle(lease, then=[bench.continuation(lease, INVOICES)])
@@ -208,7 +208,7 @@ def outgoing(bench: Bench, queue: str) -> list[Continuation | Notice]:
 
 
 @pytest.mark.promise("CHAIN-2")
-def test_the_end_of_a_message_that_is_carried_days_later_ends_the_wait(plain_bench: Bench) -> None:
+def test_a_notice_delivered_days_later_ends_the_wait(plain_bench: Bench) -> None:
     chain, lease = begun_elsewhere(plain_bench)
     report = plain_bench.publish(queue=MAILS, after_chains=[chain])
     plain_bench.deliver_all()
@@ -220,9 +220,7 @@ def test_the_end_of_a_message_that_is_carried_days_later_ends_the_wait(plain_ben
 
 
 @pytest.mark.promise("CHAIN-2")
-def test_the_end_of_a_message_that_no_client_delivers_is_dropped_after_its_time(
-    plain_bench: Bench, inside: Inside
-) -> None:
+def test_a_notice_that_no_client_delivers_is_dropped_after_its_ttl(plain_bench: Bench, inside: Inside) -> None:
     chain, lease = begun_elsewhere(plain_bench)
     plain_bench.settle(lease, queue=INVOICES)
     plain_bench.after(COMPLETION_TTL_MS / 1000 - 0.001)
@@ -239,7 +237,7 @@ def test_the_end_of_a_message_that_no_client_delivers_is_dropped_after_its_time(
 
 
 @pytest.mark.promise("CHAIN-2", "DEAD-1")
-def test_who_waits_for_a_chain_whose_queue_cannot_be_reached_dies(plain_bench: Bench) -> None:
+def test_a_message_that_waits_for_a_chain_of_an_unreachable_queue_is_dead(plain_bench: Bench) -> None:
     chain = plain_bench.begin_chain()
     report = plain_bench.publish(queue=MAILS, after_chains=[chain])
     plain_bench.after(OUTGOING_TTL_MS / 1000)
@@ -271,9 +269,9 @@ def test_a_complete_chain_is_known_for_as_long_as_a_message_can_wait_for_it(plai
 
 
 @pytest.mark.promise("CHAIN-2", "DEAD-1")
-@pytest.mark.parametrize("home_queue", [QUEUE, INVOICES])
-def test_a_continuation_that_cannot_be_delivered_breaks_its_chain(plain_bench: Bench, home_queue: str) -> None:
-    if home_queue == QUEUE:
+@pytest.mark.parametrize("first_queue", [QUEUE, INVOICES])
+def test_a_continuation_that_cannot_be_delivered_breaks_its_chain(plain_bench: Bench, first_queue: str) -> None:
+    if first_queue == QUEUE:
         chain = plain_bench.begin_chain()
         lease = plain_bench.claim_one()
     else:
@@ -284,8 +282,8 @@ def test_a_continuation_that_cannot_be_delivered_breaks_its_chain(plain_bench: B
         lease = plain_bench.claim_one()
     lost = plain_bench.continuation(lease, "unreachable")
     plain_bench.settle(lease, then=[lost])
-    if home_queue != QUEUE:
-        # Its own end gets through, what it sent on does not.
+    if first_queue != QUEUE:
+        # The notice of its own end arrives, its continuation does not.
         for one in outgoing(plain_bench, QUEUE):
             if isinstance(one, Notice):
                 plain_bench.carry(one)
@@ -298,7 +296,7 @@ def test_a_continuation_that_cannot_be_delivered_breaks_its_chain(plain_bench: B
 
 
 @pytest.mark.promise("CHAIN-2")
-def test_what_cannot_be_delivered_does_not_hide_what_can(plain_bench: Bench) -> None:
+def test_undeliverable_entries_do_not_block_deliverable_ones(plain_bench: Bench) -> None:
     for _ in range(9):
         plain_bench.publish()
         lease = plain_bench.claim_one()
@@ -322,7 +320,7 @@ def test_what_cannot_be_delivered_does_not_hide_what_can(plain_bench: Bench) -> 
 
 @pytest.mark.promise("CHAIN-2", "STORE-1")
 @pytest.mark.parametrize("queue", [QUEUE, MAILS], ids=["its own queue", "another queue"])
-def test_a_chain_that_many_wait_for_wakes_a_bounded_number_in_one_step(plain_bench: Bench, queue: str) -> None:
+def test_the_end_of_a_chain_wakes_a_bounded_number_of_waiters_in_one_step(plain_bench: Bench, queue: str) -> None:
     chain = plain_bench.begin_chain(priority=9)
     waiting = [
         published.id
@@ -343,7 +341,7 @@ def test_a_chain_that_many_wait_for_wakes_a_bounded_number_in_one_step(plain_ben
 
 
 def deliver(bench: Bench) -> None:
-    """Everything that queues send to each other, many at a time as clients do."""
+    """Deliver everything that queues send to each other, many at a time as clients do."""
     while waiting := [
         (queue, one) for queue in (QUEUE, MAILS) for one in bench.run(bench.store.outgoing(queue, CHUNK_MESSAGES_MAX))
     ]:
@@ -357,8 +355,8 @@ def deliver(bench: Bench) -> None:
 
 
 @pytest.mark.promise("CHAIN-2", "STORE-1")
-def test_chains_that_wait_for_each_other_break_one_after_the_other(plain_bench: Bench) -> None:
-    """Each waits for the one before and begins the next: longer than one step may be."""
+def test_chains_that_wait_for_each_other_fail_one_after_the_other(plain_bench: Bench) -> None:
+    """Each waits for the one before and begins the next: more than one step may do."""
     count = 3 * CHUNK_MESSAGES_MAX
     chains = [plain_bench.begin_chain(priority=9)]
     for _ in range(count):
@@ -371,11 +369,11 @@ def test_chains_that_wait_for_each_other_break_one_after_the_other(plain_bench: 
     plain_bench.check_invariants()
 
 
-# ---- what is left behind -----------------------------------------------------------------------------------------
+# ---- keys that are left -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.promise("CHAIN-2", "STORE-1")
-def test_all_that_chains_and_waits_leave_behind_expires(plain_bench: Bench, inside: Inside) -> None:
+def test_all_keys_of_chains_and_waits_expire(plain_bench: Bench, inside: Inside) -> None:
     chain = plain_bench.begin_chain(priority=9)
     awaited = plain_bench.publish()
     blocked = plain_bench.publish(after_chains=[chain])
@@ -407,9 +405,7 @@ def test_all_that_chains_and_waits_leave_behind_expires(plain_bench: Bench, insi
 
 @pytest.mark.promise("CHAIN-2", "STORE-1")
 @pytest.mark.parametrize("how", ["cancel", "purge", "blocker"])
-def test_a_message_that_waits_takes_the_list_of_its_chains_with_it(
-    plain_bench: Bench, inside: Inside, how: str
-) -> None:
+def test_the_list_of_chains_is_removed_with_its_waiting_message(plain_bench: Bench, inside: Inside, how: str) -> None:
     first, second = plain_bench.begin_chain(priority=9), plain_bench.begin_chain()
     waiting = plain_bench.publish(after_chains=[first, second])
     assert "blockers" in inside.names()
@@ -423,7 +419,7 @@ def test_a_message_that_waits_takes_the_list_of_its_chains_with_it(
     inside.check()
 
 
-# ---- what was lost -----------------------------------------------------------------------------------------------
+# ---- lost keys -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.promise("CHAIN-2")
@@ -475,21 +471,21 @@ def test_a_promoter_sends_on_what_a_client_left(plain_bench: Bench) -> None:
 
 
 @pytest.mark.promise("CHAIN-2")
-def test_a_wait_asks_for_its_chain_once_in_its_time(plain_bench: Bench) -> None:
+def test_a_wait_checks_its_chain_once_in_each_interval(plain_bench: Bench) -> None:
     chain = plain_bench.begin_chain(delay=86_400)
     plain_bench.publish(queue=MAILS, after_chains=[chain])
     plain_bench.deliver_all()
     for _ in range(2):
         plain_bench.after(BLOCKER_CHECK_MS / 1000)
-        for asks in (1, 0, 0):
+        for checks in (1, 0, 0):
             plain_bench.claim(queue=MAILS)
-            assert len(plain_bench.run(plain_bench.store.outgoing(MAILS, 10))) == asks
+            assert len(plain_bench.run(plain_bench.store.outgoing(MAILS, 10))) == checks
             plain_bench.deliver_all()
 
 
 @pytest.mark.promise("CHAIN-2")
-def test_news_of_an_end_that_were_not_carried_count_though_the_chain_is_forgotten(plain_bench: Bench) -> None:
-    """The wait asks again, and finds no chain: but its end lies in the queue and only has to be carried."""
+def test_an_undelivered_notice_of_an_end_counts_although_its_chain_is_forgotten(plain_bench: Bench) -> None:
+    """The wait checks again and finds no chain, but the notice of its end is there and only has to be delivered."""
     chain = plain_bench.begin_chain()
     report = plain_bench.publish(queue=MAILS, after_chains=[chain])
     plain_bench.deliver_all()
@@ -514,7 +510,7 @@ def test_a_wait_that_cannot_reach_its_chain_ends_however_often_it_tries(plain_be
 
 
 @pytest.mark.promise("CHAIN-1", "STORE-1")
-def test_clients_that_come_and_go_leave_no_names(plain_bench: Bench, inside: Inside) -> None:
+def test_names_of_clients_that_stopped_waiting_are_removed(plain_bench: Bench, inside: Inside) -> None:
     published = plain_bench.publish()
     for number in range(50):
         plain_bench.watch(published.id, f"waiter-{number}")
@@ -541,12 +537,12 @@ def test_a_plain_message_has_a_state_only_if_a_client_waits_for_it(plain_bench: 
     assert plain_bench.watch(other.id) == Watched(None)
 
 
-# ---- keys that are not ours --------------------------------------------------------------------------------------
+# ---- foreign keys --------------------------------------------------------------------------------------
 
 
 @pytest.mark.promise("STORE-1")
 @pytest.mark.parametrize("kind", ["chain", "watchers", "blockers"])
-def test_what_is_not_ours_is_not_written_by_a_publish(plain_bench: Bench, inside: Inside, kind: str) -> None:
+def test_a_publish_does_not_write_to_foreign_keys(plain_bench: Bench, inside: Inside, kind: str) -> None:
     chain = plain_bench.begin_chain()
     draft = plain_bench.draft(after_chains=[chain])
     owner = draft.id if kind == "blockers" else chain.rpartition("/")[2]
@@ -559,7 +555,7 @@ def test_what_is_not_ours_is_not_written_by_a_publish(plain_bench: Bench, inside
 
 
 @pytest.mark.promise("STORE-1")
-def test_where_a_chain_is_not_ours_any_more_its_messages_still_end(plain_bench: Bench, inside: Inside) -> None:
+def test_messages_of_a_chain_with_a_foreign_key_still_end(plain_bench: Bench, inside: Inside) -> None:
     chain = plain_bench.begin_chain(priority=9)
     awaited = plain_bench.publish()
     blocked = plain_bench.publish(after_chains=[chain])

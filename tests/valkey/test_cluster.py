@@ -32,7 +32,7 @@ from waypost.values import Notice, chain_id
 
 T = TypeVar("T")
 SECRET = "canary-hunter2"
-#: So many that no node is left out.
+#: Enough queues that every node has one.
 QUEUES = [f"queue-{number}" for number in range(12)]
 
 
@@ -62,7 +62,7 @@ def another_node(setup: ClusterSetup, number: int) -> ValkeyServer:
 
 
 def everything(setup: ClusterSetup, namespace: str) -> dict[tuple[int, bytes], bytes]:
-    """What every node holds of a namespace."""
+    """Return the values of a namespace on every node."""
     found = {}
     for server in setup.servers:
         # One connection, because ASKING holds for the next request on it.
@@ -74,7 +74,7 @@ def everything(setup: ClusterSetup, namespace: str) -> dict[tuple[int, bytes], b
 
 
 def check_use(post: Any) -> None:
-    """Every queue's whole way, and a look at all of them."""
+    """Publish, claim and settle in every queue, and list all of them."""
     for queue in QUEUES:
         published = post.publish(queue, {"n": queue}, key="order:é", window=60)
         with post.receive(queue, wait=1) as message:
@@ -100,7 +100,7 @@ def test_a_cluster_url_leads_to_every_node(setup: ClusterSetup, mode: Mode) -> N
 
 @pytest.mark.promise("STORE-5")
 @pytest.mark.parametrize("options", [{}, {"decode_responses": True}, {"protocol": 3}])
-def test_the_callers_cluster_client_serves_and_is_left_open(setup: ClusterSetup, options: dict[str, Any]) -> None:
+def test_the_callers_cluster_client_is_used_and_not_closed(setup: ClusterSetup, options: dict[str, Any]) -> None:
     kind: Any = redis.RedisCluster
     with kind(host="127.0.0.1", port=setup.servers[0].port, password=setup.password, **options) as client:
         with Waypost(client=client, namespace=fresh_namespace()) as post:
@@ -113,8 +113,8 @@ def test_the_callers_cluster_client_serves_and_is_left_open(setup: ClusterSetup,
 
 
 @pytest.mark.promise("STORE-5")
-def test_the_callers_asyncio_cluster_client_serves_and_is_left_open(setup: ClusterSetup) -> None:
-    async def event_names() -> bool:
+def test_the_callers_asyncio_cluster_client_is_used_and_not_closed(setup: ClusterSetup) -> None:
+    async def scenario() -> bool:
         kind: Any = redis.asyncio.RedisCluster
         client = kind(host="127.0.0.1", port=setup.servers[0].port, password=setup.password)
         async with AsyncWaypost(client=client, namespace=fresh_namespace()) as post:
@@ -130,7 +130,7 @@ def test_the_callers_asyncio_cluster_client_serves_and_is_left_open(setup: Clust
         await client.aclose()
         return alive
 
-    assert asyncio.run(event_names())
+    assert asyncio.run(scenario())
 
 
 @pytest.mark.promise("STORE-5", "SEE-6")
@@ -187,11 +187,11 @@ def test_a_batch_over_many_queues_is_answered_in_its_order(make_store: StoreMake
 
 
 @pytest.mark.promise("STORE-1")
-def test_what_a_settle_sends_to_a_queue_on_another_node_arrives_once(setup: ClusterSetup, mode: Mode) -> None:
+def test_a_continuation_to_a_queue_on_another_node_arrives_once(setup: ClusterSetup, mode: Mode) -> None:
     namespace = fresh_namespace()
     with open_client(mode, setup.url, namespace=namespace) as post:
-        home_queue = setup.owner(slot(setup, namespace))
-        far = next(queue for queue in QUEUES if setup.owner(slot(setup, namespace, queue)) is not home_queue)
+        owner = setup.owner(slot(setup, namespace))
+        far = next(queue for queue in QUEUES if setup.owner(slot(setup, namespace, queue)) is not owner)
         post.publish(QUEUE, "first")
         with post.receive(QUEUE, wait=1) as message:
             message.then(far, "second")
@@ -229,7 +229,7 @@ def test_a_node_that_restarts_is_waited_for_and_the_others_go_on(mode: Mode) -> 
 # ---- slots that move ---------------------------------------------------------------------------------------------
 
 
-#: Keys of a queue that a simple story does not make.
+#: Keys of a queue that a simple program does not create.
 MISSING = {
     "due": "zset", "waiting": "zset", "dead": "zset", "errors": "hash", "readers": "hash", "sleepers": "zset",
     "rate": "list", "completed": "list", "outgoing": "hash", "arrivals": "zset",
@@ -241,7 +241,7 @@ MISSING = {
 def test_no_script_begins_while_its_slot_is_moving(
     setup: ClusterSetup, make_store: StoreMaker, mode: Mode, moved: int
 ) -> None:
-    """All that a script could touch exists, so only the key that never does keeps it from beginning."""
+    """All keys that a script could touch exist, so only the key that never exists keeps it from beginning."""
     with Bench(make_store, mode) as bench:
         bench.publish(key="order:1", window=3600)
         lease = bench.claim_one()
@@ -283,14 +283,14 @@ def test_no_script_begins_while_its_slot_is_moving(
             assert everything(setup, bench.namespace) == before
         finally:
             setup.end_move(number, target)
-        # The waiting settle still counts, the key is still in its window.
+        # The waiting settle still works, and the key is still in its window.
         assert bench.settle(lease, result=b"kept") == "done"
         assert bench.publish(key="order:1", window=3600).status == "duplicate"
         assert bench.run(bench.store.result(QUEUE, lease.id)) == b"kept"
 
 
 class Restless:
-    """An executor under whose calls slots move: it begins to move one, tries the call, ends the move, tries again."""
+    """An executor that moves slots during calls: it begins to move one, tries the call, ends the move, tries again."""
 
     def __init__(self, inner: Executor, setup: ClusterSetup, seen: Counter[str]) -> None:
         self.inner = inner
@@ -339,7 +339,7 @@ class RestlessStore:
 
 
 @pytest.mark.promise("STORE-1", "STORE-4", "SEE-5")
-def test_any_program_does_the_same_while_slots_move(setup: ClusterSetup, make_store: StoreMaker) -> None:
+def test_any_program_gives_the_same_results_while_slots_move(setup: ClusterSetup, make_store: StoreMaker) -> None:
     seen: Counter[str] = Counter()
 
     def make(clock: ManualClock, namespace: str) -> Store:
@@ -353,7 +353,7 @@ def test_any_program_does_the_same_while_slots_move(setup: ClusterSetup, make_st
 
 
 @pytest.mark.promise("STORE-1", "LEASE-14")
-def test_clients_go_on_by_themselves_while_their_slot_moves_to_and_fro(setup: ClusterSetup, mode: Mode) -> None:
+def test_clients_go_on_while_their_slot_moves_back_and_forth(setup: ClusterSetup, mode: Mode) -> None:
     namespace, goal = fresh_namespace(), 150
     number = slot(setup, namespace)
     ended = threading.Event()

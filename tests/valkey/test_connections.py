@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -21,6 +17,7 @@ from redis.asyncio.sentinel import Sentinel as AsyncSentinel
 from redis.sentinel import Sentinel
 
 from tests.fault.proxy import Proxy
+from tests.forked_client import run_forked
 from tests.unit.clients import MODES, open_client
 from tests.waiting import until
 from waypost import AsyncWaypost, Waypost
@@ -49,7 +46,7 @@ def post(server: ValkeyServer, mode: str) -> Iterator[Any]:
 
 
 def check_use(post: Any) -> None:
-    """A message's whole way, and a look at everything."""
+    """Publish, claim and settle a message, and read everything."""
     published = post.publish(QUEUE, {"n": 1}, key="order:é", headers={"a": "b"})
     assert published.status == "queued"
     with post.receive(QUEUE, wait=1) as message:
@@ -74,7 +71,7 @@ def test_a_port_without_a_server_is_an_error_at_once(mode: str) -> None:
 
 @pytest.mark.promise("LEASE-14")
 def test_a_server_that_accepts_and_stays_silent_fails_after_the_start_timeout(mode: str) -> None:
-    """Left to itself, the wait for a reply would be longer than this test waits."""
+    """Without the start timeout, the wait for a reply would be longer than this test's limit."""
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
@@ -132,7 +129,7 @@ def test_a_url_may_have_options(server: ValkeyServer, mode: str, options: str) -
 
 
 @pytest.mark.promise("STORE-5")
-def test_a_unix_socket_serves_as_well(server: ValkeyServer, mode: str) -> None:
+def test_a_unix_socket_works_too(server: ValkeyServer, mode: str) -> None:
     with open_client(mode, server.socket_url, namespace=fresh_namespace()) as post:
         check_use(post)
 
@@ -144,7 +141,7 @@ def test_a_password_is_accepted_and_a_wrong_one_is_never_printed(mode: str, capl
         with open_client(mode, f"valkey://:right@127.0.0.1:{locked.port}") as post:
             check_use(post)
         reported = []
-        for user in (f":{SECRET}@", f"somebody:{SECRET}@", ""):
+        for user in (f":{SECRET}@", f"user:{SECRET}@", ""):
             with (
                 pytest.raises(StoreError, match="password") as caught,
                 open_client(mode, f"valkey://{user}127.0.0.1:{locked.port}") as post,
@@ -179,12 +176,12 @@ def test_a_user_that_may_not_run_scripts_gets_an_error(server: ValkeyServer, raw
 
 
 def untyped(kind: Any) -> Any:
-    """A class of redis-py whose constructor says nothing about its types."""
+    """Return a class of redis-py whose constructor has no types."""
     return kind
 
 
 def unusable(server: ValkeyServer) -> Iterator[tuple[str, Any]]:
-    """What looks like a client and cannot be one, with what is said about it."""
+    """Return objects that resemble a client and cannot be used, with the expected errors."""
     yield "master_for", untyped(Sentinel)([("127.0.0.1", 1)])
     yield "master_for", untyped(AsyncSentinel)([("127.0.0.1", 1)])
     yield "collects commands", redis.Redis(port=1).pipeline()
@@ -198,7 +195,7 @@ def unusable(server: ValkeyServer) -> Iterator[tuple[str, Any]]:
 @pytest.mark.promise("STORE-5")
 @pytest.mark.parametrize("kind", [Waypost, AsyncWaypost])
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_a_client_that_cannot_be_shared_is_refused_when_it_is_handed_over(
+def test_a_client_that_cannot_be_shared_is_refused_by_the_constructor(
     server: ValkeyServer, kind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clients = list(unusable(server))
@@ -229,12 +226,12 @@ def test_a_client_of_the_other_mode_is_refused(server: ValkeyServer) -> None:
 
 @pytest.mark.promise("STORE-5")
 @pytest.mark.parametrize("options", [{}, {"decode_responses": True}, {"protocol": 3, "decode_responses": True}])
-def test_the_callers_own_client_serves_and_is_left_open(server: ValkeyServer, options: dict[str, Any]) -> None:
+def test_the_callers_own_client_is_used_and_not_closed(server: ValkeyServer, options: dict[str, Any]) -> None:
     client = redis.Redis(port=server.port, password=server.password, **options)
     with Waypost(client=client, namespace=fresh_namespace()) as post:
         check_use(post)
         assert client.ping()
-    # Everything was given back: a pool of one would be stuck otherwise.
+    # All connections were returned: a pool of one would be stuck otherwise.
     assert client.ping()
     client.connection_pool.disconnect()
     client.close()
@@ -242,8 +239,8 @@ def test_the_callers_own_client_serves_and_is_left_open(server: ValkeyServer, op
 
 @pytest.mark.promise("STORE-5")
 @pytest.mark.parametrize("options", [{}, {"decode_responses": True}, {"protocol": 3, "decode_responses": True}])
-def test_the_callers_own_asyncio_client_serves_and_is_left_open(server: ValkeyServer, options: dict[str, Any]) -> None:
-    async def event_names() -> bool:
+def test_the_callers_own_asyncio_client_is_used_and_not_closed(server: ValkeyServer, options: dict[str, Any]) -> None:
+    async def scenario() -> bool:
         client = redis.asyncio.Redis(port=server.port, password=server.password, **options)
         async with AsyncWaypost(client=client, namespace=fresh_namespace()) as post:
             published = await post.publish(QUEUE, {"n": 1}, key="order:é")
@@ -256,11 +253,11 @@ def test_the_callers_own_asyncio_client_serves_and_is_left_open(server: ValkeySe
         await client.aclose()
         return alive
 
-    assert asyncio.run(event_names())
+    assert asyncio.run(scenario())
 
 
 @pytest.mark.promise("STORE-5")
-def test_connections_are_given_back_to_the_callers_pool(server: ValkeyServer) -> None:
+def test_connections_are_returned_to_the_callers_pool(server: ValkeyServer) -> None:
     pool = untyped(redis.BlockingConnectionPool)(
         port=server.port, password=server.password, max_connections=1, timeout=1
     )
@@ -273,49 +270,10 @@ def test_connections_are_given_back_to_the_callers_pool(server: ValkeyServer) ->
 
 # ---- forks -----------------------------------------------------------------------------------------------------
 
-FORKED = """
-import asyncio, os, sys
-from waypost import AsyncWaypost, Waypost
-from waypost.errors import ForkedClient
-
-url, namespace = sys.argv[1:]
-# No second try: what a child did to its parent's connections would show at once.
-post = Waypost(url, namespace=namespace, retry_budget=0)
-other = AsyncWaypost(url, namespace=namespace, retry_budget=0)
-loop = asyncio.Runner()
-post.publish("orders", 1)
-loop.run(other.publish("orders", 1))
-child = os.fork()
-if child == 0:
-    told = 0
-    for use in (lambda: post.publish("orders", 2), lambda: asyncio.run(other.publish("orders", 2)), post.open):
-        try:
-            use()
-        except ForkedClient as error:
-            told += "make a new one in the child" in str(error)
-    post.close()
-    asyncio.run(other.close())
-    with Waypost(url, namespace=namespace) as mine:
-        told += mine.publish("orders", 3).status == "queued"
-    os._exit(told)
-told = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-post.publish("orders", 4)
-loop.run(other.publish("orders", 4))
-print(told, post.ledger("orders").ready)
-loop.run(other.close())
-loop.close()
-post.close()
-"""
-
 
 @pytest.mark.promise("LEASE-13")
 def test_a_forked_child_is_refused_and_its_parent_goes_on(server: ValkeyServer) -> None:
-    source = str(Path(__file__).parents[2] / "src")
-    done = subprocess.run(
-        [sys.executable, "-c", FORKED, server.url, fresh_namespace()],
-        capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": source}, timeout=60,
-    )  # fmt: skip
-    assert done.stdout.split() == ["4", "5"]
+    assert run_forked(server.url, fresh_namespace()) == ["4", "5"]
 
 
 # ---- servers that come and go ------------------------------------------------------------------------------------
@@ -379,8 +337,8 @@ def test_an_idle_connection_that_the_server_closed_is_noticed_before_it_is_used(
 
 
 @pytest.mark.promise("LEASE-14")
-def test_a_cancelled_call_leaves_the_client_usable(server: ValkeyServer) -> None:
-    async def event_names(proxy: Proxy) -> tuple[int, int]:
+def test_a_client_works_after_a_cancelled_call(server: ValkeyServer) -> None:
+    async def scenario(proxy: Proxy) -> tuple[int, int]:
         async with AsyncWaypost(server.url_at(proxy.port), namespace=fresh_namespace()) as post:
             await post.publish(QUEUE, "first")
             for _ in range(5):
@@ -391,14 +349,14 @@ def test_a_cancelled_call_leaves_the_client_usable(server: ValkeyServer) -> None
                     running.cancel()
                 assert running.cancelled()
                 proxy.heal()
-                # A reply that belongs to the cancelled call must not be taken for this one's.
+                # A reply to the cancelled call must not be read as the reply to this one.
                 assert len(await post.queues()) == 1
                 assert (await post.publish(QUEUE, "next")).status == "queued"
             ledger = await post.ledger(QUEUE)
             return ledger.published, ledger.balance
 
     with Proxy(server.port) as proxy:
-        published, balance = asyncio.run(event_names(proxy))
+        published, balance = asyncio.run(scenario(proxy))
     assert 6 <= published <= 11
     assert balance == 0
 
@@ -442,7 +400,7 @@ def test_threads_share_a_client_and_use_as_many_connections_as_run_at_once(serve
 def test_coroutines_use_as_many_connections_as_run_at_once(server: ValkeyServer, raw: Any) -> None:
     name, at_once = fresh_namespace(), 8
 
-    async def event_names() -> int:
+    async def scenario() -> int:
         limit = asyncio.Semaphore(at_once)
 
         async def one(post: AsyncWaypost, number: int) -> None:
@@ -454,12 +412,12 @@ def test_coroutines_use_as_many_connections_as_run_at_once(server: ValkeyServer,
             assert (await post.ledger(QUEUE)).published == 200
             return connections_named(raw, name)
 
-    assert 1 <= asyncio.run(event_names()) <= at_once + 1
+    assert 1 <= asyncio.run(scenario()) <= at_once + 1
     # The server closes its side a moment later.
     until(lambda: connections_named(raw, name) == 0, "the end of the connections")
 
 
-# ---- what is said at the first connection ------------------------------------------------------------------------
+# ---- warnings at the first connection ------------------------------------------------------------------------
 
 
 def warnings_of(records: list[logging.LogRecord]) -> list[tuple[str, str]]:
@@ -509,11 +467,11 @@ def test_a_server_that_is_too_old_is_refused(version: str, welcome: bool) -> Non
         check_server({"redis_version": version}, "valkey://here")
 
 
-# ---- a line: the awaited face's own way over a connection ---------------------------------------------------------
+# ---- the async executor's own reads and writes on a connection -------------------------------------------------------
 
 
 def test_a_connection_that_the_server_closed_is_not_used_again(server: ValkeyServer) -> None:
-    async def event_names() -> None:
+    async def scenario() -> None:
         client = redis.asyncio.Redis(port=server.port, password=server.password)
         async with AsyncWaypost(client=client, namespace=fresh_namespace()) as post:
             await post.publish("orders", 1)
@@ -524,11 +482,11 @@ def test_a_connection_that_the_server_closed_is_not_used_again(server: ValkeySer
             assert (await post.ledger("orders")).published == 2
         await client.aclose()
 
-    asyncio.run(event_names())
+    asyncio.run(scenario())
 
 
-def test_a_connection_that_is_given_back_has_its_streams_again(server: ValkeyServer) -> None:
-    async def event_names() -> None:
+def test_a_returned_connection_has_its_streams_again(server: ValkeyServer) -> None:
+    async def scenario() -> None:
         client = redis.asyncio.Redis(port=server.port, password=server.password)
         async with AsyncWaypost(client=client, namespace=fresh_namespace()) as post:
             await post.publish("orders", "x" * 700_000)
@@ -539,12 +497,12 @@ def test_a_connection_that_is_given_back_has_its_streams_again(server: ValkeySer
         assert await client.ping()
         await client.aclose()
 
-    asyncio.run(event_names())
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
-def test_a_line_reads_what_either_protocol_sends(server: ValkeyServer, protocol: int) -> None:
-    async def event_names() -> None:
+def test_a_connection_reads_replies_of_both_protocol_versions(server: ValkeyServer, protocol: int) -> None:
+    async def scenario() -> None:
         client = redis.asyncio.Redis(
             port=server.port, password=server.password, protocol=protocol, decode_responses=True
         )
@@ -554,4 +512,4 @@ def test_a_line_reads_what_either_protocol_sends(server: ValkeyServer, protocol:
             assert (await post.ledger("orders")).ready == 1_200
         await client.aclose()
 
-    asyncio.run(event_names())
+    asyncio.run(scenario())

@@ -1,4 +1,4 @@
-"""Damaged records: a verb passes by them or changes nothing, others go on, and `check` finds and mends them."""
+"""Damaged records: a verb skips them or changes nothing, other messages go on, and `check` finds and repairs them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from waypost.values import Damage
 
 pytestmark = pytest.mark.promise("STORE-1", "SEE-5")
 
-#: What can become of a value.
+#: The ways in which a value can be damaged.
 GARBAGE: dict[str, Callable[[bytes], bytes | None]] = {
     "gone": lambda value: None,
     "empty": lambda value: b"",
@@ -26,7 +26,7 @@ GARBAGE: dict[str, Callable[[bytes], bytes | None]] = {
 
 
 def check(bench: Bench, *, mend: bool = False, queue: str = QUEUE) -> list[Damage]:
-    """A whole check, step by step."""
+    """Run a whole check, step by step."""
     damages, cursor = [], None
     while True:
         page = bench.run(bench.store.check(queue, cursor, mend=mend))
@@ -37,7 +37,7 @@ def check(bench: Bench, *, mend: bool = False, queue: str = QUEUE) -> list[Damag
 
 
 def records(inside: Inside) -> Iterator[tuple[str, str, bytes]]:
-    """Every value that a record is made of: key, field and value."""
+    """Return every value of a record: key, field and value."""
     for name in ("state", "messages", "errors", "keys", "outgoing", "readers", "queue"):
         for field, value in sorted(inside.client.hgetall(inside.key(name)).items()):
             yield name, field.decode(), value
@@ -62,17 +62,17 @@ def failure_of(act: Callable[[Scene], object], scene: Scene) -> Exception | None
 
 
 def placed_twice_or_nowhere(inside: Inside) -> set[str]:
-    """Messages that are not in exactly one place."""
+    """Return the messages that are not in exactly one index."""
     placed = [id for id, _ in inside.where()]
     bodies = {id.decode() for id in inside.client.hkeys(inside.key("messages"))}
     return {id for id in {*placed, *bodies} if placed.count(id) != 1 or id not in bodies}
 
 
 @pytest.mark.parametrize(("scene", "verb"), CASES, indirect=["scene"])
-def test_a_verb_passes_by_a_damaged_record_or_changes_nothing_and_a_mend_makes_all_whole(
+def test_a_verb_skips_a_damaged_record_or_changes_nothing_and_a_repair_restores_everything(
     scene: Scene, verb: str, inside: Inside
 ) -> None:
-    """For one record after the other, and each way in which it can be damaged."""
+    """For each record, and each way in which it can be damaged."""
     act = VERBS[verb]
     intact = inside.dumps()
     everything = list(records(inside))
@@ -99,7 +99,7 @@ def test_a_verb_passes_by_a_damaged_record_or_changes_nothing_and_a_mend_makes_a
             again = check(scene.bench)
             assert again == [], what
             assert scene.bench.ledger().balance == 0, what
-            inside.check()  # each message in one place, with its body, state and key
+            inside.check()  # each message in one index, with its body, state and key
 
 
 def test_199_of_200_messages_are_handed_out_beside_a_damaged_one(plain_bench: Bench, inside: Inside) -> None:
@@ -120,7 +120,7 @@ def test_199_of_200_messages_are_handed_out_beside_a_damaged_one(plain_bench: Be
     assert (plain_bench.ledger().balance, plain_bench.ledger().dropped, plain_bench.stats().damaged) == (0, 1, 0)
 
 
-def test_199_of_200_leases_are_reclaimed_beside_a_damaged_one_and_it_comes_back_by_a_mend(
+def test_199_of_200_leases_are_reclaimed_beside_a_damaged_one_and_a_repair_restores_it(
     plain_bench: Bench, inside: Inside
 ) -> None:
     plain_bench.configure(lease=10)
@@ -144,7 +144,7 @@ def test_199_of_200_leases_are_reclaimed_beside_a_damaged_one_and_it_comes_back_
     inside.check()
 
 
-def test_a_message_in_no_place_is_found_and_put_before_the_others_of_its_priority(
+def test_a_message_in_no_index_is_found_and_put_before_the_others_of_its_priority(
     plain_bench: Bench, inside: Inside
 ) -> None:
     ids = plain_bench.publish_count(5)
@@ -163,7 +163,7 @@ def test_a_message_in_no_place_is_found_and_put_before_the_others_of_its_priorit
 def test_a_ready_message_with_a_state_is_handed_out_though_leases_and_states_are_as_many(
     plain_bench: Bench, inside: Inside
 ) -> None:
-    """The shortest way of a claim looks at numbers only: those of a damaged queue can agree by chance."""
+    """The fast path of a claim compares numbers only, and those of a damaged queue can be equal by chance."""
     retried, held = plain_bench.publish_count(2)
     first = plain_bench.claim_one()
     plain_bench.claim_one()
@@ -174,9 +174,7 @@ def test_a_ready_message_with_a_state_is_handed_out_though_leases_and_states_are
     assert plain_bench.claim_one().id == retried
 
 
-def test_counters_that_cannot_be_read_refuse_all_verbs_until_they_are_mended(
-    plain_bench: Bench, inside: Inside
-) -> None:
+def test_unreadable_counters_refuse_all_verbs_until_they_are_repaired(plain_bench: Bench, inside: Inside) -> None:
     plain_bench.publish_count(5)
     plain_bench.claim(2)
     inside.client.hset(inside.key("queue"), "counts", b"\xc1")
@@ -192,8 +190,8 @@ def test_counters_that_cannot_be_read_refuse_all_verbs_until_they_are_mended(
     assert len(plain_bench.claim(10)) == 4
 
 
-def test_a_history_that_is_ahead_of_its_counters_is_written_on(plain_bench: Bench, inside: Inside) -> None:
-    """As after a restore of a part of the keys."""
+def test_a_journal_that_is_ahead_of_its_counters_is_continued(plain_bench: Bench, inside: Inside) -> None:
+    """As after a restore of some of the keys."""
     plain_bench.publish_count(3)
     older = inside.client.hget(inside.key("queue"), "counts")
     plain_bench.publish_count(3)

@@ -23,14 +23,14 @@ def durable() -> Iterator[ValkeyServer]:
 
 
 def waits(server: ValkeyServer) -> int:
-    """How often somebody waited for the disk, counted by the server."""
+    """Return how often a client waited for the disk, counted by the server."""
     with redis.Redis.from_url(server.url.replace("valkey", "redis")) as client:
         stats: dict[str, dict[str, int]] = client.info("commandstats")
     return stats.get("cmdstat_waitaof", {}).get("calls", 0)
 
 
 @pytest.mark.promise("STORE-1")
-def test_what_must_not_be_lost_waits_for_the_disk_and_the_rest_does_not(durable: ValkeyServer) -> None:
+def test_only_calls_that_must_not_be_lost_wait_for_the_disk(durable: ValkeyServer) -> None:
     with Waypost(durable.url, durability="fsync", namespace="disk") as post:
         post.publish("orders", 0)  # the scripts are new to the server: the first requests are sent twice
         with post.receive("orders") as message:
@@ -63,7 +63,7 @@ def test_the_async_client_waits_too(durable: ValkeyServer) -> None:
 
 
 @pytest.mark.promise("STORE-1")
-def test_a_refused_publish_leaves_the_connection_in_step(durable: ValkeyServer) -> None:
+def test_a_connection_stays_in_step_after_a_refused_publish(durable: ValkeyServer) -> None:
     with Waypost(durable.url, durability="fsync", namespace="disk-full") as post:
         post.configure("orders", max_pending=1)
         post.publish("orders", 1)
@@ -108,7 +108,7 @@ def request() -> ValkeyCall[bytes]:
 
 
 @pytest.mark.promise("STORE-1", "SEE-6")
-def test_a_disk_that_does_not_answer_in_time_leaves_the_outcome_unknown() -> None:
+def test_the_outcome_is_unknown_if_the_disk_does_not_confirm_in_time() -> None:
     sent = Request(request())
     assert sent.packed == b"request" + command(b"WAITAOF")
     sent.replies = [b"stored", [0, 0]]

@@ -1,4 +1,4 @@
-"""Somebody else's value in the place of one of our keys: a verb works without it, or refuses and changes nothing."""
+"""A foreign value in place of one of our keys: a verb works without it, or refuses and changes nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FOREIGN = b"not ours"
 
 
 class Scene:
-    """A queue with something in every place; the leases are ready to be settled."""
+    """A queue with messages in every state; the leases are ready to be settled."""
 
     dead: str
     finished: str
@@ -72,7 +72,7 @@ class Scene:
         return self.linked.chain or ""
 
     def derived(self) -> list[str]:
-        """The keys that chains and waits have made, or will."""
+        """Return the keys that chains and waits have created, or will."""
         first = self.linked.id
         return [
             f"chain:{first}", f"watchers:{first}", f"waiters:chain:{first}", f"blockers:{self.blocked}",
@@ -102,7 +102,7 @@ class Scene:
         id = continuation_id("0" * 24, 1, 1)
         return Continuation(id, queue, self.bench.draft(b"next", id=id).envelope)
 
-    # ---- verbs that take a few words ---------------------------------------------------------------------
+    # ---- verbs with a few arguments ----------------------------------------------------------------------
 
     def publish(self, count: int = 1, **options: Any) -> Any:
         ids = [NEW_ID[:-3] + f"{number:03}" for number in range(count)]
@@ -111,7 +111,7 @@ class Scene:
     def claim(self, limit: int = 500, **options: Any) -> Any:
         return self.bench.claimed(limit, nonce=b"n" * 12, **options)
 
-    # ---- what comes before a verb, where its way depends on it -------------------------------------------
+    # ---- preparations of verbs -------------------------------------------
 
     def without_cap(self) -> None:
         self.bench.configure(max_pending=None)
@@ -143,7 +143,7 @@ VERBS: dict[str, Verb] = {
     "publish and drop the oldest": lambda at: at.publish(3),
     "publish and trim the journal": lambda at: at.publish(200),
     "publish a key": lambda at: at.publish(key="new", window=60),
-    "publish a taken key": lambda at: at.publish(key="plain key"),
+    "publish a key in use": lambda at: at.publish(key="plain key"),
     "replace": lambda at: at.publish(key="failed", on_conflict="replace"),
     "replace a parked one": lambda at: at.publish(key="replaced", on_conflict="replace"),
     "park": lambda at: at.publish(key="asked", on_conflict="replace"),
@@ -174,7 +174,7 @@ VERBS: dict[str, Verb] = {
     "cancel what waits for a chain": lambda at: at.bench.cancel(id=at.blocked),
     "arrive: an end": lambda at: at.arrive("ended", at.chain),
     "arrive: a bad end": lambda at: at.arrive("ended", at.chain, "dropped"),
-    "arrive: somebody waits": lambda at: at.arrive("watch", chain_id("elsewhere", NEW_ID)),
+    "arrive: a client waits": lambda at: at.arrive("watch", chain_id("elsewhere", NEW_ID)),
     "arrive: a chain is complete": lambda at: at.arrive("completed", chain_id(QUEUE, at.blocked)),
     "arrive: a chain has failed": lambda at: at.arrive("completed", chain_id(QUEUE, at.blocked), "rejected"),
     "watch": lambda at: at.bench.watch(at.leased.id, "carl"),
@@ -257,7 +257,7 @@ def scene(request: pytest.FixtureRequest, plain_bench: Bench, monkeypatch: pytes
 @pytest.mark.parametrize(
     ("scene", "verb"), [pytest.param(name, name, id=name.replace(" ", "-")) for name in VERBS], indirect=["scene"]
 )
-def test_a_verb_works_without_a_key_that_is_foreign_or_refuses_and_changes_nothing(
+def test_a_verb_works_without_a_foreign_key_or_refuses_and_changes_nothing(
     scene: Scene, verb: str, inside: Inside
 ) -> None:
     act = VERBS[verb]
@@ -286,13 +286,13 @@ def test_a_verb_works_without_a_key_that_is_foreign_or_refuses_and_changes_nothi
             after = inside.snapshot()
             assert {**after, key: b""} == {**worked, key: b""}
         assert inside.client.get(key) == FOREIGN
-    # All look at the queue first.
+    # All read the queue first.
     assert "queue" in refused
 
 
 @pytest.mark.parametrize(("scene", "verb"), CASES, indirect=["scene"])
-def test_a_key_of_chains_that_is_foreign_stays_what_it_is(scene: Scene, verb: str, inside: Inside) -> None:
-    """They say what a message means to others; where they are gone its own way goes on, or nothing is changed."""
+def test_a_foreign_key_in_place_of_a_chain_is_not_changed(scene: Scene, verb: str, inside: Inside) -> None:
+    """They connect a message with others; without them the message itself goes on, or nothing is changed."""
     intact = inside.dumps()
     for name in scene.derived():
         key = inside.key(name)
@@ -357,7 +357,7 @@ def test_publishing_does_not_need_the_list_of_queues(plain_bench: Bench, inside:
     assert plain_bench.publish().status == "queued"
 
 
-def test_a_history_whose_counters_are_gone_is_not_written_into(plain_bench: Bench, inside: Inside) -> None:
+def test_a_journal_without_its_counters_is_not_written(plain_bench: Bench, inside: Inside) -> None:
     plain_bench.publish_count(3)
     inside.client.delete(inside.key("queue"))
     before = inside.snapshot()
@@ -365,7 +365,7 @@ def test_a_history_whose_counters_are_gone_is_not_written_into(plain_bench: Benc
         with pytest.raises(ForeignData, match=":journal"):
             act()
     assert inside.snapshot() == before
-    # What the message says to do helps: the messages are still there.
+    # The way out of the error works: the messages are still there.
     inside.client.delete(inside.key("journal"))
     assert len(plain_bench.claim(10)) == 3
 
@@ -373,15 +373,15 @@ def test_a_history_whose_counters_are_gone_is_not_written_into(plain_bench: Benc
 @pytest.mark.promise("CRON-6")
 def test_foreign_schedules_are_named_and_nothing_is_fired_into_them(plain_bench: Bench, inside: Inside) -> None:
     plain_bench.publish()
-    schedule = StoredSchedule("beat", "v1", b"spec", False, plain_bench.now_ms, plain_bench.now_ms)
-    step = FireStep("beat", "v1", plain_bench.now_ms, plain_bench.now_ms, plain_bench.now_ms, None, 0, None, None)
+    schedule = StoredSchedule("tick", "v1", b"spec", False, plain_bench.now_ms, plain_bench.now_ms)
+    step = FireStep("tick", "v1", plain_bench.now_ms, plain_bench.now_ms, plain_bench.now_ms, None, 0, None, None)
     store = plain_bench.store
     calls: list[Callable[[], Call[Any]]] = [
         lambda: store.save_schedule(QUEUE, schedule, version=None, next_ms=None),
         lambda: store.fire_schedule(QUEUE, step, [plain_bench.draft()], plain_bench.operation()),
-        lambda: store.trigger_schedule(QUEUE, "beat", plain_bench.draft(), plain_bench.operation()),
+        lambda: store.trigger_schedule(QUEUE, "tick", plain_bench.draft(), plain_bench.operation()),
         lambda: store.schedules(QUEUE),
-        lambda: store.remove_schedule(QUEUE, "beat"),
+        lambda: store.remove_schedule(QUEUE, "tick"),
     ]
     inside.client.set(inside.key("schedules"), FOREIGN)
     before = inside.snapshot()

@@ -1,6 +1,6 @@
-"""A server without memory: every kind of publish is refused whole, what is there can be drained, then there is room.
+"""A server with full memory: every kind of publish is refused whole, messages can be drained, then there is room.
 
-Shown on the newest server and on the oldest that waypost works with: they judge a full memory in different ways.
+Run on the newest server and on the oldest supported one: they detect a full memory in different ways.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.promise("STORE-1")
 
 BODY = b"x" * 10_000
 
-#: Every kind of publish, each on a queue that has a waiting message with the key `taken` and a leased one `running`.
+#: Every kind of publish, each on a queue that has a waiting message with the key `waiting` and a leased one `running`.
 PUBLISHES: dict[str, Callable[[Bench], Any]] = {
     "plain": lambda bench: bench.publish(BODY),
     "empty": lambda bench: bench.publish(b""),
@@ -33,8 +33,8 @@ PUBLISHES: dict[str, Callable[[Bench], Any]] = {
     "windowed": lambda bench: bench.publish(BODY, key="new", window=60),
     "delayed": lambda bench: bench.publish(BODY, delay=60),
     "keyed-batch": lambda bench: bench.publish_drafts([bench.draft(b"small", key=f"many:{n}") for n in range(100)]),
-    "replace": lambda bench: bench.publish(BODY, key="taken", on_conflict="replace"),
-    "postpone": lambda bench: bench.publish(BODY, key="taken", on_conflict="extend", delay=60),
+    "replace": lambda bench: bench.publish(BODY, key="waiting", on_conflict="replace"),
+    "postpone": lambda bench: bench.publish(BODY, key="waiting", on_conflict="extend", delay=60),
     "park": lambda bench: bench.publish(BODY, key="running", on_conflict="replace"),
     "sent-on": lambda bench: bench.publish(BODY, forwarded=True),
     "first of a chain": lambda bench: bench.begin_chain(),
@@ -68,7 +68,7 @@ def fill(bench: Bench) -> None:
 def full(small_server: EmbeddedServer) -> Iterator[tuple[Bench, Inside]]:
     """A bench on a server that has just refused a publish."""
     with redis.Redis(port=small_server.port, password=small_server.password) as client:
-        client.execute_command("FLUSHALL", "SYNC")  # by itself it may free the memory later
+        client.execute_command("FLUSHALL", "SYNC")  # otherwise it may free the memory later
         client.config_set("maxmemory", "8mb")
 
         def make(clock: Any, namespace: str) -> Store:
@@ -77,9 +77,9 @@ def full(small_server: EmbeddedServer) -> Iterator[tuple[Bench, Inside]]:
         with Bench(make, "sync") as bench:
             bench.publish(b"running", key="running")
             bench.claim_one()
-            bench.publish(b"taken", key="taken")
+            bench.publish(b"waiting", key="waiting")
             fill(bench)
-            # Well past the mark, whatever buffers come and go.
+            # Well past the limit, whatever the server's buffers use.
             client.config_set("maxmemory", cast(dict[str, Any], client.info("memory"))["used_memory"] - 200_000)
             yield bench, Inside(client, bench.namespace)
 
@@ -95,7 +95,7 @@ def test_a_publish_into_a_full_memory_is_refused_whole(full: tuple[Bench, Inside
     assert bench.ledger().balance == 0
 
 
-def test_a_full_memory_is_drained_by_claims_and_settles_and_then_takes_messages_again(
+def test_a_full_memory_is_drained_by_claims_and_settles_and_then_accepts_messages_again(
     full: tuple[Bench, Inside],
 ) -> None:
     bench, inside = full

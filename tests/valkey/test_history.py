@@ -18,7 +18,7 @@ WHOLE = ["published", "claimed", "done"]
 
 
 def id_made_at(bench: Bench, seconds_off: float) -> str:
-    """The id that a client makes while its machine's clock differs from the store's by so much."""
+    """Return the id of a client whose clock differs from the store's by `seconds_off`."""
     wrong_ms = bench.now_ms + round(seconds_off * 1000)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(time, "time_ns", lambda: wrong_ms * 1_000_000)
@@ -30,7 +30,7 @@ def trace(bench: Bench, message_id: str) -> list[str]:
 
 
 def pages(bench: Bench, message_id: str) -> int:
-    """How many calls a history takes."""
+    """Return how many calls a history takes."""
     count, cursor = 0, None
     while count == 0 or cursor is not None:
         cursor = bench.run(bench.store.trace(QUEUE, message_id, cursor)).cursor
@@ -39,7 +39,7 @@ def pages(bench: Bench, message_id: str) -> int:
 
 
 def noise(bench: Bench, times: int) -> None:
-    """Other messages, so that the journal holds more than the one that is looked for."""
+    """Publish other messages, so that the journal holds more than the one in question."""
     for _ in range(times):
         bench.publish_count(50)
         bench.settle_batch([bench.settlement(lease) for lease in bench.claim(500)])
@@ -58,7 +58,7 @@ def test_a_publisher_whose_clock_is_wrong_does_not_hide_a_history(plain_bench: B
 
 
 def test_a_wrong_clock_is_not_mistaken_for_a_beginning(plain_bench: Bench) -> None:
-    """The id points between its publish and its end: what is found from there on is not all."""
+    """The id points between its publish and its end: the events from there on are not all."""
     id = id_made_at(plain_bench, DAY / 2)
     plain_bench.publish(id=id, delay=DAY)
     noise(plain_bench, 3)
@@ -94,12 +94,12 @@ def test_a_journal_of_megabytes_is_read_page_by_page(plain_bench: Bench, inside:
     plain_bench.settle(plain_bench.claim_one())
     assert inside.bytes_of(inside.key("journal")) > 5_000_000
     assert trace(plain_bench, id) == ["published", "promoted", "claimed", "done"]
-    # No call may look through more than about a megabyte: it would hold up everybody else.
+    # No call may read more than about a megabyte: it would delay all other clients.
     assert 5 <= pages(plain_bench, id) <= 8
     assert trace(plain_bench, id_made_at(plain_bench, 0)) == []
 
 
-def test_of_a_trimmed_journal_the_rest_is_found(plain_bench: Bench) -> None:
+def test_the_rest_of_a_trimmed_journal_is_found(plain_bench: Bench) -> None:
     id = id_made_at(plain_bench, 0)
     plain_bench.publish(id=id, priority=9)
     lease = plain_bench.claim_one()

@@ -14,7 +14,7 @@ from waypost.testing.bench import QUEUE, Bench
 pytestmark = pytest.mark.promise("STORE-1")
 
 LARGE = 100_000
-#: What stays when all messages are gone: counters and policy, history, who sleeps, and what has a TTL.
+#: Keys that stay when all messages are gone: counters and policy, history, sleepers, and those with a TTL.
 KEPT = {"queue", "journal", "sleepers", "operations"}
 EXPIRING = ("operations", "window", "result", "sleepers", "chain", "end", "watchers", "waiters")
 #: Messages of each kind in one round.
@@ -54,7 +54,7 @@ def test_a_large_body_is_not_copied_by_keys_timers_retries_or_death(plain_bench:
 
 
 def one_round(bench: Bench, number: int) -> None:
-    """Messages of every kind, each to its end."""
+    """Publish messages of every kind, and end them all."""
     bench.publish_count(ROUND)
     bench.publish_drafts([bench.draft(key=f"{number}:{n}") for n in range(ROUND)])
     bench.publish_drafts([bench.draft(key=f"{number}:window:{n}", window=30) for n in range(ROUND)])
@@ -146,7 +146,7 @@ def test_a_journal_at_its_cap_stops_growing(plain_bench: Bench, inside: Inside) 
 
 
 def measured(bench: Bench, inside: Inside) -> Iterator[tuple[str, float]]:
-    """Bytes for each of many, by what it is. The journal is told apart: it is bounded by itself."""
+    """Return the bytes of one item of each kind. The journal is measured separately: it has a limit of its own."""
     count, body = 2_000, b"x" * 100
     fixed = 0
 
@@ -179,7 +179,7 @@ def measured(bench: Bench, inside: Inside) -> Iterator[tuple[str, float]]:
     yield "result of 100 bytes", each()
 
 
-#: No figure may be worse than this by the server's own account. Allocators differ, so the bounds are loose.
+#: No figure may be worse than this, as measured by the server. Allocators differ, so the bounds are loose.
 BYTES_MAX = {
     "message of 100 bytes, ready": 600,
     "the same, leased": 900,

@@ -1,4 +1,4 @@
-"""The Lua as text: names are known, commands old enough, batches bounded, and every file says what it does."""
+"""The text of the Lua scripts: names are defined, commands are old enough, batches bounded, all files documented."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ UNPACKED = {
     "wanted": "a claim's limit, at most a chunk",
     "ids": "messages, settlements or leases of one call, at most a chunk",
     "held": "the first thousand leases",
-    "gone": "workers that one beat removes, at most a hundred",
+    "gone": "workers that one heartbeat removes, at most a hundred",
     "who, i, min(i + 999, #who)": "a thousand at a time",
     "wake(freshly_ready)": "wake names at most a chunk of sleepers",
     "wake(worth(due_before))": "wake names at most a chunk of sleepers",
@@ -67,7 +67,7 @@ CONSTANTS = {
 
 #: Parts that scripts include.
 PARTS = {"base", "moves", "accept", "chains", "drafts", "once", "register", "leader"}
-#: Keys that depend on an argument, and what a script that can touch those of chains says in its opening.
+#: Keys that depend on an argument, and the line in the opening of a script that can touch those of chains.
 DERIVED = {"window:<key>", "result:<id>", "leader:<role>"}
 OF_CHAINS = "the keys of chains"
 
@@ -78,13 +78,13 @@ TOKEN = re.compile(
 
 
 def tokens(text: str) -> list[tuple[str, str]]:
-    """Kind and text of each token, without comments."""
+    """Return the kind and text of each token, without comments."""
     found = [(str(match.lastgroup), match[0]) for match in TOKEN.finditer(text)]
     return [token for token in found if token[0] != "comment"]
 
 
 def names(text: str) -> Iterator[tuple[str, bool]]:
-    """Each use of a name that is not a field, and whether it is made there: by local, by for, or as a parameter."""
+    """Return each use of a name that is not a field, and whether it is defined there: local, for or a parameter."""
     found = tokens(text)
     brackets: list[str] = []
     making = ""
@@ -119,8 +119,8 @@ def test_there_is_a_file_for_each_script() -> None:
 
 
 @pytest.mark.parametrize("name", [*SCRIPTS, *APART])
-def test_every_name_is_made_before_it_is_used(name: str) -> None:
-    """A forgotten constant, a function used above its own line, a value without `local`: each fails only when run."""
+def test_every_name_is_defined_before_it_is_used(name: str) -> None:
+    """A missing constant, a function used before its definition, a value without `local`: each fails only when run."""
     known = set(BUILTINS)
     unknown = []
     for token, made in names(code(name)):
@@ -131,7 +131,7 @@ def test_every_name_is_made_before_it_is_used(name: str) -> None:
     assert unknown == []
 
 
-def test_the_reader_of_names_finds_what_is_wrong() -> None:
+def test_the_check_of_names_finds_errors() -> None:
     broken = "local a, b = 1, {c = 2, D = 3}\nlocal function f(x, y) return x + y + a.c + later() + b end\nreturn f(G)"
     known, unknown = set[str](), []
     for token, made in names(broken):
@@ -181,7 +181,7 @@ def test_the_oldest_server_knows_every_script_and_command() -> None:
 
 
 def head(text: str) -> str:
-    """The comment that a file opens with."""
+    """Return the comment that a file opens with."""
     lines = []
     for line in text.splitlines():
         if not line.startswith("--"):
@@ -246,7 +246,7 @@ def test_nothing_that_changes_a_script_comes_from_outside() -> None:
 
 
 @pytest.mark.promise("STORE-1", "PUB-8")
-def test_a_step_that_is_too_long_is_refused_before_it_is_sent() -> None:
+def test_a_call_with_too_many_entries_is_refused_before_it_is_sent() -> None:
     store = ValkeyStore.from_url("valkey://127.0.0.1:1")
     operation = Session(ClockTime()).operation("orders")
     hold = Hold("0" * 24, 1, bytes(12))

@@ -1,4 +1,4 @@
-"""A primary, a replica and three Sentinels: a client finds the primary of now; what a promotion may lose is known."""
+"""A primary, a replica and three Sentinels: a client finds the current primary; what a failover may lose is known."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from waypost.testing.servers import EmbeddedServer, RedisServer, ValkeyServer
 
 T = TypeVar("T")
 SECRET = "canary-hunter2"
-#: More than the buffers between two processes hold: what is written behind it cannot reach a replica that stands still.
+#: More than the buffers between two processes hold: what is written behind it cannot reach a frozen replica.
 FILLER_BYTES = 64_000_000
 
 
 @pytest.fixture(scope="module")
 def calm() -> Iterator[SentinelSetup]:
-    """One for all tests that kill nobody."""
+    """One setup for all tests that kill no server."""
     with SentinelSetup() as setup:
         yield setup
 
@@ -121,7 +121,7 @@ def test_a_sentinel_url_may_have_all_options() -> None:
 
 
 @pytest.mark.promise("STORE-5")
-def test_the_callers_client_of_a_sentinel_serves_and_is_left_open(calm: SentinelSetup) -> None:
+def test_the_callers_sentinel_client_is_used_and_not_closed(calm: SentinelSetup) -> None:
     manager = untyped(redis.sentinel.Sentinel)(
         [("127.0.0.1", one.port) for one in calm.sentinels],
         sentinel_kwargs={"password": calm.password},
@@ -137,8 +137,8 @@ def test_the_callers_client_of_a_sentinel_serves_and_is_left_open(calm: Sentinel
 
 
 @pytest.mark.promise("STORE-5")
-def test_the_callers_asyncio_client_of_a_sentinel_serves_and_is_left_open(calm: SentinelSetup) -> None:
-    async def event_names() -> bool:
+def test_the_callers_asyncio_sentinel_client_is_used_and_not_closed(calm: SentinelSetup) -> None:
+    async def scenario() -> bool:
         manager = untyped(redis.asyncio.sentinel.Sentinel)(
             [("127.0.0.1", one.port) for one in calm.sentinels],
             sentinel_kwargs={"password": calm.password},
@@ -156,10 +156,10 @@ def test_the_callers_asyncio_client_of_a_sentinel_serves_and_is_left_open(calm: 
             await one.aclose()
         return alive
 
-    assert asyncio.run(event_names())
+    assert asyncio.run(scenario())
 
 
-# ---- servers that are not the one to ask -------------------------------------------------------------------------
+# ---- servers that are not the primary -------------------------------------------------------------------------
 
 
 @pytest.mark.promise("STORE-5", "LEASE-14")
@@ -189,7 +189,7 @@ def test_a_connection_to_a_server_that_became_a_replica_is_not_kept(kind: type[E
 
 @pytest.mark.promise("STORE-1", "LEASE-14")
 @pytest.mark.parametrize("kind", [ValkeyServer, RedisServer])
-def test_a_primary_that_wants_replicas_and_has_none_refuses_whole(kind: type[EmbeddedServer]) -> None:
+def test_a_primary_that_requires_replicas_and_has_none_refuses_whole_calls(kind: type[EmbeddedServer]) -> None:
     make: StoreMaker = lambda clock, namespace: cast(  # noqa: E731
         Store, ValkeyStore.from_url(server.url, namespace=namespace, clock=clock)
     )
@@ -214,7 +214,7 @@ def test_a_primary_that_wants_replicas_and_has_none_refuses_whole(kind: type[Emb
 
 
 @pytest.mark.promise("STORE-1", "STORE-5", "LEASE-14")
-def test_after_a_promotion_a_client_goes_on_by_itself(mode: str) -> None:
+def test_a_client_goes_on_after_a_failover(mode: str) -> None:
     with SentinelSetup() as setup, open_client(mode, setup.url, namespace=fresh_namespace(), retry_budget=60) as post:
         first = post.publish(QUEUE, {"n": 1}, key="order:1")
         waiting = post.publish(QUEUE, {"n": 2}, key="order:2")
@@ -233,8 +233,8 @@ def test_after_a_promotion_a_client_goes_on_by_itself(mode: str) -> None:
 
 
 @pytest.mark.promise("STORE-1", "LEASE-2", "SEE-5")
-def test_a_promotion_while_many_publish_and_receive(record_property: Callable[[str, object], None]) -> None:
-    """What the promotion loses is counted; all the rest is handled, and the ledger of the new primary balances."""
+def test_a_failover_while_many_publish_and_receive(record_property: Callable[[str, object], None]) -> None:
+    """What the failover loses is counted; all the rest is handled, and the ledger of the new primary balances."""
     namespace, goal = fresh_namespace(), 600
     acknowledged: list[str] = []
     tokens: dict[str, list[int]] = defaultdict(list)
@@ -276,7 +276,7 @@ def test_a_promotion_while_many_publish_and_receive(record_property: Callable[[s
         ledger = post.ledger(QUEUE)
         record_property("lost", len(lost))
         assert (ledger.balance, ledger.unexplained) == (0, 0)
-        # Everything that the new primary has was handled. What was lost can only be what stood near the kill.
+        # Everything that the new primary has was handled. Only writes shortly before the kill can be lost.
         assert ledger.done == ledger.published == goal - len(lost)
         assert all(acknowledged.index(id) < before + 2 for id in lost)
         assert set(acknowledged) - set(lost) <= set(tokens)
@@ -286,8 +286,8 @@ def test_a_promotion_while_many_publish_and_receive(record_property: Callable[[s
 
 
 @pytest.mark.promise("STORE-1", "LEASE-2")
-def test_a_promotion_that_loses_writes_loses_the_last_ones_whole_and_keeps_the_fence() -> None:
-    """The replica stands still while the primary acknowledges. Nobody who holds what was lost can settle it."""
+def test_a_failover_that_loses_writes_loses_whole_calls_and_keeps_tokens_valid() -> None:
+    """The replica is frozen while the primary acknowledges. A lease that was lost cannot be settled."""
     with SentinelSetup() as setup:
         make: StoreMaker = lambda clock, namespace: cast(  # noqa: E731
             Store, ValkeyStore.from_url(setup.url, namespace=namespace, clock=clock)
@@ -312,7 +312,7 @@ def test_a_promotion_that_loses_writes_loses_the_last_ones_whole_and_keeps_the_f
             ledger = after.ledger()
             assert (ledger.published, ledger.done, ledger.balance, ledger.unexplained) == (2, 0, 0, 0)
             assert after.trace(gone.id) == []
-            # The claim is lost: its holder is told so, and the number goes to another, with another mark.
+            # The claim is lost: its holder gets `lost`, and the token goes to another claim, with another nonce.
             assert after.settle(late) == "lost"
             again = after.claim_one()
             assert (again.id, again.token) == (held.id, early.token + 1)
@@ -334,7 +334,7 @@ def server_or_skip(kind: type[EmbeddedServer]) -> EmbeddedServer:
 
 
 def wait_for_replica(setup: SentinelSetup) -> None:
-    """Until a replica has everything that was written so far."""
+    """Wait until a replica has everything that was written so far."""
     with client_of(setup.primary) as client:
         client.set("marker", os.urandom(8))
         until(lambda: client.wait(1, 100), "a replica that has everything")
@@ -342,7 +342,7 @@ def wait_for_replica(setup: SentinelSetup) -> None:
 
 @contextmanager
 def replica_frozen(setup: SentinelSetup) -> Iterator[None]:
-    """The replica stands still, and so much is on its way to it that nothing behind that can arrive."""
+    """Freeze the replica, and fill the buffers to it so that nothing more can arrive."""
     primary = setup.primary
     replica = next(server for server in setup.servers if server is not primary)
     assert replica.pid is not None

@@ -1,4 +1,4 @@
-"""More calls at once than a client has connections: they take turns, and nothing is left behind."""
+"""More calls at once than a client has connections: they wait for each other, and no connection is leaked."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_threads_beyond_the_limit_of_connections_take_turns(server: ValkeyServer
     name, threads_count = fresh_namespace(), CONNECTIONS_MAX + 8
     with Waypost(f"{server.url}?client_name={name}", namespace=name) as post:
         post.publish(QUEUE, 0)
-        # Whatever writes is held back by the server until all are under way.
+        # The server holds all writes back until all calls are under way.
         raw.execute_command("CLIENT", "PAUSE", 60_000, "WRITE")
         begun = threading.Barrier(threads_count + 1)
 
@@ -48,7 +48,7 @@ def test_threads_beyond_the_limit_of_connections_take_turns(server: ValkeyServer
 def test_coroutines_beyond_the_limit_of_connections_take_turns(server: ValkeyServer, raw: Any) -> None:
     name, count = fresh_namespace(), 5 * CONNECTIONS_MAX
 
-    async def event_names() -> int:
+    async def scenario() -> int:
         async with AsyncWaypost(f"{server.url}?client_name={name}", namespace=name) as post:
             await asyncio.gather(*(post.publish(QUEUE, number) for number in range(count)))
             # One that is cancelled while it waits for its turn, or has it, gives it back.
@@ -61,5 +61,5 @@ def test_coroutines_beyond_the_limit_of_connections_take_turns(server: ValkeySer
             assert (await post.ledger(QUEUE)).balance == 0
             return connections_named(raw, name)
 
-    assert 1 <= asyncio.run(event_names()) <= CONNECTIONS_MAX
+    assert 1 <= asyncio.run(scenario()) <= CONNECTIONS_MAX
     assert connections_named(raw, name) == 0

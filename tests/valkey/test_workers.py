@@ -44,7 +44,7 @@ def test_both_keys_lie_in_one_slot_and_end_with_the_last_worker(plain_bench: Ben
     assert raw.exists(register, records) == 0
 
 
-def test_those_who_are_gone_are_removed_in_passing_a_bounded_number_at_a_time(plain_bench: Bench, raw: Any) -> None:
+def test_expired_workers_are_removed_a_bounded_number_at_a_time(plain_bench: Bench, raw: Any) -> None:
     register, records = keys(plain_bench)
     many = WORKERS_SWEPT_MAX + 50
     plain_bench.runner.run_many([plain_bench.store.heartbeat(Heartbeat(f"gone-{n}"), 1_000) for n in range(many)])
@@ -58,7 +58,7 @@ def test_those_who_are_gone_are_removed_in_passing_a_bounded_number_at_a_time(pl
 
 
 @pytest.mark.parametrize("place", [0, 1])
-def test_a_key_that_is_not_ours_is_named_and_not_touched(plain_bench: Bench, raw: Any, place: int) -> None:
+def test_a_foreign_key_is_named_and_not_changed(plain_bench: Bench, raw: Any, place: int) -> None:
     key = keys(plain_bench)[place]
     raw.set(key, "theirs")
     for call in (
@@ -72,7 +72,7 @@ def test_a_key_that_is_not_ours_is_named_and_not_touched(plain_bench: Bench, raw
 
 
 @pytest.mark.parametrize("kind", [ValkeyServer, RedisServer], ids=["valkey", "redis62"])
-def test_who_works_can_be_seen_while_the_memory_is_full(kind: type[EmbeddedServer]) -> None:
+def test_workers_can_be_listed_while_the_memory_is_full(kind: type[EmbeddedServer]) -> None:
     try:
         server: Any = kind(maxmemory="4mb", maxmemory_policy="noeviction")
     except MissingExtra:
@@ -84,7 +84,7 @@ def test_who_works_can_be_seen_while_the_memory_is_full(kind: type[EmbeddedServe
     with server, redis.Redis(port=server.port, password=server.password) as client, Bench(make, "sync") as bench:
         heartbeat(bench, "early")
         fill(bench)
-        # Well past the mark, whatever buffers come and go.
+        # Well past the limit, whatever the server's buffers use.
         client.config_set("maxmemory", cast(dict[str, Any], client.info("memory"))["used_memory"] - 200_000)
         with pytest.raises(StoreFull):
             bench.publish(b"x" * 10_000)
