@@ -14,7 +14,7 @@ NEXT = {"chop": "cook", "cook": "serve", "serve": "chop"}
 
 
 def step(body: dict[str, int], message: Message[dict[str, int]]) -> None:
-    """Goes on to the next queue, or keeps the result. A kill comes before the settle, which decides all of it."""
+    """Continue in the next queue, or keep the result. The kill comes before the settle, which does both."""
     with notes.open("a") as file:
         file.write(f"began {body['step']} {message.deliveries} {os.getpid()}\n")
     if message.deliveries == 1:

@@ -24,7 +24,7 @@ post = Waypost(given["url"], namespace=given["namespace"], retry_budget=5)
 
 
 def note(what: str, kind: str, message: Message[Any]) -> None:
-    """One line, written whole."""
+    """Append one line in a single write."""
     with open(given["notes"], "ab", buffering=0) as file:
         file.write(f"{what} {kind} {message.id} {message.deliveries} {time.monotonic_ns()}\n".encode())
 
@@ -66,7 +66,7 @@ async def quick(message: Message[int]) -> None:
 
 
 def main() -> None:
-    """Work until the standard input ends."""
+    """Run a worker until the standard input ends."""
     with post.worker():
         sys.stdout.write("ready\n")
         sys.stdout.flush()
@@ -74,6 +74,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    from tests.fault import disconnected_worker  # where the processes of handlers find them
+    from tests.fault import disconnected_worker  # where the processes of handlers import them
 
     disconnected_worker.main()

@@ -14,7 +14,7 @@ post = Waypost(os.environ.get("APP_URL", "memory://"), namespace=os.environ.get(
 
 
 class Strange(BaseException):
-    """No `Exception`."""
+    """An error that is not an `Exception`."""
 
 
 def end(body: str) -> None:
@@ -32,11 +32,11 @@ def end(body: str) -> None:
             raise asyncio.CancelledError
 
 
-#: What each queue is given beside messages that are fine.
+#: The poison messages of each queue, beside ordinary ones.
 POISONS = {
     "loop": ("exit", "strange", "generator-exit", "interrupt", "cancelled-error", "cancels-itself"),
     "threads": ("exit", "strange", "generator-exit", "interrupt", "cancelled-error"),
-    "processes": ("exit", "strange", "interrupt", "kills-its-process", "leaves-its-process"),
+    "processes": ("exit", "strange", "interrupt", "kills-its-process", "exits-its-process"),
     "worker": ("kills-its-worker",),
 }
 
@@ -60,7 +60,7 @@ def in_processes(body: str) -> None:
     match body:
         case "kills-its-process":
             os.kill(os.getpid(), signal.SIGKILL)
-        case "leaves-its-process":
+        case "exits-its-process":
             os._exit(0)
     end(body)
 

@@ -55,7 +55,7 @@ WORKER_GROWTH_MB_MAX = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where figures are taken: a store, how large they are, and chance with a seed."""
+    """Where figures are measured: a store, the size of the run, and a seeded random generator."""
 
     store: str
     url: str
@@ -65,7 +65,7 @@ class Place:
     server: EmbeddedServer | None = None
 
     def kept(self) -> int:
-        """How many things the store keeps: the keys of a server, or the rows of tables that could grow with messages.
+        """Return how much the store keeps: the keys of a server, or the rows of tables that could grow with messages.
 
         Left out are counters of the last day, the journal, and the results of a client's last 128 calls: all bounded.
         """
@@ -89,12 +89,12 @@ class Place:
         return int(found[0])
 
     def size(self, full: int) -> int:
-        """The size of a figure: a tenth of it when it must be quick."""
+        """Return the size of a figure: a tenth of it in a quick run."""
         return max(10, full // 10) if self.quick else full
 
 
 def balanced(name: str, ledger: Ledger) -> Figure:
-    """The ledger after a figure: it must balance, and every redelivery must have a cause."""
+    """Check the ledger after a figure: it must balance, and every redelivery must have a cause."""
     return Figure(
         f"{name} ledger",
         f"balance {ledger.balance}, unexplained {ledger.unexplained}",
@@ -104,7 +104,7 @@ def balanced(name: str, ledger: Ledger) -> Figure:
 
 
 def frozen_workers(place: Place) -> Iterator[Figure]:
-    """A holder that sleeps past its lease while another takes over: its settle must change nothing."""
+    """A holder that sleeps past its lease while another claims the message: its settle must change nothing."""
     queue, count = "frozen", place.size(100)
     refused = 0
     with Waypost(place.url) as frozen, Waypost(place.url) as awake:
@@ -122,7 +122,7 @@ def frozen_workers(place: Place) -> Iterator[Figure]:
 
 
 def poison(place: Place) -> Iterator[Figure]:
-    """Messages that fail every time are buried after exactly so many deliveries, and the others are done."""
+    """Messages that always fail are dead after exactly `max_deliveries` deliveries, and the others are done."""
     queue, count = "poison", place.size(2_000)
     bad = count // 10
     bodies = ["poison"] * bad + ["fine"] * (count - bad)
@@ -334,7 +334,7 @@ def worker_memory(place: Place) -> Iterator[Figure]:
 
 
 def resident_bytes() -> int:
-    """The memory of this process."""
+    """Return the resident memory of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
@@ -469,15 +469,15 @@ FIGURES: tuple[Callable[[Place], Iterator[Figure]], ...] = (
     frozen_workers, poison, same_keys, lost_replies, repeats, stopped_server, worker_memory, schedulers,
     daylight_saving, outbox, effects_once, slow_link, leases, exits,
 )  # fmt: skip
-#: The names that `--only` knows; and of those, what `--counts` leaves out since it is a rate by the clock.
+#: The names that `--only` accepts, and those that `--counts` excludes because they are rates over time.
 NAMES = (*(take.__name__ for take in FIGURES), "wakes", "tokens", "idle", "relays")
 TIMED_NAMES = ("idle",)
-#: What a request that does something has in it; replies to the greeting of a new connection are let through.
+#: What requests that change something contain; replies to the handshake of a new connection always pass.
 VERBS = {"valkey": b"EVALSHA", "postgresql": b'"($1'}
 
 
 def main(arguments: list[str]) -> int:
-    """Take every figure on every store; the exit code is 1 if one is short."""
+    """Measure every figure on every store; the exit code is 1 if one is short."""
     parser = argparse.ArgumentParser(prog="python -m tests.fault.figures", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a tenth of the size")
     parser.add_argument("--counts", action="store_true", help="without figures that time something")

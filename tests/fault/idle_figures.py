@@ -29,7 +29,7 @@ CONNECTIONS = 4 * WORKERS
 
 
 def request_counter(server: Server) -> Callable[[], int]:
-    """How many requests or transactions a server has seen so far."""
+    """Return a function that counts the requests or transactions of a server so far."""
     if server.kind == "valkey":
         from tests.servers.valkey_setups import client_of
 
@@ -53,7 +53,7 @@ def request_counter(server: Server) -> Callable[[], int]:
 
 @contextmanager
 def idle_workers(url: str, namespace: str, workers: int, queues: int) -> Iterator[list[subprocess.Popen[str]]]:
-    """Processes of idle workers, all at work."""
+    """Start processes of idle workers, and wait until all run."""
     number = min(PROCESSES, workers)
     with ExitStack() as stack:
         processes = []
@@ -80,7 +80,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def steps_of(process: subprocess.Popen[str]) -> int:
-    """How many transactions a process has made on its file."""
+    """Return how many transactions a process has made on its file."""
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write("\n")
@@ -89,14 +89,14 @@ def steps_of(process: subprocess.Popen[str]) -> int:
 
 
 def let_pass(seconds: float) -> None:
-    """Let a span pass in which something is counted."""
+    """Wait while requests are counted."""
     end = time.monotonic() + seconds
     while (left := end - time.monotonic()) > 0:
         time.sleep(min(left, 1.0))
 
 
 def rate(count_requests: Callable[[], int], limit: float, seconds: float) -> float:
-    """Return how many a second, once all workers are idle."""
+    """Return how many requests a second there are, once all workers are idle."""
 
     def is_calm() -> bool:
         before = count_requests()

@@ -39,7 +39,7 @@ def _count_steps() -> None:
 
 
 async def idle(given: dict[str, Any]) -> None:
-    """Work until the standard input ends."""
+    """Run the workers until the standard input ends."""
     clients = []
 
     async def handle(body: object) -> None: ...

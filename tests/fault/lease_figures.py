@@ -28,7 +28,7 @@ from waypost import Waypost
 
 WORKERS = 5
 LEASE_SECONDS = 2.0
-#: Held back answers are only waited for.
+#: Replies that are held back are only waited for.
 LATE_LEASE_SECONDS = 0.5
 KINDS = ("async", "process", "thread")
 FINE = 30
@@ -53,12 +53,12 @@ class DisconnectedWorker:
         stack.callback(self.end)
 
     def wait_ready(self) -> None:
-        """It claims."""
+        """Wait until it claims."""
         assert self.process.stdout is not None
         assert self.process.stdout.readline() == b"ready\n"
 
     def end(self) -> None:
-        """Let it end."""
+        """Stop it, and wait for its end."""
         self.proxy.heal()
         assert self.process.stdin is not None
         self.process.stdin.close()
@@ -71,7 +71,7 @@ class DisconnectedWorker:
         self.process.stdout.close()
 
     def lines(self) -> list[tuple[str, str, str, int, int]]:
-        """What it wrote: what, kind, message, delivery, when."""
+        """Return what it wrote: event, kind, message, delivery, time."""
         found = []
         for line in self.notes.read_text().splitlines():
             what, kind, message_id, delivery, when = line.split()
@@ -79,11 +79,11 @@ class DisconnectedWorker:
         return found
 
     def noted(self, what: str) -> dict[str, int]:
-        """The messages of which it noted this on their first delivery, and when it did so last."""
+        """Return the messages for which it noted an event on their first delivery, and the last time."""
         return {message_id: when for w, _, message_id, nth, when in self.lines() if w == what and nth == 1}
 
     def cut(self, how: str) -> None:
-        """Cut it off from its store."""
+        """Disconnect it from its store."""
         if how == "silent":
             self.proxy.silence()
         else:
@@ -93,7 +93,7 @@ class DisconnectedWorker:
 
 @contextmanager
 def disconnected_workers(server: Server) -> Iterator[list[DisconnectedWorker]]:
-    """Several of them, ready."""
+    """Start several of them, and wait until they are ready."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         workers = [DisconnectedWorker(server, number, folder, stack) for number in range(WORKERS)]
@@ -244,7 +244,7 @@ def poison_by_exit(url: str, namespace: str) -> Iterator[Figure]:
                 until(lambda: _ended(post) == poisons - 1 + FINE * (len(POISONS) - 1), "the end of the poison")
                 post.publish_many("worker", POISONS["worker"])
                 until(lambda: post.ledger("worker").dead, "the end of the one that kills its worker")
-                # They go on: what comes now is handled.
+                # The workers go on: new messages are handled.
                 for queue in POISONS:
                     post.publish(queue, "after")
                 wanted = FINE * (len(POISONS) - 1) + len(POISONS)

@@ -6,12 +6,12 @@
         proxy.refuse()                          # new connections are refused
         proxy.silence()                         # half-open: connections stay, nothing passes
         proxy.hold_replies(to=b"claim")         # replies to such requests wait, all else passes
-        proxy.heal()                            # all is well again
+        proxy.heal()                            # everything passes again
 
     Proxy(server.port, bytes_per_second=5_000_000)   # a slow link, shared by all connections, the same both ways
 
-A dropped reply is the fault to hunt: the request reached the server and was carried out, its reply arrived here, and
-then the connection broke. Requests are separated by reads, each of which is one command or one pipeline for
+A dropped reply is the most important fault: the request reached the server and was carried out, its reply arrived here,
+and then the connection broke. Requests are separated by reads, each of which is one command or one pipeline for
 clients that wait for their replies.
 """
 
@@ -40,7 +40,7 @@ class Bandwidth:
         self._guard = threading.Lock()
 
     def carry(self, count: int) -> None:
-        """Wait as long as these bytes take."""
+        """Wait as long as the transfer of these bytes takes."""
         self.carried += count
         if self._rate is None:
             return
@@ -52,12 +52,12 @@ class Bandwidth:
 
 
 class Connection:
-    """One client's way to the server and back: two threads, one for each direction."""
+    """One connection of a client to the server: two threads, one for each direction."""
 
     def __init__(self, proxy: Proxy, client: socket.socket, server: socket.socket) -> None:
         self.proxy = proxy
         self.client, self.server = client, server
-        #: The reply that comes next is not to arrive.
+        #: The next reply is dropped.
         self.drop_next_reply = False
         self.last_request = b""
         self.threads = [
@@ -135,12 +135,12 @@ class Proxy:
             self._to_drop, self._share, self._marker = count, 0.0, to
 
     def drop_some(self, share: float, *, seed: int, to: bytes = b"") -> None:
-        """Lose a share of all replies to requests that contain `to`, by a chance that a seed repeats."""
+        """Lose a share of all replies to requests that contain `to`, chosen by a seeded random generator."""
         with self._guard:
             self._to_drop, self._share, self._marker, self._chance = 0, share, to, random.Random(seed)
 
     def cut(self) -> None:
-        """End every connection now. New ones are welcome."""
+        """End every connection now. New ones are accepted."""
         with self._guard:
             connections, self._connections = self._connections, []
         for connection in connections:
@@ -171,7 +171,7 @@ class Proxy:
         self.held_pass.clear()
 
     def heal(self) -> None:
-        """Pass everything again; what was held back in a silence goes on its way."""
+        """Pass everything again; what was held back is sent now."""
         self.drop_replies(0)
         self.held_pass.set()
         self.requests_pass.set()
@@ -182,7 +182,7 @@ class Proxy:
     # ---- at work -----------------------------------------------------------------------------------------
 
     def takes_reply_of(self, request: bytes) -> bool:
-        """Whether the reply to this request is one to lose."""
+        """Return whether the reply to this request is to be dropped."""
         with self._guard:
             if self._marker not in request:
                 return False
@@ -192,14 +192,14 @@ class Proxy:
             return self._share > 0 and self._chance.random() < self._share
 
     def hold_reply_to(self, request: bytes) -> None:
-        """Wait with the reply to this request if it is one to hold back."""
+        """Hold the reply to this request back if that was demanded."""
         if not self.held_pass.is_set() and self._held_marker in request:
             with self._guard:
                 self.held += 1
             self.held_pass.wait()
 
     def count_dropped(self) -> None:
-        """One more reply that the server sent and no client will see."""
+        """Count a reply that the server sent and no client gets."""
         with self._guard:
             self.dropped += 1
 
@@ -207,7 +207,7 @@ class Proxy:
         listener = socket.socket()
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if self.bytes_per_second is not None:
-            # A link holds little: what a client has sent must not be taken in faster than it is passed on.
+            # A slow link buffers little: requests must not be read faster than they are passed on.
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self.chunk_bytes)
         listener.bind(("127.0.0.1", self.port))
         listener.listen(128)
@@ -236,7 +236,7 @@ class Proxy:
                 self._connections.append(Connection(self, client, server))
 
     def close(self) -> None:
-        """End everything, and wait for its threads."""
+        """Close all connections, and wait for the threads."""
         self.refuse()
         self.requests_pass.set()
         self.replies_pass.set()

@@ -1,4 +1,4 @@
-"""Figures of relays: all messages of a queue in another system, though that is gone and comes back on the way."""
+"""Figures of relays: all messages of a queue arrive in another system, although it is unreachable for a while."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from waypost import Waypost
 
 MESSAGES, MESSAGES_QUICK = 10_000, 1_000
 BATCH = 200
-#: How long a target is away that keeps what it holds while it is.
+#: How long a target with durable data is unreachable.
 AWAY_SECONDS = {"kafka": 5.0}
 
 
@@ -28,7 +28,7 @@ def relay_figures(*, quick: bool) -> Iterator[Figure]:
 
 
 def measure_relay(name: str, system: TargetSystem, count: int, away_seconds: float = 0.0) -> Figure:
-    """Half of the messages, the target is gone, the other half, and it is back."""
+    """Relay half of the messages, take the target down, relay the other half, and bring it back."""
     url = system.url("figures")
     with Waypost("memory://") as post:
         post.configure("orders", max_deliveries=2)

@@ -30,7 +30,7 @@ from waypost.policy import STAMP_AHEAD_MS
 from waypost.store.opening import open_store
 
 ROOT = Path(__file__).parents[2]
-#: So short a time to repeat that a figure need not wait for minutes.
+#: How long operations may be repeated: short, so that a figure need not wait for minutes.
 WINDOW_MS = 2_000
 #: No store remembers longer than this after a call: Valkey keeps a session's results for up to twice the time.
 FORGOTTEN_MS = 2 * (WINDOW_MS + STAMP_AHEAD_MS) + 500
@@ -95,7 +95,7 @@ def open_short_replay(url: str) -> Any:
 
 
 def freezer(url: str, queue: str, calls: int, *, suspended: bool) -> None:
-    """Publish `calls` messages at the same time, each by a client of its own; print what became of each."""
+    """Publish `calls` messages at once, each by its own client, and print the outcome of each."""
     outcomes: list[str] = []
     store = open_short_replay(url)
     if url.startswith("sqlite"):
@@ -131,7 +131,7 @@ def freezer(url: str, queue: str, calls: int, *, suspended: bool) -> None:
 
 
 def clone(url: str, queue: str, calls: int, session: dict[str, Any]) -> None:
-    """Publish and handle with the session that the other process has too; the ids that were published and handled."""
+    """Publish and handle with the session that the other process has too; print the ids published and handled."""
     published: list[str] = []
     handled: list[str] = []
     with Waypost(store=open_store(url, namespace="wp", clock=None, replay_ttl_ms=60_000, durability="server")) as post:
@@ -148,7 +148,7 @@ def clone(url: str, queue: str, calls: int, session: dict[str, Any]) -> None:
     print(json.dumps([published, handled]), flush=True)
 
 
-# ---- what their parent does ------------------------------------------------------------------------------------
+# ---- the parent process ------------------------------------------------------------------------------------
 
 
 def process(*arguments: object) -> subprocess.Popen[str]:
@@ -178,7 +178,7 @@ def last_line(child: subprocess.Popen[str]) -> Any:
 
 
 def drain(post: Waypost, queue: str) -> list[str]:
-    """Handle all that is there."""
+    """Handle all messages of a queue."""
     handled: list[str] = []
     while True:
         with post.receive(queue, wait=0.05) as message:
@@ -188,7 +188,7 @@ def drain(post: Waypost, queue: str) -> list[str]:
 
 
 def frozen_figures(post: Waypost, url: str, port: int | None, calls: int) -> Iterator[Figure]:
-    """Both kinds of freezes at once: the long wait is for both."""
+    """Measure both kinds of freezes at once, so that the long wait serves both."""
     kinds = {"a freeze": False, "a suspended clock": True}
     with ExitStack() as stack:
         proxy = stack.enter_context(Proxy(port)) if port is not None else None
@@ -271,7 +271,7 @@ def clone_figures(post: Waypost, url: str, calls: int) -> Iterator[Figure]:
 
 
 def repeat_figures(url: str, port: int | None, calls: int) -> Iterator[Figure]:
-    """All of it on one store; `port` is the server's, None where there is none."""
+    """Measure all figures on one store; `port` is that of its server, None without one."""
     with Waypost(url) as post:
         yield from frozen_figures(post, url, port, calls)
         yield from clone_figures(post, url, calls)

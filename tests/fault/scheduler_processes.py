@@ -1,4 +1,4 @@
-"""Several scheduler processes that fail at their ticks, and what became of every instant."""
+"""Several scheduler processes that fail at their ticks, and the outcome of every instant."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ QUEUE = "ticks"
 
 
 class SchedulerProcesses:
-    """Processes that are started again when they died, and thawed a while after they froze themselves."""
+    """Processes that are restarted when they died, and resumed a while after they froze themselves."""
 
     def __init__(self, url: str, namespace: str, count: int, seed: int, probability: float, hours_off: float) -> None:
         self._chance = random.Random(seed)
@@ -49,7 +49,7 @@ class SchedulerProcesses:
         self._running[process.pid] = process
 
     def check_processes(self) -> None:
-        """Restart processes that died, and thaw those that froze."""
+        """Restart processes that died, and resume those that froze."""
         for pid, process in list(self._running.items()):
             found, status = os.waitpid(pid, os.WNOHANG | os.WUNTRACED)
             if found and os.WIFSTOPPED(status):
@@ -66,7 +66,7 @@ class SchedulerProcesses:
                 os.kill(pid, signal.SIGCONT)
 
     def stop(self) -> None:
-        """End all of them."""
+        """Stop all processes."""
         for pid, process in self._running.items():
             os.kill(pid, signal.SIGCONT)
             process.kill()
@@ -102,7 +102,7 @@ class SchedulerReport:
 def run_faulty_schedulers(
     url: str, namespace: str, *, faults: int, processes: int, seed: int, hours_off: float = 0.0
 ) -> SchedulerReport:
-    """Let schedulers fail at `faults` ticks, and report what became of every instant."""
+    """Let schedulers fail at `faults` ticks, and report the outcome of every instant."""
     report = SchedulerReport()
     interval_ms = round(INTERVAL_SECONDS * 1000)
     with Waypost(url, namespace=namespace) as post:

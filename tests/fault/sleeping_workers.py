@@ -20,7 +20,7 @@ from waypost.operations import receive
 
 
 async def run_workers(given: dict[str, Any]) -> None:
-    """Work until the standard input ends."""
+    """Run the workers until the standard input ends."""
     notes = os.open(given["notes"], os.O_WRONLY | os.O_APPEND)
     clients = [
         AsyncWaypost(given["url"], namespace=given["namespace"], wake=given.get("wake")) for _ in range(given["loops"])

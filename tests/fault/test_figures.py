@@ -10,7 +10,7 @@ import pytest
 
 from tests.fault.figures import NAMES, TIMED_NAMES
 
-#: The figures in parts of a minute or two, which can be taken side by side.
+#: The figures in parts of a minute or two, which can run side by side.
 PARTS = (
     ("frozen_workers", "poison", "same_keys", "lost_replies", "stopped_server", "worker_memory"),
     ("schedulers", "daylight_saving", "outbox", "effects_once", "relays"),

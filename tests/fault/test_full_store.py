@@ -1,4 +1,4 @@
-"""A store without room: nothing is half-written, what is there can be drained, and then there is room again."""
+"""A full store: nothing is half-written, stored messages can be drained, and then there is room again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def small_server() -> Iterator[ValkeyServer]:
 
 
 def fill(post: Waypost, queue: str) -> int:
-    """Publish until the store is full; how many were acknowledged."""
+    """Publish until the store is full, and return how many were acknowledged."""
     for count in range(MESSAGES_MAX):
         try:
             post.publish(queue, BODY, key=f"key:{count}")

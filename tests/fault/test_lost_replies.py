@@ -19,7 +19,7 @@ from waypost.testing.postgres import PostgresServer
 from waypost.testing.servers import EmbeddedServer, ValkeyServer
 
 QUEUE = "orders"
-#: What a request that does something has in it; replies to the greeting of a new connection are let through.
+#: What requests that change something contain; replies to the handshake of a new connection always pass.
 VERBS = {"valkey": b"EVALSHA", "postgresql": b'"($1'}
 KINDS: tuple[type[EmbeddedServer], ...] = (ValkeyServer, PostgresServer)
 

@@ -12,7 +12,7 @@ import pytest
 from tests.fault.proxy import Proxy
 
 
-class Echo(socketserver.ThreadingTCPServer):
+class LineServer(socketserver.ThreadingTCPServer):
     """Keeps its requests, so that a test can distinguish a lost request from a lost reply."""
 
     allow_reuse_address = True
@@ -21,15 +21,15 @@ class Echo(socketserver.ThreadingTCPServer):
     def __init__(self) -> None:
         self.lines: list[bytes] = []
         self.received = threading.Condition()
-        super().__init__(("127.0.0.1", 0), EchoHandler)
+        super().__init__(("127.0.0.1", 0), LineHandler)
 
     def wait_for_lines(self, count: int) -> bool:
         with self.received:
             return self.received.wait_for(lambda: len(self.lines) >= count, 10)
 
 
-class EchoHandler(socketserver.StreamRequestHandler):
-    server: Echo
+class LineHandler(socketserver.StreamRequestHandler):
+    server: LineServer
 
     def handle(self) -> None:
         for line in self.rfile:
@@ -40,8 +40,8 @@ class EchoHandler(socketserver.StreamRequestHandler):
 
 
 @pytest.fixture
-def echo() -> Iterator[Echo]:
-    with Echo() as server:
+def line_server() -> Iterator[LineServer]:
+    with LineServer() as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         yield server
@@ -50,8 +50,8 @@ def echo() -> Iterator[Echo]:
 
 
 @pytest.fixture
-def proxy(echo: Echo) -> Iterator[Proxy]:
-    with Proxy(echo.server_address[1]) as one:
+def proxy(line_server: LineServer) -> Iterator[Proxy]:
+    with Proxy(line_server.server_address[1]) as one:
         yield one
 
 
@@ -60,7 +60,7 @@ def connect(proxy: Proxy) -> socket.socket:
 
 
 def send(connection: socket.socket, line: bytes) -> bytes:
-    """The answer; nothing if the connection broke."""
+    """Send a line and return the reply; empty if the connection broke."""
     try:
         connection.sendall(line)
         answer = b""
@@ -81,12 +81,12 @@ def test_everything_passes_at_first(proxy: Proxy) -> None:
         assert send(first, b"two\n") == b"two\n"
 
 
-def test_a_dropped_reply_means_that_the_server_did_it(proxy: Proxy, echo: Echo) -> None:
+def test_a_dropped_reply_means_that_the_server_did_it(proxy: Proxy, line_server: LineServer) -> None:
     with connect(proxy) as first:
         assert send(first, b"before\n") == b"before\n"
         proxy.drop_replies(1)
         assert send(first, b"lost\n") == b""
-    assert echo.lines == [b"before\n", b"lost\n"]
+    assert line_server.lines == [b"before\n", b"lost\n"]
     assert proxy.dropped == 1
     with connect(proxy) as second:
         assert send(second, b"after\n") == b"after\n"
@@ -111,7 +111,7 @@ def test_a_share_of_replies_is_dropped_by_a_seed(proxy: Proxy) -> None:
     assert proxy.dropped == 40 - answered
 
 
-def test_a_cut_ends_what_stands_and_lets_others_come(proxy: Proxy) -> None:
+def test_a_cut_ends_open_connections_and_accepts_new_ones(proxy: Proxy) -> None:
     with connect(proxy) as first:
         assert send(first, b"one\n") == b"one\n"
         proxy.cut()
@@ -132,31 +132,31 @@ def test_a_refusing_proxy_keeps_the_connections_it_has(proxy: Proxy) -> None:
             assert send(second, b"three\n") == b"three\n"
 
 
-def test_in_a_silence_nothing_arrives_until_it_ends(proxy: Proxy, echo: Echo) -> None:
+def test_nothing_arrives_during_a_silence(proxy: Proxy, line_server: LineServer) -> None:
     with connect(proxy) as connection:
         proxy.silence()
         connection.settimeout(0.05)
         connection.sendall(b"one\n")
         with pytest.raises(TimeoutError):
             connection.recv(100)
-        assert echo.lines == []
+        assert line_server.lines == []
         proxy.heal()
         connection.settimeout(10)
         assert connection.recv(100) == b"one\n"
 
 
-def test_a_silence_of_replies_lets_requests_through(proxy: Proxy, echo: Echo) -> None:
+def test_a_silence_of_replies_lets_requests_through(proxy: Proxy, line_server: LineServer) -> None:
     with connect(proxy) as connection:
         proxy.silence(requests=False)
         connection.sendall(b"one\n")
-        assert echo.wait_for_lines(1)
+        assert line_server.wait_for_lines(1)
         connection.settimeout(0.05)
         with pytest.raises(TimeoutError):
             connection.recv(100)
 
 
-def test_a_proxy_leaves_no_thread_behind(echo: Echo) -> None:
-    with Proxy(echo.server_address[1]) as proxy:
+def test_a_closed_proxy_has_no_threads(line_server: LineServer) -> None:
+    with Proxy(line_server.server_address[1]) as proxy:
         connections = [connect(proxy) for _ in range(3)]
         assert [send(connection, b"x\n") for connection in connections] == [b"x\n"] * 3
         proxy.silence()

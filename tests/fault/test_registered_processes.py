@@ -24,14 +24,14 @@ WINDOW = 1.5
 
 
 class RecordedGroup(WorkerGroup):
-    """Worker processes that write down how their health changes, and a store that can be taken away."""
+    """Worker processes that record changes of their health, and a store that can be made unreachable."""
 
     def __init__(self, url: str, folder: Path, server: EmbeddedServer | None) -> None:
         super().__init__(url, folder)
         self.server = server
 
     def start_recorder(self, queue: str) -> tuple[subprocess.Popen[str], Callable[[], list[str]]]:
-        """A process, and its health up to now."""
+        """Start a process; return it, and a function that reads its health so far."""
         path = self.folder / f"health-{len(self.processes)}"
         path.touch()
         process = subprocess.Popen(
@@ -71,7 +71,7 @@ def served(store: str) -> Iterator[EmbeddedServer]:
     from waypost.store.postgres import migrate
     from waypost.testing.postgres import PostgresServer
 
-    # What is acknowledged must survive the kill.
+    # Acknowledged data must survive the kill.
     with PostgresServer(durable=True) as postgres:
         migrate(postgres.url)
         yield postgres

@@ -32,7 +32,7 @@ def command(server: EmbeddedServer, *arguments: str) -> bytes:
 
 
 def is_gone(pid: int) -> bool:
-    """Whether a process has ended; one that waits to be collected by its parent has."""
+    """Return whether a process has ended; a zombie has."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
     except (FileNotFoundError, ProcessLookupError):
@@ -41,7 +41,7 @@ def is_gone(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("kind", [ValkeyServer, RedisServer])
-def test_a_server_answers_and_leaves_nothing_behind(kind: type[EmbeddedServer]) -> None:
+def test_a_server_answers_and_removes_its_files(kind: type[EmbeddedServer]) -> None:
     if find_spec(kind.wheel) is None:
         pytest.skip(f"needs the wheel {kind.wheel}")
     with kind(maxmemory="32mb", maxmemory_policy="noeviction") as server:
@@ -60,7 +60,7 @@ def test_a_server_answers_and_leaves_nothing_behind(kind: type[EmbeddedServer]) 
     assert server.pid is None
 
 
-def test_what_is_in_the_append_only_file_survives_a_kill() -> None:
+def test_data_in_the_append_only_file_survives_a_kill() -> None:
     with ValkeyServer(appendonly=True) as server:
         assert command(server, "SET", "a", "1") == b"+OK\r\n"
         port = server.port
@@ -71,7 +71,7 @@ def test_what_is_in_the_append_only_file_survives_a_kill() -> None:
         assert command(server, "GET", "a") == b"$1\r\n1\r\n"
 
 
-def test_without_it_a_restart_begins_empty() -> None:
+def test_without_an_append_only_file_a_restart_begins_empty() -> None:
     with ValkeyServer() as server:
         command(server, "SET", "a", "1")
         server.restart()
@@ -95,7 +95,7 @@ Interrupted().start()
 """
 
 
-def test_an_interrupt_at_the_start_of_a_server_leaves_none() -> None:
+def test_an_interrupt_at_its_start_ends_a_server() -> None:
     ran = subprocess.run(
         [sys.executable, "-c", INTERRUPTED_AT_ITS_START], capture_output=True, text=True, timeout=60, check=False
     )
@@ -130,7 +130,7 @@ def test_a_missing_wheel_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def readable_by_others(directory: Path, secret: str) -> list[Path]:
-    """Files with the secret in them that another user could open."""
+    """Return the files with the secret that another user could open."""
     is_closed = not directory.stat().st_mode & 0o077
     files = [path for path in directory.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
     assert files
@@ -138,7 +138,7 @@ def readable_by_others(directory: Path, secret: str) -> list[Path]:
 
 
 def check_private(server: EmbeddedServer) -> None:
-    """The password is new for each server, and is neither among its arguments nor in a file that others can read."""
+    """Check that the password is new for each server, and not in its arguments or a file that others can read."""
     assert len(server.password) >= 20
     other = type(server)()
     other.stop()

@@ -1,4 +1,4 @@
-"""A slow link: answers and requests take as long as they take, while bytes pass; and leases are held meanwhile."""
+"""A slow link: long requests and replies are waited for while bytes pass, and leases are kept meanwhile."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_the_same_on_an_event_loop(server: EmbeddedServer, namespace: str, link:
 
 
 @pytest.mark.promise("LEASE-17", "STORE-5")
-def test_the_same_with_a_client_that_was_handed_in(server: EmbeddedServer, namespace: str, link: Proxy) -> None:
+def test_the_same_with_the_callers_own_client(server: EmbeddedServer, namespace: str, link: Proxy) -> None:
     if isinstance(server, PostgresServer):
         with (
             psycopg_pool.ConnectionPool(over(link, server), kwargs={"autocommit": True}) as pool,
@@ -166,7 +166,7 @@ def test_a_link_that_falls_silent_in_the_middle_is_given_up(
 
 @pytest.mark.promise("LEASE-17")
 def test_a_worker_on_a_slow_link_handles_all_and_loses_no_lease(server: EmbeddedServer, namespace: str) -> None:
-    """All together they take twice as long as a lease."""
+    """All messages together take twice as long as a lease."""
     count, body = 24, b"x" * 350_000
     with Waypost(server.url, namespace=namespace) as post, Proxy(server.port, bytes_per_second=2_000_000) as link:
         post.configure("orders", lease=2)
@@ -190,7 +190,7 @@ def test_a_worker_on_a_slow_link_handles_all_and_loses_no_lease(server: Embedded
 
 
 class Answered:
-    """Answers to claims, as a client learns from them."""
+    """What a client learns from the replies to claims."""
 
     def __init__(self) -> None:
         self.post = Waypost("memory://")

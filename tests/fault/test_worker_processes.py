@@ -145,7 +145,7 @@ def test_a_handler_whose_process_was_frozen_sees_that_its_lease_is_lost(group: W
 
 
 @pytest.mark.promise("LEASE-2", "LEASE-4")
-def test_a_worker_that_was_frozen_in_its_sleep_starts_nothing_that_is_no_longer_its_own(group: WorkerGroup) -> None:
+def test_a_worker_that_was_frozen_while_asleep_starts_no_message_whose_lease_it_lost(group: WorkerGroup) -> None:
     # Long enough a lease for an idle worker to be in a blocking wait: the server claims for it there.
     group.post.configure("slow", lease=2.4)
     frozen = group.start("slow")
@@ -238,7 +238,7 @@ sys.exit(main(sys.argv[1:]))
 
 @contextmanager
 def supervisor(folder: Path, *python: str) -> Iterator[subprocess.Popen[str]]:
-    """`waypost worker --processes 2` whose processes never finish their start; none is left behind."""
+    """Start `waypost worker --processes 2` whose processes never finish their start; all are killed at the end."""
     (folder / "slow_start.py").write_text(SLOW_START)
     # A file, not a pipe: the end of a pipe would be awaited for as long as one of the processes holds it.
     with (folder / "output").open("w") as output:
@@ -257,7 +257,7 @@ def supervisor(folder: Path, *python: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def importing(folder: Path) -> list[int]:
-    """The processes that have begun to start."""
+    """Return the processes that have begun to start."""
     return [int(path.name.partition("-")[2]) for path in folder.glob("importing-*")]
 
 

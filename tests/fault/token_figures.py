@@ -44,7 +44,7 @@ RUNNING_MAX = 5
 
 
 class Claimer:
-    """One of the processes, as its parent sees it."""
+    """The parent's side of one of the processes."""
 
     def __init__(self, url: str) -> None:
         command = [sys.executable, "-m", "tests.fault.token_figures", url]
@@ -56,7 +56,7 @@ class Claimer:
         self._process.stdin.flush()
 
     def answer(self) -> list[list[Any]]:
-        """The answer to the oldest command: claims as queue, id, token and nonce."""
+        """Return the answer to the oldest command: claims as queue, id, token and nonce."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         assert line, "a process has ended"
@@ -73,7 +73,7 @@ class Claimer:
 
 
 def stop_at_once(server: PostgresServer) -> None:
-    """An immediate shutdown."""
+    """Shut the server down immediately."""
     assert server.pid is not None
     os.kill(server.pid, signal.SIGQUIT)
     until(lambda: server.pid is None)
@@ -81,7 +81,7 @@ def stop_at_once(server: PostgresServer) -> None:
 
 
 def kill_server(server: PostgresServer) -> None:
-    """Its first process; the others end by themselves, and no server starts on their memory before that."""
+    """Kill the first process; the others end by themselves, and no server starts on their memory before that."""
     with psycopg.connect(server.url, autocommit=True) as connection:
         pids = [pid for (pid,) in connection.execute("SELECT pid FROM pg_stat_activity")]
     server.kill()
@@ -90,7 +90,7 @@ def kill_server(server: PostgresServer) -> None:
 
 
 def kill_backend(server: PostgresServer) -> None:
-    """One process of the server: it ends all the others, and recovers, but does not start anew."""
+    """Kill one backend: the server ends all the others and recovers, without a restart."""
 
     def started() -> object:
         with suppress(psycopg.OperationalError), psycopg.connect(server.url, autocommit=True) as connection:
@@ -117,7 +117,7 @@ CRASHES: tuple[Callable[[PostgresServer], None], ...] = (stop_at_once, kill_back
 
 
 def events(post: Waypost, queue: str) -> Iterator[Event]:
-    """The whole journal of a queue."""
+    """Read the whole journal of a queue."""
     page = post.journal(queue)
     while page.events:
         yield from page.events
@@ -125,7 +125,7 @@ def events(post: Waypost, queue: str) -> Iterator[Event]:
 
 
 def token_crashes(rounds: int) -> Iterator[Figure]:
-    """Crash after crash, while processes publish, claim and settle."""
+    """Crash the server again and again while processes publish, claim and settle."""
     history: list[tuple[str, str, int, str]] = []
     passed = 0
     with ExitStack() as stack:
@@ -172,7 +172,7 @@ def token_crashes(rounds: int) -> Iterator[Figure]:
     yield Figure(f"{name}, given twice", f"{twice} of {len(given)}", "0", twice == 0)
     yield Figure(f"{name}, max_running passed", f"{passed}", "0", passed == 0)
     yield Figure(f"{name}, limited claims not in the journal", f"{missing[LIMITED]}", "0", missing[LIMITED] == 0)
-    # Each crash finds claims that are not on the disk: if it does not, this shows nothing.
+    # Each crash must find claims that are not on the disk, or the figure proves nothing.
     yield Figure(f"{name}, other claims forgotten", f"{missing[PLAIN]}", "more than 0", missing[PLAIN] > 0)
     balances = [(ledger.balance, ledger.unexplained) for ledger in ledgers]
     yield Figure(f"{name}, ledgers", f"{balances}", "all 0", not any(any(pair) for pair in balances))
@@ -189,7 +189,7 @@ def serve(url: str, commands: IO[str], answers: IO[str]) -> None:
     held: dict[str, list[Settlement]] = {LIMITED: [], PLAIN: []}
 
     def repeated(step: Callable[[], Any]) -> Any:
-        """A step, tried until the server is there again; each time as a new operation."""
+        """Run a step until the server is back, each time as a new operation."""
         deadline = time.monotonic() + WAIT_SECONDS_MAX
         while True:
             try:

@@ -31,14 +31,14 @@ from waypost.testing.bench import fresh_namespace
 ROOT = Path(__file__).parents[2]
 PROCESSES, LOOPS, MESSAGES = 5, 10, 5
 NEVER = 600.0
-#: So few rounds are judged by what is usual: other work on the machine makes commits late, and each of those may cost a
-#: claim more.
+#: With so few rounds the median counts: other work on the machine makes commits late, and each of those may cost one
+#: more claim.
 QUICK_ROUNDS = 3
 QUIET_SECONDS = 0.3
 
 
 class Counted:
-    """How many claims there were, and when the last."""
+    """Counts claims, and notes the time of the last one."""
 
     def __init__(self) -> None:
         self.claims = 0
@@ -52,13 +52,13 @@ class Counted:
                 self._last_at = time.monotonic()
 
     def settled(self) -> int:
-        """How many there were, once no more come."""
+        """Return how many there were, once no more come."""
         until(lambda: time.monotonic() > self._last_at + QUIET_SECONDS, "the end of all claims")
         return self.claims
 
 
 class CountingProxy(Proxy):
-    """Counts requests that contain a mark, and loses nothing."""
+    """A proxy that counts requests which contain a mark, and drops nothing."""
 
     def __init__(self, target_port: int, mark: bytes, counted: Counted) -> None:
         self.mark = mark
@@ -72,7 +72,7 @@ class CountingProxy(Proxy):
 
 @contextmanager
 def counting(server: Server) -> Iterator[tuple[Counted, str]]:
-    """The claims that a server carries out, and the URL for those whose claims are counted.
+    """Count the claims of a server, and return the URL for clients whose claims are counted.
 
     Valkey reports its own commands: a claim behind a blocking wait reaches it long before.
     """
@@ -107,7 +107,7 @@ def counting(server: Server) -> Iterator[tuple[Counted, str]]:
 
 @dataclass
 class Server:
-    """A server, and how its claims are known."""
+    """A server, and the mark of its claims."""
 
     kind: str
     url: str
@@ -115,7 +115,7 @@ class Server:
     namespace: str = field(default_factory=fresh_namespace)
 
     def through(self, port: int) -> str:
-        """The same server behind a proxy."""
+        """Return the URL of the server behind a proxy."""
         return self.url.replace(f":{self.port}", f":{port}")
 
     def prepare(self) -> None:
@@ -126,7 +126,7 @@ class Server:
             migrate(self.url, namespace=self.namespace)
 
     def forget_sleepers(self) -> None:
-        """Take the memory of sleepers away."""
+        """Remove all sleepers from the store."""
         if self.kind == "valkey":
             from tests.servers.valkey_setups import client_of
 
@@ -141,19 +141,19 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class SleepingWorkers:
-    """Processes of workers, and where they note what they start."""
+    """Processes of workers, and the file in which they note their starts."""
 
     notes: Path
     processes: list[subprocess.Popen[bytes]]
 
     def starts(self) -> list[float]:
-        """Milliseconds from publish to start, of each message."""
+        """Return the milliseconds from publish to start of each message."""
         pairs = (line.split() for line in self.notes.read_text().splitlines())
         return [(int(started) - int(published)) / 1e6 for published, started in pairs]
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
-        """They do nothing at all for the length of a block."""
+        """Freeze the processes for the length of a block."""
         for process in self.processes:
             process.send_signal(signal.SIGSTOP)
         try:
@@ -173,7 +173,7 @@ def sleeping_workers(
     number: int = PROCESSES,
     nice: int = 0,
 ) -> Iterator[SleepingWorkers]:
-    """Processes full of idle loops, all asleep. `nice`: they give way to others."""
+    """Start processes full of idle loops, and wait until all sleep. `nice`: their CPU priority."""
     with tempfile.TemporaryDirectory() as folder:
         notes = Path(folder) / "notes"
         notes.touch()
@@ -207,7 +207,7 @@ def all_asleep(post: Waypost) -> bool:
 
 
 def publish_at_once(server: Server, posts: list[Waypost]) -> None:
-    """Publishers that know nothing of each other, each one message."""
+    """Publish one message from each of several independent clients at once."""
     start = threading.Barrier(len(posts), timeout=60)
 
     def publish(post: Waypost) -> None:
@@ -270,7 +270,7 @@ def claims(server: Server, rounds: int) -> Iterator[Figure]:
 
 
 def starts(server: Server, rounds: int) -> Iterator[Figure]:
-    """How soon: the same crowd, without a proxy between."""
+    """How soon messages start: the same workers, without a proxy in between."""
     server.prepare()
     posts = [Waypost(server.url, namespace=server.namespace) for _ in range(MESSAGES)]
     with sleeping_workers(server) as workers:
@@ -369,7 +369,7 @@ def busy(server: Server, rounds: int) -> Iterator[Figure]:
 
 
 def commits(server: Server, rounds: int) -> Iterator[Figure]:
-    """What a publishing transaction takes, by turns with workers that are woken and with workers that poll.
+    """How long a publishing transaction takes, alternating between workers that are woken and workers that poll.
 
     The workers give way to the publishers, as if they had another machine: where both share two cores, a worker that
     handles a message at once takes them from the next publish, and one that polls does so later and for many at once.
@@ -392,7 +392,7 @@ def commits(server: Server, rounds: int) -> Iterator[Figure]:
                 until(lambda: post.stats("orders").sleepers == LOOPS, "the sleepers")
                 with others.frozen():
                     found = publish_evenly(server.url, namespace, rate, seconds, publishers)
-                if turn:  # the first turn warms everything up
+                if turn:  # the first turn is a warm-up
                     latencies[namespace].append(statistics.quantiles(found, n=100)[98])
     with_wakeups, without = (statistics.median(values) for values in latencies.values())
     ratio = statistics.median(one / other for one, other in zip(*latencies.values(), strict=True))
@@ -405,7 +405,7 @@ def commits(server: Server, rounds: int) -> Iterator[Figure]:
 
 
 def publish_evenly(url: str, namespace: str, rate: float, seconds: float, publishers: int) -> list[float]:
-    """Milliseconds of each publish, from several clients that together keep to a rate as far as they can."""
+    """Return the milliseconds of each publish, from several clients that together keep a rate as far as they can."""
     latencies: list[float] = []
     start = time.monotonic() + 0.2
 
@@ -428,6 +428,6 @@ def publish_evenly(url: str, namespace: str, rate: float, seconds: float, publis
     return latencies
 
 
-#: Those that count, and those that time something: the latter mean little on a machine that has other work.
+#: Figures that count, and figures that measure time: the latter mean little on a machine with other work.
 COUNTED_FIGURES = (claims,)
 TIMED_FIGURES = (busy, starts, all_lost, commits)

@@ -1,4 +1,4 @@
-"""Handlers for the worker processes of the fault tests: each queue has its own way to go wrong."""
+"""Handlers for the worker processes of the fault tests: each queue has its own fault."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def note(what: str, message: Message[Any]) -> None:
 
 @post.handler("slow", concurrency=5)
 async def slow(message: Message[int]) -> None:
-    """Takes a little while, so that a signal finds it at work."""
+    """Take a little while, so that a signal finds it running."""
     note("began", message)
     await asyncio.sleep(0.05)
     note("ended", message)
@@ -31,7 +31,7 @@ async def slow(message: Message[int]) -> None:
 
 @post.handler("hanging", concurrency=2)
 async def hanging(message: Message[int]) -> None:
-    """Hangs on its first delivery."""
+    """Hang on the first delivery."""
     note("began", message)
     if message.deliveries == 1:
         await asyncio.Event().wait()
@@ -40,7 +40,7 @@ async def hanging(message: Message[int]) -> None:
 
 @post.handler("late", concurrency=2)
 async def late(message: Message[int]) -> None:
-    """Ends a while after the process was frozen for longer than the lease."""
+    """End a while after the process was frozen for longer than the lease."""
     note("began", message)
     if message.deliveries == 1:
         while not (notes.parent / "thawed").exists():  # noqa: ASYNC110 - another process makes it
@@ -50,7 +50,7 @@ async def late(message: Message[int]) -> None:
 
 @post.handler("lease-lost", concurrency=2)
 async def wait_for_lost_lease(message: Message[int]) -> None:
-    """Waits on its first delivery until its lease is lost."""
+    """Wait on the first delivery until the lease is lost."""
     note("began", message)
     try:
         while message.deliveries == 1 and not message.lease_lost:  # noqa: ASYNC110 - another thread sets it
@@ -61,7 +61,7 @@ async def wait_for_lost_lease(message: Message[int]) -> None:
 
 @post.handler("blocking", concurrency=2)
 async def blocking(message: Message[int]) -> None:
-    """Blocks the event loop for several leases."""
+    """Block the event loop for several leases."""
     note("began", message)
     until = time.monotonic() + (2.0 if message.body == 0 else 0)
     while time.monotonic() < until:
@@ -71,7 +71,7 @@ async def blocking(message: Message[int]) -> None:
 
 @post.handler("poison", concurrency=1, retry=Constant(pause=0, jitter=0))
 async def poison(message: Message[str]) -> None:
-    """Kills its process."""
+    """Kill the process."""
     note("began", message)
     if message.body == "poison":
         os.kill(os.getpid(), 9)
@@ -80,7 +80,7 @@ async def poison(message: Message[str]) -> None:
 
 @post.handler("grinding", concurrency=2, process=True)
 def grinding(message: Message[int]) -> None:
-    """Computes in a process of its own; the first delivery of number 0 never ends."""
+    """Compute in a separate process; the first delivery of number 0 never ends."""
     note("began", message)
     while message.body == 0 and message.deliveries == 1:
         sum(range(1000))

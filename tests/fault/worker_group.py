@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def is_there(pid: int) -> bool:
-    """Whether a process runs; one that has ended and waits for its parent does not."""
+    """Return whether a process runs; a zombie does not."""
     try:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -50,7 +50,7 @@ class WorkerGroup:
         return process
 
     def read_notes(self) -> list[tuple[str, str, int, int]]:
-        """What the handlers noted: what, body, delivery, process."""
+        """Return what the handlers noted: event, body, delivery, process."""
         lines = (line.split() for line in self.notes.read_text().splitlines())
         return [(what, body, int(delivery), int(pid)) for what, body, delivery, pid in lines]
 
@@ -58,7 +58,7 @@ class WorkerGroup:
         return sum(line[0] == what for line in self.read_notes())
 
     def freeze(self, process: subprocess.Popen[str]) -> None:
-        """Stop it where it stands, but not inside a transaction: a locked SQLite file is locked for all processes."""
+        """Freeze it, but not inside a transaction: a locked SQLite file is locked for all processes."""
 
         def frozen() -> bool:
             process.send_signal(signal.SIGSTOP)
@@ -78,7 +78,7 @@ class WorkerGroup:
         until(frozen, "a freeze between two steps")
 
     def stop(self, process: subprocess.Popen[str], how: signal.Signals = signal.SIGTERM) -> str:
-        """Stop it with a signal; return its output."""
+        """Stop it with a signal, and return its output."""
         process.send_signal(how)
         output = process.communicate(timeout=WAIT_SECONDS_MAX)[1]
         assert process.returncode == 0, output

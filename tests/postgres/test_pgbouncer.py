@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.servers.pgbouncer import PgBouncer
-from tests.worker.harness import until
+from tests.waiting import until
 from waypost import AsyncWaypost, Waypost
 from waypost.store.postgres import PostgresStore, migrate
 from waypost.testing.bench import Bench, fresh_namespace

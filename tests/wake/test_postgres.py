@@ -212,7 +212,7 @@ def test_a_restarted_server_is_listened_to_again(namespace: str) -> None:
         assert until(lambda: listener.working, "the repair")
         with psycopg.connect(server.url, autocommit=True) as connection:
             connection.execute("SELECT pg_notify(%s, 'a')", (channel_of(listener.topic),))
-        assert notes.received("a")
+        assert notes.wait_for("a")
         hub.stop()
 
 
