@@ -87,7 +87,7 @@ def test_the_first_line_names_the_store_and_its_durability(url: str, options: di
     start = describe_start(post, post.worker())
     assert printed in start
     assert f"  {'store':24} {post.store.kind}, namespace wp: " in start
-    assert "a-queue-with-a-long-name test_the_start" in start
+    assert "a-queue-with-a-long-name test_the_first_line_names" in start
     assert "charge: 10 at once on the event loop, at most 30 s each" in start
 
 

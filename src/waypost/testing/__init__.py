@@ -1,4 +1,4 @@
-"""For tests of waypost and of what is built on it: time by hand, real servers, and the suite every store must pass.
+"""For tests of waypost and of programs that use it: a manual clock, real servers, and the suite every store must pass.
 
     clock         a store clock that moves only when a test advances it
     servers       real Valkey and Redis servers from wheels, started and stopped with a `with` block

@@ -1,7 +1,7 @@
-"""A store on the bench: short verbs over the contract, so that a test reads as a sentence.
+"""A store under test: short verbs over the store contract, so that tests are easy to read.
 
 Verbs take seconds and act on one queue by default. Each makes a fresh operation; give `operation=` to
-repeat one, as a client does whose reply was lost. What a verb would wake is kept in `woken`.
+repeat one, as a client does whose reply was lost. The sleepers that a verb would wake are kept in `woken`.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ from waypost.values import (
 T = TypeVar("T")
 Mode = Literal["sync", "async"]
 StoreMaker = Callable[[ManualClock, str], Store]
-#: Whatever shows what to settle or extend: a lease, or a lease with another fence.
+#: What to settle or extend: a lease, or a lease with another fence.
 Fence = Lease | Hold
 
 QUEUE = "orders"
@@ -72,12 +72,12 @@ _numbers = itertools.count(1)
 
 
 def fresh_namespace() -> str:
-    """A namespace that no other test of this or another process uses."""
+    """Return a namespace that no other test of this or another process uses."""
     return f"t{os.getpid()}-{os.urandom(4).hex()}-{next(_numbers)}"
 
 
 def ms(seconds: float) -> int:
-    """Seconds as the whole milliseconds that stores count in."""
+    """Return seconds as whole milliseconds."""
     return round(seconds * 1000)
 
 
@@ -90,7 +90,7 @@ def strand(store: Any, queue: str, message_id: str) -> Call[Any]:
 
 
 class Runner:
-    """Runs calls sync or async; a test does not see which."""
+    """Runs calls sync or async behind one interface."""
 
     def __init__(self, store: Store, mode: Mode) -> None:
         self._loop: asyncio.Runner | None = None
@@ -110,21 +110,21 @@ class Runner:
         return self._loop.run(waiting())
 
     def run(self, call: Call[T]) -> T:
-        """One call."""
+        """Run one call."""
         if self._sync is not None:
             return self._sync.run(call)
         assert self._async is not None
         return self._wait(self._async.run(call))
 
     def run_many(self, calls: Iterable[Call[T]]) -> list[T | Exception]:
-        """Several in one flush, each with its own result or error."""
+        """Run several calls in one flush; return the result or error of each."""
         if self._sync is not None:
             return self._sync.run_many(calls)
         assert self._async is not None
         return self._wait(self._async.run_many(calls))
 
     def close(self) -> None:
-        """Give back what the executor and the loop hold."""
+        """Close the executor and the loop."""
         if self._sync is not None:
             self._sync.close()
         if self._async is not None:
@@ -146,7 +146,7 @@ class Bench:
         self.runner = Runner(self.store, mode)
         #: The reply to the last verb that may wake: sleepers by queue.
         self.woken: dict[str, list[str]] = {}
-        #: What else that verb did.
+        #: The side effects of that verb.
         self.also: tuple[SideEffect, ...] = ()
         #: The last operation that was made.
         self.last_operation = Operation(self.session.id, 0, 0, b"")
@@ -154,7 +154,7 @@ class Bench:
         self._others: list[Bench] = []
 
     def _time(self) -> ClockTime:
-        """By the clock of the store: one that has none of its own here runs by this machine's."""
+        """The clock of the store; that of this machine if the store has no manual one."""
         return ClockTime(getattr(self.store, "clock", None))
 
     def __enter__(self) -> Bench:
@@ -168,7 +168,7 @@ class Bench:
         self.runner.close()
 
     def another_client(self, *, namespace: str | None = None) -> Bench:
-        """A second client with its own session and connection: of the same store, or of another namespace in it."""
+        """Return a second client with its own session and connection, of the same or another namespace."""
         other = Bench.__new__(Bench)
         other.__dict__ |= self.__dict__
         if namespace is not None:
@@ -183,15 +183,15 @@ class Bench:
 
     @property
     def now_ms(self) -> int:
-        """Store time."""
+        """The time of the store."""
         return self.clock()
 
     def after(self, seconds: float) -> None:
-        """Let store time pass."""
+        """Advance the time of the store."""
         self.clock.advance(seconds)
 
     def operation(self, queue: str = QUEUE) -> Operation:
-        """A new operation on a queue."""
+        """Return a new operation on a queue."""
         self._queues_used.add(queue)
         self.last_operation = self.session.operation(queue)
         return self.last_operation
@@ -225,7 +225,7 @@ class Bench:
         chain: str | None = None,
         after_chains: Sequence[str] = (),
     ) -> Draft:
-        """A message on its way, with a new id unless one is given."""
+        """Return a message to publish, with a new id unless one is given."""
         id = id or self.session.message_ids(1)[0]
         return Draft(
             id, make_envelope(id, encode_body(body)), key, ms(window), on_conflict, ms(delay), at_ms, priority, group,
@@ -235,13 +235,13 @@ class Bench:
     def publish_drafts(
         self, drafts: Sequence[Draft], *, queue: str = QUEUE, operation: Operation | None = None
     ) -> list[Published]:
-        """A batch in one step."""
+        """Publish a batch in one step."""
         return self._woken(self.store.publish(queue, drafts, operation or self.operation(queue)))
 
     def publish(
         self, body: object = b"a body", *, queue: str = QUEUE, operation: Operation | None = None, **options: Any
     ) -> Published:
-        """One message; the options are those of `draft`."""
+        """Publish one message; the options are those of `draft`."""
         return self.publish_drafts([self.draft(body, **options)], queue=queue, operation=operation)[0]
 
     def publish_count(self, count: int, *, queue: str = QUEUE, **options: Any) -> list[str]:
@@ -267,7 +267,7 @@ class Bench:
         operation: Operation | None = None,
         nonce: bytes | None = None,
     ) -> Claimed:
-        """A claim and its whole reply."""
+        """Claim, and return the whole reply."""
         operation = operation or self.operation(queue)
         options: dict[str, Any] = {
             "sleeper": sleeper, "poll_soon_ms": poll_soon_ms, "replay": replay, "bytes_max": bytes_max, "nonce": nonce,
@@ -275,7 +275,7 @@ class Bench:
         return self.run(self.store.claim(queue, limit, operation, worker=worker, **options))
 
     def poll(self, *idle: Idle, registration: Registration | None = None) -> Polled:
-        """A poll of many queues, its answers put together."""
+        """Poll many queues, and return the combined answers."""
         found: list[PolledQueue] = []
         elected, at_ms = None, 0
         for answer in self.runner.run_many(self.store.poll(idle, registration=registration)):
@@ -286,17 +286,17 @@ class Bench:
         return Polled(found, at_ms, elected)
 
     def claim(self, limit: int = 1, **options: Any) -> list[Lease]:
-        """A claim, and the leases it gave."""
+        """Claim, and return the leases."""
         return self.claimed(limit, **options).leases
 
     def claim_one(self, **options: Any) -> Lease:
-        """A claim that must find exactly one message."""
+        """Claim exactly one message."""
         leases = self.claim(1, **options)
         assert len(leases) == 1, "nothing could be claimed"
         return leases[0]
 
     def claim_all(self, *, queue: str = QUEUE, **options: Any) -> list[Lease]:
-        """Everything claimable, in order, in claims of a full chunk."""
+        """Claim everything, in claims of a full chunk, and return the leases in order."""
         leases: list[Lease] = []
         while found := self.claim(CHUNK_MESSAGES_MAX, queue=queue, **options):
             leases += found
@@ -315,7 +315,7 @@ class Bench:
         result_ttl: float = 3600,
         then: Sequence[Continuation] = (),
     ) -> Settlement:
-        """How a delivery ended."""
+        """Return the settlement of a delivery."""
         return Settlement(
             fence.id, fence.token, fence.nonce, outcome, ms(after), reason, error_type, error, result,
             ms(result_ttl) if result is not None else 0, tuple(then),
@@ -324,7 +324,7 @@ class Bench:
     def settle_batch(
         self, settlements: Sequence[Settlement], *, queue: str = QUEUE, operation: Operation | None = None
     ) -> list[SettleStatus]:
-        """Many settles in one step."""
+        """Settle many deliveries in one step."""
         return self._woken(self.store.settle(queue, settlements, operation or self.operation(queue)))
 
     def settle(
@@ -367,14 +367,14 @@ class Bench:
     def continuation(
         self, source: Lease, queue: str, body: object = b"the next step", *, index: int = 0, **options: Any
     ) -> Continuation:
-        """The next message of a chain, with the id that its source gives it."""
+        """Return the next message of a chain, with the id that its source gives it."""
         id = continuation_id(source.id, source.token, index)
         options["delay_ms"] = ms(options.pop("delay", 0))
         options.setdefault("chain", source.chain)
         return Continuation(id, queue, make_envelope(id, encode_body(body)), **options)
 
     def begin_chain(self, *, queue: str = QUEUE, **options: Any) -> str:
-        """Publish the first message of a chain; its chain id."""
+        """Publish the first message of a chain, and return the chain id."""
         id = self.session.message_ids(1)[0]
         return self.publish(queue=queue, id=id, chain=chain_id(queue, id), **options).chain_id
 
@@ -388,7 +388,7 @@ class Bench:
         return self.run(self.store.watch(queue, message_id, waiter))
 
     def deliver_outgoing(self, queue: str = QUEUE) -> list[str]:
-        """Carry what a queue sends to others, as clients of a store do that cannot span queues in one step."""
+        """Deliver what a queue sends to others, as clients do where a step of the store cannot span queues."""
         delivered = []
         while found := self.run(self.store.outgoing(queue, CHUNK_MESSAGES_MAX)):
             for one in found:
@@ -398,13 +398,13 @@ class Bench:
         return delivered
 
     def deliver_all(self) -> None:
-        """Carry everything that any queue sends to others, until nothing is under way."""
+        """Deliver everything that any queue sends to others, until nothing is under way."""
         carried = True
         while carried:
             carried = any(self.deliver_outgoing(queue) for queue in sorted(self._queues_used))
 
     def carry(self, one: Continuation | Notice) -> None:
-        """Take what a queue sends to its target, once more if it was before."""
+        """Deliver an outgoing entry of a queue to its target, possibly again."""
         before, also = self.woken, self.also
         if isinstance(one, Notice):
             self._queues_used.add(one.queue)
@@ -415,11 +415,11 @@ class Bench:
         self.also = also + self.also
 
     def forward(self, one: Continuation) -> Published:
-        """Publish a continuation at its target, once more if it was before."""
+        """Publish a continuation at its target, possibly again."""
         return self.publish_drafts([forwarded_draft(one)], queue=one.queue)[0]
 
     def result(self, message_id: str, *, queue: str = QUEUE) -> bytes | None:
-        """The kept result of a message."""
+        """Return the kept result of a message."""
         return self.run(self.store.result(queue, message_id))
 
     # ---- running a queue ---------------------------------------------------------------------------------
@@ -430,12 +430,12 @@ class Bench:
         return self._woken(self.store.configure(queue, policy_changes(settings)))
 
     def pause(self, queue: str = QUEUE) -> bool:
-        """Pause; whether that changed anything."""
+        """Pause the queue; return whether that changed anything."""
         self._queues_used.add(queue)
         return self.run(self.store.pause(queue))
 
     def resume(self, queue: str = QUEUE) -> bool:
-        """Resume; whether that changed anything."""
+        """Resume the queue; return whether that changed anything."""
         return self._woken(self.store.resume(queue))
 
     def redrive(
@@ -446,7 +446,7 @@ class Bench:
         queue: str = QUEUE,
         operation: Operation | None = None,
     ) -> Redriven:
-        """Bring dead letters back."""
+        """Redrive dead letters."""
         operation = operation or self.operation(queue)
         return self._woken(self.store.redrive(queue, limit, operation, ids=ids, reason=reason))
 
@@ -457,7 +457,7 @@ class Bench:
         return self._woken(self.store.purge(queue, state, limit, operation or self.operation(queue)))
 
     def remove(self, *, queue: str = QUEUE, operation: Operation | None = None) -> Removal:
-        """Remove a queue as clients do: then take it off the lists that are kept apart from it."""
+        """Remove a queue as clients do, and then its entries in separate lists."""
         removal = self.run(self.store.remove(queue, operation or self.operation(queue)))
         while removal.more:
             removal = self.run(self.store.remove(queue, self.operation(queue)))
@@ -469,11 +469,11 @@ class Bench:
     # ---- reading -----------------------------------------------------------------------------------------
 
     def page(self, state: MessageState, limit: int = 100, *, queue: str = QUEUE, **filters: Any) -> Page:
-        """Part of a listing."""
+        """Return one page of a listing."""
         return self.run(self.store.peek(queue, state, limit, **filters))
 
     def listing(self, state: MessageState, *, queue: str = QUEUE, page_size: int = 500, **filters: Any) -> list[Stored]:
-        """A whole listing, read page by page."""
+        """Return a whole listing, read page by page."""
         messages: list[Stored] = []
         cursor: str | None = None
         while True:
@@ -484,18 +484,18 @@ class Bench:
                 return messages
 
     def ids(self, state: MessageState, *, queue: str = QUEUE, **filters: Any) -> list[str]:
-        """The ids of a listing, in its order."""
+        """Return the ids of a listing, in its order."""
         return [message.id for message in self.listing(state, queue=queue, **filters)]
 
     def state_of(self, message_id: str, *, queue: str = QUEUE) -> MessageState | None:
-        """Where a message lies, None if nowhere."""
+        """Return the state of a message, None if the store does not have it."""
         for state in STATES:
             if self.page(state, 1, queue=queue, id=message_id).messages:
                 return state
         return None
 
     def stored(self, message_id: str, *, queue: str = QUEUE) -> Stored:
-        """A message that must be somewhere in the store."""
+        """Return a message that the store must have."""
         for state in STATES:
             if found := self.page(state, 1, queue=queue, id=message_id).messages:
                 return found[0]
@@ -506,11 +506,11 @@ class Bench:
         return self.run(self.store.stats(queue, minutes=minutes))
 
     def ledger(self, *, queue: str = QUEUE) -> Ledger:
-        """Where every message went."""
+        """Return the ledger of the queue."""
         return self.stats(queue=queue).ledger
 
     def events(self, *names: str, queue: str = QUEUE, after: int = 0, message_id: str | None = None) -> list[Event]:
-        """The journal from a number on, all of it or only events of some names or of one message."""
+        """Return the journal after a number: all of it, or only events of some names or of one message."""
         found: list[Event] = []
         while True:
             page = self.run(self.store.journal(queue, after, 500))
@@ -525,7 +525,7 @@ class Bench:
         ]
 
     def trace(self, message_id: str, *, queue: str = QUEUE) -> list[Event]:
-        """The history of one message."""
+        """Return the history of one message."""
         events: list[Event] = []
         cursor: str | None = None
         while True:
@@ -536,23 +536,23 @@ class Bench:
                 return events
 
     def event_names(self, message_id: str, *, queue: str = QUEUE) -> list[str]:
-        """The names of what happened to one message, in order."""
+        """Return the names of the events of one message, in order."""
         return [event.event for event in self.events(queue=queue, message_id=message_id)]
 
     @staticmethod
     def body(message: Lease | Stored) -> bytes:
-        """The bytes that were published."""
+        """Return the bytes that were published."""
         return open_envelope(message.envelope).data
 
     # ---- invariants --------------------------------------------------------------------------------------
 
     def check_invariants(self) -> None:
-        """What holds on every queue at every moment, whatever a test did."""
+        """Check what must hold for every queue at any moment."""
         for queue in sorted(self._queues_used):
             self.check_queue(queue)
 
     def check_queue(self, queue: str) -> None:
-        """The ledger balances and agrees with the listings; one waiting and at most one leased message per key."""
+        """Check that the ledger balances and agrees with the listings; no key has two waiting or two leased messages."""
         ledger = self.ledger(queue=queue)
         assert ledger.balance == 0, ledger
         assert ledger.unexplained == 0, ledger

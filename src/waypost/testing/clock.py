@@ -1,4 +1,4 @@
-"""Store time by hand: give a `ManualClock` as `clock=` to any store, and time moves only when a test advances it."""
+"""A manual clock: pass a `ManualClock` as `clock=` to any store, and time moves only when a test advances it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ START_MS = 1_800_000_000_000
 
 
 class ClockTime(StoreTime):
-    """What a client knows of the store's time: exactly a store's `clock`, or this machine's if the store runs here."""
+    """The store's time as a client knows it: exactly the store's `clock`, or this machine's if the store runs here."""
 
     __slots__ = ("_clock",)
 
@@ -23,7 +23,7 @@ class ClockTime(StoreTime):
         self._clock = clock or (lambda: time.time_ns() // 1_000_000)
 
     def now_ms(self) -> int:
-        """The time of that clock."""
+        """Return the time of that clock."""
         return self._clock()
 
     @property
@@ -40,17 +40,17 @@ class ManualClock:
         self._lock = threading.Lock()
 
     def __call__(self) -> int:
-        """The time in milliseconds."""
+        """Return the time in milliseconds."""
         with self._lock:
             return self._now_ms
 
     def advance(self, duration: float | timedelta) -> int:
-        """Move forward by seconds or a timedelta; the new time in milliseconds."""
+        """Move forward by seconds or a timedelta; return the new time in milliseconds."""
         seconds = duration.total_seconds() if isinstance(duration, timedelta) else duration
         return self.advance_ms(round(seconds * 1000))
 
     def advance_ms(self, milliseconds: int) -> int:
-        """Move forward by milliseconds; the new time."""
+        """Move forward by milliseconds; return the new time."""
         if milliseconds < 0:
             raise ValueError(
                 f"a store's clock does not go back by {-milliseconds} milliseconds by itself; `step` sets it"

@@ -1,8 +1,8 @@
-"""Random programs on two stores at once: the memory model, and the store that must do the same.
+"""Random programs on two stores at once: the memory model, and a store that must behave the same.
 
 A Hypothesis state machine draws the program; both stores run it with the same clock, ids and operations. After each
-step their replies, their listings, their sums and the events they journalled are compared, and the invariants
-checked. What differs is a defect of the one or of the other; the shrunken program shows of which.
+step their replies, listings, ledgers and journals are compared, and the invariants must hold. A difference is a defect
+of the one or of the other; the shrunken program shows of which.
 
     machine = machine_for(lambda clock, namespace: MyStore(…))
     run_state_machine_as_test(machine, settings=…)
@@ -46,7 +46,7 @@ KEYS = (None, None, "a", "b", "ü")
 SLEEPERS = (None, "anna", "bert", "carl")
 OUTCOMES: tuple[OutcomeName, ...] = ("done", "retry", "dead", "snooze", "drop", "release")
 DELAYS = (0, 0, 0, 0.5, 5, 30)
-#: Each alone is a change that people make on a live queue.
+#: Changes of a policy on a live queue.
 CHANGES: tuple[dict[str, Any], ...] = (
     {"lease": 10},
     {"lease": 10},
@@ -89,7 +89,7 @@ wishes = st.fixed_dictionaries(
         "priority": st.sampled_from((5, 5, 0, 9)),
         "group": st.sampled_from((None, "g1")),
         "copy": st.sampled_from((None, None, b"redacted")),
-        # Whether its arrival is remembered, and whether it keeps to the cap all the same.
+        # Whether its arrival is remembered, and whether it still respects the cap.
         "arrival": st.sampled_from(((False, False), (False, False), (True, False), (True, True))),
     }
 )
@@ -106,7 +106,7 @@ endings = st.fixed_dictionaries(
 
 
 class Step(NamedTuple):
-    """One kind of step: how likely it is, when it makes sense, and what it is given."""
+    """One kind of step: how likely it is, when it is possible, and its arguments."""
 
     weight: int
     when: Callable[[StoreMachine], object] | None
@@ -136,7 +136,7 @@ class StoreMachine(RuleBasedStateMachine):
     """The program. Subclasses define the subject."""
 
     make_subject: StoreMaker
-    #: What the programs so far have made happen: a run that reaches little proves little.
+    #: What has happened in the programs so far: a run that reaches little proves little.
     reached: Counter[str]
 
     def __init__(self) -> None:
@@ -158,25 +158,25 @@ class StoreMachine(RuleBasedStateMachine):
         self.ids: dict[str, list[str]] = {queue: [] for queue in QUEUES}
         self.sent_on: list[Continuation] = []
         self.paused: set[str] = set()
-        #: Queue and id of what has died; some of it may be back already.
+        #: Queue and id of dead letters; some may be redriven already.
         self.dead: list[tuple[str, str]] = []
         self.tokens: dict[str, int] = {}
         self.journal_read = dict.fromkeys(QUEUES, 0)
-        #: The last operation, and those before it: how to send each again, and when it was first sent.
+        #: The last operation and those before it: how to repeat each, and when it was first sent.
         self.last: tuple[Callable[[Store], Call[Any]], bool] | None = None
         self.sent: list[tuple[Operation, Callable[[Store, Operation], Call[Any]], bool]] = []
         #: Continuations reach their queue in another step on some stores: then the operation is another one, too.
         self.carried = False
 
     def teardown(self) -> None:
-        """Give both stores back."""
+        """Close both stores."""
         for executor in self.executors:
             executor.close()
 
     # ---- both stores at once -----------------------------------------------------------------------------
 
     def run_on(self, index: int, call: Callable[[Store], Call[T]]) -> T | str:
-        """The answer of one store, or the name of its error."""
+        """Return the answer of one store, or the name of its error."""
         try:
             return self.executors[index].run(call(self.stores[index]))
         except Exception as error:
@@ -185,7 +185,7 @@ class StoreMachine(RuleBasedStateMachine):
             return type(error).__name__
 
     def both(self, call: Callable[[Store], Call[T]], *, compare_wakes: bool = True) -> T | None:
-        """Run on both and compare; None if both refused alike."""
+        """Run on both stores and compare; None if both refused in the same way."""
         self.nonce = new_nonce()
         expected, actual = comparable(self.run_on(0, call)), comparable(self.run_on(1, call))
         if not compare_wakes and isinstance(expected, Woken) and isinstance(actual, Woken):
@@ -207,18 +207,18 @@ class StoreMachine(RuleBasedStateMachine):
         self.sent = [*self.sent[-LATE_MAX:], (operation, call, compare_wakes)]
         return self.both(again, compare_wakes=compare_wakes)
 
-    # ---- the way of a message ----------------------------------------------------------------------------
+    # ---- publish, claim and settle ----------------------------------------------------------------------------
 
     @initialize(lease=st.sampled_from((1, 10, 60)), deliveries=st.sampled_from((2, 10)))
     def begin(self, lease: float, deliveries: int) -> None:
-        """Short leases make crashes interesting."""
+        """Begin with short leases, so that crashes matter."""
         self.both(
             lambda store: store.configure("orders", policy_changes({"lease": lease, "max_deliveries": deliveries}))
         )
 
     @rule(data=st.data())
     def act(self, data: st.DataObject) -> None:
-        """The next step: any that makes sense now."""
+        """Run one step that is possible now."""
         likely = [
             name for name, kind in STEPS.items() if kind.when is None or kind.when(self) for _ in range(kind.weight)
         ]
@@ -227,7 +227,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @step(7, queue=queues, batch=st.lists(wishes, min_size=1, max_size=4))
     def publish(self, queue: str, batch: list[dict[str, Any]]) -> None:
-        """A batch; no key twice in it, as callers promise."""
+        """Publish a batch; no key is in it twice, as the contract demands."""
         drafts: list[Draft] = []
         keys: set[str] = set()
         for wish in batch:
@@ -267,7 +267,7 @@ class StoreMachine(RuleBasedStateMachine):
     def claim(
         self, queue: str, limit: int, sleeper: str | None, poll_soon: int | None, replay: bool, bytes_max: int
     ) -> None:
-        """A claim; now and then one that only replays a lost reply, or that takes few bytes."""
+        """Claim; sometimes only to replay a lost reply, or with a small limit of bytes."""
         options: dict[str, Any] = {
             "sleeper": sleeper, "poll_soon_ms": poll_soon, "replay": replay, "bytes_max": bytes_max,
         }  # fmt: skip
@@ -283,20 +283,20 @@ class StoreMachine(RuleBasedStateMachine):
             (self.past if lease.lease_end_ms is None else self.held)[queue].append(lease)
 
     def give_up(self, queue: str, pick: int) -> Lease:
-        """One of the leases that are held; from now on it is a thing of the past."""
+        """Remove one of the held leases, and return it."""
         lease = self.held[queue].pop(pick % len(self.held[queue]))
         self.past[queue].append(lease)
         return lease
 
     @step(7, when=lambda self: self.holding(), queue=queues, batch=st.lists(endings, min_size=1, max_size=3))
     def settle(self, queue: str, batch: list[dict[str, Any]]) -> None:
-        """What is held, or was thought to be: another worker may have it by now."""
+        """Settle held leases, some of which another worker may have by now."""
         queue = self.holding(queue)
         settlements = [ended(self.give_up(queue, ending["pick"]), ending) for ending in batch[: len(self.held[queue])]]
         self.operate(queue, lambda store, operation: store.settle(queue, settlements, operation))
 
     def holding(self, wanted: str = "orders") -> str:
-        """A queue of which something is held, the wanted one if possible; empty if there is none."""
+        """Return a queue with held leases, the wanted one if possible; empty if there is none."""
         return next((queue for queue in (wanted, *QUEUES) if self.held[queue]), "")
 
     @step(
@@ -309,7 +309,7 @@ class StoreMachine(RuleBasedStateMachine):
         delay=st.sampled_from(DELAYS),
     )
     def send_on(self, queue: str, destination: str, pick: int, key: str | None, delay: float) -> None:
-        """Done, and a message for the next queue in the same step."""
+        """Settle as done with a continuation to another queue."""
         queue = self.holding(queue)
         lease = self.give_up(queue, pick)
         id = continuation_id(lease.id, lease.token, 0)
@@ -329,7 +329,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert replies[1] == replies[0]
 
     def carry(self, index: int, queue: str, wake: dict[str, list[str]]) -> None:
-        """What clients do for a store that cannot span queues in one step."""
+        """Deliver outgoing entries, as clients do where a step of the store cannot span queues."""
         store, executor = self.stores[index], self.executors[index]
         for one in executor.run(store.outgoing(queue, 100)):
             woken: Woken[Any]
@@ -346,7 +346,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @step(1, when=lambda self: self.sent_on, pick=picks)
     def send_again(self, pick: int) -> None:
-        """A continuation that arrives once more."""
+        """Deliver a continuation again."""
         one = self.sent_on[pick % len(self.sent_on)]
         self.operate(one.queue, lambda store, operation: store.publish(one.queue, [forwarded_draft(one)], operation))
 
@@ -359,7 +359,7 @@ class StoreMachine(RuleBasedStateMachine):
         how=st.sampled_from(("past", "token", "nonce", "id")),
     )
     def settle_wrongly(self, queue: str, pick: int, ending: dict[str, Any], how: str) -> None:
-        """With a fence that is stale or another client's."""
+        """Settle with a fence that is stale or another client's."""
         leases = (self.past[queue] if how == "past" else self.held[queue]) or self.past[queue] or self.held[queue]
         if not leases:
             return
@@ -385,7 +385,7 @@ class StoreMachine(RuleBasedStateMachine):
         stale=st.sampled_from((False, False, True)),
     )
     def extend(self, queue: str, chosen: list[int], stale: bool) -> None:
-        """Renewals, of what is held and of what is not."""
+        """Renew leases, also some that are no longer held."""
         queue = self.holding(queue) or queue
         leases = self.past[queue] if stale else self.held[queue]
         holds = [
@@ -401,7 +401,7 @@ class StoreMachine(RuleBasedStateMachine):
         chosen=st.lists(st.one_of(picks, st.sampled_from(("a", "b", "ü"))), min_size=1, max_size=2),
     )
     def cancel(self, queue: str, chosen: list[int | str]) -> None:
-        """By id or key."""
+        """Cancel by id or key."""
         targets = []
         for choice in chosen:
             if isinstance(choice, str):
@@ -421,7 +421,7 @@ class StoreMachine(RuleBasedStateMachine):
         pick=picks,
     )
     def redrive(self, limit: int, by: str, pick: int) -> None:
-        """All dead letters, those of one reason, or a chosen one."""
+        """Redrive all dead letters, those of one reason, or a chosen one."""
         queue, id = self.dead[-1 - pick % len(self.dead)]
         ids = [id] if by == "ids" else []
         reason = {"reason": "rejected", "duplicate": "duplicate"}.get(by)
@@ -435,18 +435,18 @@ class StoreMachine(RuleBasedStateMachine):
         limit=st.integers(1, 3),
     )
     def purge(self, queue: str, state: Any, limit: int) -> None:
-        """Some of one state."""
+        """Purge some messages of one state."""
         self.operate(queue, lambda store, operation: store.purge(queue, state, limit, operation))
 
     @step(2, queue=queues, change=st.sampled_from(CHANGES))
     def configure(self, queue: str, change: dict[str, Any]) -> None:
-        """A policy change on a live queue."""
+        """Change the policy of a live queue."""
         changes = policy_changes(change)
         self.both(lambda store: store.configure(queue, changes))
 
     @step(2, queue=queues, again=st.booleans())
     def pause_or_resume(self, queue: str, again: bool) -> None:
-        """The other of the two, or the same once more."""
+        """Pause or resume the queue, sometimes twice."""
         if (queue in self.paused) is again:
             self.paused.add(queue)
             self.both(lambda store: store.pause(queue))
@@ -456,7 +456,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @step(1, queue=st.sampled_from(QUEUES), purged=st.sampled_from((False, False, False, True)))
     def remove(self, queue: str, purged: bool) -> None:
-        """A queue that may hold something; now and then one that was emptied for it. Its name goes on."""
+        """Remove a queue, sometimes after it was emptied. Its name is used again."""
         if purged:
             for state in ("ready", "delayed", "waiting", "dead"):
                 self.purge(queue, state, 100)
@@ -473,25 +473,25 @@ class StoreMachine(RuleBasedStateMachine):
             self.paused.discard(queue)
             self.past[queue] += self.held[queue]
             self.held[queue] = []
-            # What is first sent in the millisecond of a removal is refused, and clients send it again.
+            # A call first sent in the millisecond of a removal is refused, and clients repeat it.
             self.clock.advance(0.001)
 
     @step(5, seconds=st.sampled_from((0.001, 0.5, 1, 5, 10, 30, 61, 3600)))
     def advance(self, seconds: float) -> None:
-        """Time passes for both."""
+        """Advance the clock of both stores."""
         self.clock.advance(seconds)
 
     # ---- schedules ---------------------------------------------------------------------------------------
 
     def a_schedule(self, queue: str, pick: int) -> StoredSchedule | None:
-        """A schedule as a client saw it, now or some time ago."""
+        """Return a schedule as a client read it, now or some time ago."""
         self.seen[queue] += self.executors[0].run(self.stores[0].schedules(queue)).schedules
         self.seen[queue] = self.seen[queue][-6:]
         return self.seen[queue][-1 - pick % len(self.seen[queue])] if self.seen[queue] else None
 
     @step(2, queue=queues, key=st.sampled_from("xy"), seconds=st.sampled_from(DELAYS), paused=st.booleans(), pick=picks)
     def save_schedule(self, queue: str, key: str, seconds: float, paused: bool, pick: int) -> None:
-        """Over none, over what is there, or over what was there."""
+        """Save a schedule over none, over the current version, or over an old one."""
         over = self.a_schedule(queue, pick)
         version, next_ms = (None, None) if over is None or over.key != key else (over.version, over.next_ms)
         due_ms = self.clock() + ms(seconds)
@@ -500,7 +500,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @step(3, when=lambda self: any(self.seen.values()), queue=queues, pick=picks, count=st.integers(0, 2))
     def fire_schedule(self, queue: str, pick: int, count: int) -> None:
-        """What was seen now, or by a client that was frozen."""
+        """Fire a schedule as it is now, or as a frozen client read it."""
         seen = self.a_schedule(queue, pick)
         if seen is None or seen.next_ms is None:
             return
@@ -517,7 +517,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @step(1, when=lambda self: any(self.seen.values()), queue=queues, key=st.sampled_from("xy"))
     def remove_schedule(self, queue: str, key: str) -> None:
-        """One that may be there."""
+        """Remove a schedule that may exist."""
         self.both(lambda store: store.remove_schedule(queue, key))
 
     @step(1, queue=queues)
@@ -529,13 +529,13 @@ class StoreMachine(RuleBasedStateMachine):
 
     @step(2, when=lambda self: self.last is not None)
     def repeat(self) -> None:
-        """The reply was lost: the same operation again."""
+        """Repeat the last operation, as after a lost reply."""
         assert self.last is not None
         call, compare_wakes = self.last
         self.hold_again(self.both(call, compare_wakes=compare_wakes))
 
     def hold_again(self, answer: Any) -> None:
-        """A repeated claim gives no new leases: those it returns are known already, and have a new nonce now."""
+        """Record the reply of a repeated claim: its leases are known already, and have a new nonce now."""
         if isinstance(answer, Claimed):
             fresh = {(lease.id, lease.token): lease for lease in answer.leases}
             for leases in (*self.held.values(), *self.past.values()):
@@ -543,17 +543,17 @@ class StoreMachine(RuleBasedStateMachine):
 
     @step(2, when=lambda self: self.sent, pick=picks)
     def repeat_late(self, pick: int) -> None:
-        """A client that froze: one of the last operations once more."""
+        """Repeat one of the last operations late, like a client that froze."""
         operation, call, compare_wakes = self.sent[-1 - pick % len(self.sent)]
         answer = self.both(lambda store: call(store, operation), compare_wakes=compare_wakes)
         forgotten = operation.stamp < self.clock() - REPLAY_TTL_MS
-        assert answer is None or not forgotten, "what may be forgotten ran or was answered"
+        assert answer is None or not forgotten, "an operation that may be forgotten ran or was answered"
         self.reached["forgotten"] += forgotten
         self.hold_again(answer)
 
     @step(1, queue=queues, ahead=st.sampled_from((1, 5_000, 5_001, 3_600_000)))
     def publish_from_before_the_clock_was_set_back(self, queue: str, ahead: int) -> None:
-        """The store's clock was set back since its client learned the time."""
+        """Publish with a stamp from before the store's clock was set back."""
         id = self.session.message_ids(1)[0]
         draft = Draft(id, make_envelope(id, encode_body(b"ahead")))
         operation = self.session.operation(queue)._replace(stamp=self.clock() + ahead)
@@ -563,7 +563,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @step(1, when=lambda self: any(self.ids.values()), queue=queues, pick=picks, key=st.sampled_from(KEYS))
     def publish_a_known_id(self, queue: str, pick: int, key: str | None) -> None:
-        """A clone makes the id of a message that is there."""
+        """Publish an id that the store has, like a cloned process."""
         for state in ("ready", "delayed", "leased", "dead"):
             page = self.executors[0].run(self.stores[0].peek(queue, state, 50))
             if page.messages:
@@ -574,7 +574,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @step(2, when=lambda self: self.sent, pick=picks)
     def clone(self, pick: int) -> None:
-        """Another process with the same session comes to a number that is in use."""
+        """Use an operation number that another process with the same session has used."""
         operation, call, compare_wakes = self.sent[-1 - pick % len(self.sent)]
         if operation.stamp < self.clock() - REPLAY_TTL_MS:
             return
@@ -585,7 +585,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @step(3, when=lambda self: self.holding(), seconds=st.sampled_from((0, 1, 10, 61)))
     def crash(self, seconds: float) -> None:
-        """The workers forget what they held; the store does not."""
+        """Let the workers crash: their leases stay in the store."""
         for queue in QUEUES:
             self.past[queue] += self.held[queue]
             self.held[queue] = []
@@ -593,7 +593,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @step(1, when=lambda self: any(self.ids.values()), queue=queues, pick=picks)
     def inspect_message(self, queue: str, pick: int) -> None:
-        """Result and history of one message."""
+        """Compare the result and history of one message."""
         if self.ids[queue]:
             id = self.ids[queue][pick % len(self.ids[queue])]
             self.both(lambda store: store.result(queue, id))
@@ -601,7 +601,7 @@ class StoreMachine(RuleBasedStateMachine):
                 assert without_number(actual, self.sent_on) == without_number(expected, self.sent_on)
 
     def trace(self, index: int, queue: str, id: str) -> list[Event]:
-        """The whole history of one message on one store."""
+        """Return the whole history of one message on one store."""
         events: list[Event] = []
         cursor: str | None = None
         while True:
@@ -615,7 +615,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @step(1, lambda machine: machine.ready_ids(), queue=queues, pick=picks)
     def damage(self, queue: str, pick: int) -> None:
-        """A message is made unreachable behind the stores' backs: others go on, and a mend brings it back."""
+        """Make a message unreachable directly in both stores: others go on, and a repair restores it."""
         ids = self.ready_ids(queue) or self.ready_ids(queue := next(one for one in QUEUES if self.ready_ids(one)))
         id = ids[pick % len(ids)]
         for index in (0, 1):
@@ -632,7 +632,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.reached["damaged records mended"] += 1
 
     def ready_ids(self, *names: str) -> list[str]:
-        """Ready messages of these queues, of all if none is named, by the model."""
+        """Return the ready messages of these queues, or of all, by the model."""
         model = cast(MemoryStore, self.stores[0])
         known = (model._queues.get(name) for name in names or QUEUES)
         return sorted(
@@ -641,7 +641,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def both_stores_hold_the_same(self) -> None:
-        """Every listing, the sums, and the invariants on them."""
+        """Compare every listing and the ledgers, and check the invariants."""
         for queue in QUEUES:
             waiting: Counter[str] = Counter()
             leased: Counter[str] = Counter()
@@ -663,7 +663,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def both_stores_journalled_the_same(self) -> None:
-        """The events of the step, in whatever order it wrote them."""
+        """Compare the events of the step, in any order."""
         for queue in QUEUES:
             after = self.journal_read[queue]
             pages = [
@@ -685,7 +685,7 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 def comparable(answer: Any) -> Any:
-    """An answer without what may differ: where a redrive stopped, and the order of the side effects."""
+    """Return an answer without what may differ: where a redrive stopped, and the order of the side effects."""
     if isinstance(answer, Woken) and isinstance(answer.result, Redriven):
         answer = structs.replace(answer, result=structs.replace(answer.result, cursor=None))
     if isinstance(answer, Woken | Claimed) and answer.also:
@@ -694,7 +694,7 @@ def comparable(answer: Any) -> Any:
 
 
 def ended(lease: Lease, ending: dict[str, Any]) -> Settlement:
-    """A settlement as drawn."""
+    """Return the drawn settlement."""
     outcome: OutcomeName = ending["outcome"]
     result = ending.get("result") if outcome == "done" else None
     return Settlement(
@@ -704,7 +704,7 @@ def ended(lease: Lease, ending: dict[str, Any]) -> Settlement:
 
 
 def without_number(event: Event, sent_on: list[Continuation], *, whole: bool = False) -> Event:
-    """An event without its place in the step, and without its operation where a store may need two steps."""
+    """Return an event without its position in the step, and without its operation where a store may need two steps."""
     of_a_continuation = any(event.message_id == one.id for one in sent_on)
     if whole or (of_a_continuation and event.event in ("published", "duplicate")):
         return structs.replace(event, number=0, operation_id=None)
@@ -712,5 +712,5 @@ def without_number(event: Event, sent_on: list[Continuation], *, whole: bool = F
 
 
 def machine_for(make_subject: StoreMaker) -> type[StoreMachine]:
-    """The machine for one store."""
+    """Return the state machine for one store."""
     return type("StoreMachine", (StoreMachine,), {"make_subject": staticmethod(make_subject), "reached": Counter()})

@@ -21,31 +21,31 @@ import pytest
 if TYPE_CHECKING:
     from waypost.testing.bench import Bench, Mode, StoreMaker
 
-# Failed assertions of the suite show their values, as those of any test module do.
+# Failed assertions of the suite show their values, like those of any test module.
 pytest.register_assert_rewrite("waypost.testing.bench", "waypost.testing.conformance", "waypost.testing.machine")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the mark known, so that `--strict-markers` accepts it."""
+    """Register the mark, so that `--strict-markers` accepts it."""
     config.addinivalue_line("markers", "promise(*ids): the promises of docs/promises.md that this test shows")
 
 
 @pytest.fixture(params=["sync", "async"])
 def mode(request: pytest.FixtureRequest) -> Mode:
-    """Which kind of executor runs the calls."""
+    """The mode of the executor: sync or async."""
     chosen: Mode = request.param
     return chosen
 
 
 @pytest.fixture
 def make_store() -> StoreMaker:
-    """How to make the store under test from a clock and a namespace. Override it."""
+    """Return a function that makes the store under test from a clock and a namespace. Override it."""
     raise pytest.UsageError("define a fixture `make_store` that returns a function (clock, namespace) -> store")
 
 
 @pytest.fixture
 def bench(make_store: StoreMaker, mode: Mode) -> Iterator[Bench]:
-    """A store on the bench: helper verbs, a clock by hand, and the invariants checked when the test is over."""
+    """The store under test: helper verbs, a manual clock, and a check of the invariants after the test."""
     from waypost.testing.bench import Bench
 
     with Bench(make_store, mode) as subject:

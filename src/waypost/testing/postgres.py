@@ -4,7 +4,7 @@
         migrate(server.url)
         post = Waypost(server.url)
 
-It keeps the contract of the other servers. PostgreSQL refuses to run as root: then it runs as `nobody`, and its
+It has the same interface as the other servers. PostgreSQL refuses to run as root: then it runs as `nobody`, and its
 programs are copied beside its data if that user could not reach them.
 """
 
@@ -26,10 +26,10 @@ from waypost.errors import MissingExtra, StoreUnavailable
 from waypost.testing.servers import START_SECONDS_MAX, STOP_SECONDS_MAX, EmbeddedServer, program_of
 
 USER = "postgres"
-#: The releases in the wheel, and where each lies.
+#: The releases in the wheel, and their folders.
 FOLDERS = {18: "pginstall18", 16: "pginstall"}
 NEWEST = 18
-#: The releases that are Debian's, and where each lies if its package is installed.
+#: The releases of Debian, and their folders if the package is installed.
 SYSTEM = {15: Path("/usr/lib/postgresql/15/bin/postgres")}
 INITDB_SECONDS_MAX = 60.0
 #: Settings of a server that lives for a test. Figures of speed need `durable=True`.
@@ -71,7 +71,7 @@ class PostgresServer(EmbeddedServer):
             self._program = program_of(self.wheel, FOLDERS[release] + "/bin/postgres")
         self._options = options
         self._durable = durable
-        #: No file of it grows beyond this, as on a disk that is full; more than 16 MiB, which a piece of its log has.
+        #: No file of it grows beyond this, as on a full disk; more than 16 MiB, the size of a segment of its log.
         self._file_bytes_max = file_bytes_max
 
     @classmethod
@@ -79,16 +79,16 @@ class PostgresServer(EmbeddedServer):
         return program_of(cls.wheel, f"{FOLDERS[NEWEST]}/bin/postgres")
 
     def url_at(self, port: int) -> str:
-        """Where to connect if something on another port leads here, as a proxy does."""
+        """Return the URL of this server on another port, that of a proxy."""
         return self.url_for(USER, self.password, port)
 
     def url_for(self, user: str, password: str, port: int | None = None) -> str:
-        """Where a user connects, over loopback, or through something on another port."""
+        """Return the URL for a user, over loopback, or through a proxy on another port."""
         return f"{self.scheme}://{user}:{password}@127.0.0.1:{port or self.port}/postgres"
 
     @property
     def socket_url(self) -> str:
-        """The same server over its unix socket."""
+        """The URL of its unix socket."""
         return f"{self.scheme}://{USER}@/postgres?host={self.directory}&port={self.port}"
 
     @property
@@ -195,7 +195,7 @@ def give_to_server_user(path: Path) -> bool:
 
 
 def children_of(pid: int) -> list[int]:
-    """The processes that a server has started: each has a session of its own."""
+    """Return the processes that a server has started: each has its own session."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -207,7 +207,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def answers(port: int, timeout: float = 1.0) -> bool:
-    """Whether a server on a loopback port accepts the first message of a session."""
+    """Return whether a server on a loopback port accepts the first message of a session."""
     text = f"user\0{USER}\0database\0postgres\0\0".encode()
     try:
         with socket.create_connection(("127.0.0.1", port), timeout) as connection:

@@ -34,13 +34,13 @@ from typing import ClassVar, Self
 
 from waypost.errors import MissingExtra, StoreUnavailable
 
-#: A server that has not answered by then will not; on a busy machine a start takes well under a second.
+#: A server that has not answered by then will not: even on a busy machine a start takes about a second.
 START_SECONDS_MAX = 15.0
 STOP_SECONDS_MAX = 10.0
 #: Another process may take a free port between our check and the server's bind.
 PORT_TRIES_MAX = 5
 
-# `read` ends when the pipe does. A server that was stopped in order has no watcher any more.
+# `read` ends when the pipe does. A server that was stopped normally has no watcher any more.
 _WATCH = 'read -r line; kill -9 "$1" 2>/dev/null; [ -z "$2" ] || rm -rf -- "$2"'
 
 #: Settings that no other user may read.
@@ -54,7 +54,7 @@ class EmbeddedServer:
 
     wheel: ClassVar[str]
     scheme: ClassVar[str]
-    #: What ends it in order.
+    #: The signal that stops it normally.
     stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
 
     def __init__(
@@ -70,7 +70,7 @@ class EmbeddedServer:
         self._appendonly = appendonly
         self._options = options
         self._tcp = tcp
-        #: Without it a server does nothing for a client that comes over loopback. `requirepass=` chooses one.
+        #: Required from clients over loopback. `requirepass=` chooses one.
         self.password = str(options.pop("requirepass", "") or (secrets.token_urlsafe(18) if tcp else ""))
         self._server: subprocess.Popen[bytes] | None = None
         self._watcher: subprocess.Popen[bytes] | None = None
@@ -83,39 +83,39 @@ class EmbeddedServer:
     def _find_program(cls) -> Path:
         raise NotImplementedError
 
-    # ---- where it is -------------------------------------------------------------------------------------
+    # ---- addresses --------------------------------------------------------------------------------------
 
     @property
     def socket_path(self) -> Path:
-        """The unix socket."""
+        """The path of the unix socket."""
         return self.directory / "server.sock"
 
     @property
     def url(self) -> str:
-        """Where to connect: over loopback, or by its socket where it has no port."""
+        """The URL: over loopback, or its socket if it has no port."""
         return self.url_at(self.port) if self._tcp else self.socket_url
 
     def url_at(self, port: int) -> str:
-        """Where to connect if something on another port leads here, as a proxy does."""
+        """Return the URL of this server on another port, that of a proxy."""
         return f"{self.scheme}://:{self.password}@127.0.0.1:{port}"
 
     @property
     def socket_url(self) -> str:
-        """The same server over its unix socket."""
+        """The URL of its unix socket."""
         user = f":{self.password}@" if self.password else ""
         return f"unix://{user}{self.socket_path}"
 
     @property
     def pid(self) -> int | None:
-        """The process id, None while it is not running."""
+        """The process id; None while it is not running."""
         return None if self._server is None or self._server.poll() is not None else self._server.pid
 
     def log(self) -> str:
-        """What the server has written, the last part of it."""
+        """Return the last part of the server's log."""
         path = self.directory / "server.log"
         return path.read_text(errors="replace")[-4000:] if path.exists() else ""
 
-    # ---- its life ----------------------------------------------------------------------------------------
+    # ---- start and stop------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Start it and wait until it answers. It keeps its port and directory through restarts."""
@@ -135,7 +135,7 @@ class EmbeddedServer:
             self.port = 0
 
     def _command(self) -> list[str]:
-        """The program and its settings."""
+        """Return the program and its settings."""
         settings: dict[str, str | int] = {
             "bind": "127.0.0.1",
             "port": self.port,
@@ -159,7 +159,7 @@ class EmbeddedServer:
         return command
 
     def _launch(self) -> None:
-        # A session of its own: Ctrl-C is for the tests, which then end the server in order.
+        # In a session of its own: Ctrl-C is for the tests, which then stop the server.
         self._watch(
             lambda: subprocess.Popen(
                 self._command(), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -168,7 +168,7 @@ class EmbeddedServer:
         )  # fmt: skip
 
     def _watch(self, start: Callable[[], subprocess.Popen[bytes]]) -> None:
-        """Start it and its watcher: from there on it is ours, and ends with us."""
+        """Start it and its watcher: from then on it ends with this process."""
 
         def launch() -> None:
             self._server = start()
@@ -197,13 +197,13 @@ class EmbeddedServer:
         self._end(gently=False)
 
     def stop(self) -> None:
-        """End it in order, and remove its directory if it made it."""
+        """Stop it normally, and remove its directory if it was created for it."""
         self._end(gently=True)
         if self._own_directory and os.getpid() == self._owner:
             shutil.rmtree(self.directory, ignore_errors=True)
 
     def restart(self) -> None:
-        """End it, in order if it runs, and start it again on the same port and directory."""
+        """Stop it if it runs, and start it again on the same port and directory."""
         self._end(gently=True)
         self.start()
 
@@ -301,7 +301,7 @@ def write_private(path: Path, text: str) -> Path:
 
 
 def free_port() -> int:
-    """A loopback port that nothing listens on at this moment."""
+    """Return a loopback port that nothing listens on at this moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -309,13 +309,13 @@ def free_port() -> int:
 
 
 def answers(port: int, timeout: float = 1.0) -> bool:
-    """Whether a server on a loopback port answers PING, and not only that it is still loading."""
-    # A server that wants a password is up as well.
+    """Return whether a server on a loopback port answers PING, and is not still loading."""
+    # A server that requires a password is up as well.
     return answers_with(port, b"PING\r\n", b"+PONG", b"-NOAUTH", timeout=timeout)
 
 
 def answers_at(path: str) -> bool:
-    """Whether a server on a unix socket answers PING."""
+    """Return whether a server on a unix socket answers PING."""
     try:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(1.0)
@@ -327,7 +327,7 @@ def answers_at(path: str) -> bool:
 
 
 def answers_with(port: int, question: bytes, *answers: bytes, timeout: float = 1.0) -> bool:
-    """Whether what listens on a loopback port answers a question, or greets, as it should."""
+    """Return whether the server on a loopback port answers a request, or sends its greeting, as expected."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout) as connection:
             connection.sendall(question)

@@ -1,8 +1,8 @@
-"""The conformance suite: what a store must do, chapter by chapter, as tests that read as a specification.
+"""The conformance suite: what a store must do, chapter by chapter, as tests that are its specification.
 
     publish    what is stored is what was sent, once, in order, within the cap
     keys       deduplication, conflicts, windows, generations
-    removal    an empty queue goes whole, and what was meant for it does not reach the next of its name
+    removal    an empty queue is removed whole, and late calls for it do not reach the next queue of its name
     queue      pause, policy, limits, namespaces, listings
     lease      claims, fences, counts, reclaim
     settle     outcomes, results, continuations, cancel
@@ -18,10 +18,10 @@
     schedules  each instant once, leaders, promotion
     clock_steps  a clock that is set forward or back
     side_effects  what a step does besides its work, and which waiters it wakes
-    damage     records that are damaged, found and mended
+    damage     damaged records, found and repaired
 
 A test module that imports these classes and has the fixture `make_store` (see `waypost.testing.plugin`) runs them
-sync and async. They need store time by hand: a store takes `clock=`, a function that returns milliseconds.
+sync and async. They need a manual clock: a store takes `clock=`, a function that returns milliseconds.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ MAILS = "mails"
 
 
 def go_on(bench: Bench, lease: Lease, *queues: str, queue: str = QUEUE) -> list[str]:
-    """Settle a message as done and send one on to each of these queues; their ids."""
+    """Settle a message as done, send one on to each of these queues, and return their ids."""
     then = [bench.continuation(lease, target, index=index) for index, target in enumerate(queues)]
     assert bench.settle(lease, queue=queue, then=then) == "done"
     bench.deliver_all()
@@ -141,7 +141,7 @@ class TestWaiting:
 
 
 class TestChains:
-    """A chain is finished when the last message of it is done, whatever queues it passed."""
+    """A chain is finished when its last message is done, whatever its queues."""
 
     @pytest.mark.promise("CHAIN-2")
     def test_a_chain_of_one_ends_with_its_message(self, bench: Bench) -> None:
@@ -208,7 +208,7 @@ class TestChains:
     @pytest.mark.parametrize(
         ("outcome", "reason"), [("dead", "rejected"), ("drop", "dropped")], ids=["dead", "dropped"]
     )
-    def test_a_message_that_does_not_end_well_breaks_its_chain(self, bench: Bench, outcome: str, reason: str) -> None:
+    def test_a_message_that_is_not_done_fails_its_chain(self, bench: Bench, outcome: str, reason: str) -> None:
         chain = bench.begin_chain()
         (invoice,) = go_on(bench, bench.claim_one(), INVOICES)
         bench.chain_state(chain, "anna")
@@ -219,7 +219,7 @@ class TestChains:
         assert "anna" in bench.woken[QUEUE]
 
     @pytest.mark.promise("CHAIN-2")
-    def test_a_cancelled_message_breaks_its_chain(self, bench: Bench) -> None:
+    def test_a_cancelled_message_fails_its_chain(self, bench: Bench) -> None:
         chain = bench.begin_chain()
         (invoice,) = go_on(bench, bench.claim_one(), INVOICES)
         bench.cancel(invoice, queue=INVOICES)
@@ -227,14 +227,14 @@ class TestChains:
         assert bench.chain_state(chain).failed == (chain_id(INVOICES, invoice), "cancelled")
 
     @pytest.mark.promise("CHAIN-2")
-    def test_a_purged_message_breaks_its_chain(self, bench: Bench) -> None:
+    def test_a_purged_message_fails_its_chain(self, bench: Bench) -> None:
         chain = bench.begin_chain()
         bench.purge("ready")
         bench.deliver_all()
         assert bench.chain_state(chain).failed == (chain, "cancelled")
 
     @pytest.mark.promise("CHAIN-2")
-    def test_death_by_the_delivery_limit_breaks_the_chain(self, bench: Bench) -> None:
+    def test_death_by_the_delivery_limit_fails_the_chain(self, bench: Bench) -> None:
         bench.configure(max_deliveries=1, lease=1)
         chain = bench.begin_chain()
         bench.claim_one()
@@ -254,7 +254,7 @@ class TestChains:
         assert bench.chain_state(chain).is_finished
 
     @pytest.mark.promise("CHAIN-2")
-    def test_a_redriven_message_does_not_mend_a_broken_chain(self, bench: Bench) -> None:
+    def test_a_redriven_message_does_not_repair_a_failed_chain(self, bench: Bench) -> None:
         chain = bench.begin_chain()
         bench.settle(bench.claim_one(), "dead")
         bench.deliver_all()
@@ -264,7 +264,7 @@ class TestChains:
         assert bench.chain_state(chain).failed == (chain, "rejected")
 
     @pytest.mark.promise("CHAIN-2")
-    def test_a_continuation_whose_key_is_held_breaks_its_chain(self, bench: Bench) -> None:
+    def test_a_continuation_whose_key_is_held_fails_its_chain(self, bench: Bench) -> None:
         bench.publish(key="k", queue=INVOICES)
         chain = bench.begin_chain()
         lease = bench.claim_one()
@@ -407,7 +407,7 @@ class TestBlockers:
         assert bench.event_names(report.id, queue=MAILS) == ["published", "promoted", "claimed"]
 
     @pytest.mark.promise("CHAIN-2")
-    def test_chains_that_have_ended_already_hold_up_nothing(self, bench: Bench) -> None:
+    def test_chains_that_have_already_ended_do_not_delay_a_message(self, bench: Bench) -> None:
         chain = bench.begin_chain()
         bench.settle(bench.claim_one())
         report = bench.publish(queue=MAILS, after_chains=[chain])
@@ -426,7 +426,7 @@ class TestBlockers:
         assert bench.claim_one().id == report.id
 
     @pytest.mark.promise("CHAIN-2", "DEAD-1")
-    def test_a_broken_chain_buries_the_messages_that_wait_for_it(self, bench: Bench) -> None:
+    def test_a_failed_chain_buries_the_messages_that_wait_for_it(self, bench: Bench) -> None:
         chain, other = bench.begin_chain(), bench.begin_chain(queue=INVOICES)
         report = bench.publish(queue=MAILS, after_chains=[chain, other])
         bench.deliver_all()

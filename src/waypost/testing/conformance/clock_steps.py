@@ -1,4 +1,4 @@
-"""A store's clock that is set forward or back by an hour: queues go on, and what waits for a time is not stuck."""
+"""A store's clock that is set forward or back by an hour: queues go on, and timers, leases and windows end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class TestClockSteps:
         bench.clock.step(hours * HOUR)
         claimed = bench.claimed(50)
         if hours < 0:
-            # What was claimed before the step counts for one more window, and not for the hour.
+            # Claims from before the step count for one more window, and not for the hour.
             assert (claimed.leases, claimed.next_rate_ms) == ([], 60_000)
             bench.after(60)
             claimed = bench.claimed(50)

@@ -1,4 +1,4 @@
-"""Damaged records: others go on, a check finds them, and a mend brings them back."""
+"""Damaged records: other messages go on, a check finds them, and a repair restores them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from waypost.values import Damage
 
 
 def check(bench: Bench, *, mend: bool = False) -> list[Damage]:
-    """A whole check, step by step."""
+    """Run a whole check, step by step."""
     damages, cursor = list[Damage](), None
     while True:
         page = bench.run(bench.store.check(QUEUE, cursor, mend=mend))
@@ -20,7 +20,7 @@ def check(bench: Bench, *, mend: bool = False) -> list[Damage]:
 
 
 class TestDamage:
-    """A message that no claim can reach, as a crash or a hand on the data can leave it."""
+    """A message that no claim can reach, as after a crash or a manual change of the data."""
 
     @pytest.mark.promise("SEE-5")
     def test_a_check_of_a_sound_queue_finds_nothing(self, bench: Bench) -> None:
@@ -39,12 +39,12 @@ class TestDamage:
         assert bench.ledger().balance == 0
 
     @pytest.mark.promise("SEE-5")
-    def test_a_check_of_a_queue_that_is_not_there_finds_nothing_and_makes_none(self, bench: Bench) -> None:
+    def test_a_check_of_an_unknown_queue_finds_nothing_and_creates_none(self, bench: Bench) -> None:
         assert check(bench) == []
         assert bench.run(bench.store.queues()) == []
 
     @pytest.mark.promise("SEE-5", "LEASE-4")
-    def test_others_are_handed_out_beside_a_stranded_message_and_a_mend_brings_it_back(self, bench: Bench) -> None:
+    def test_other_messages_are_claimed_beside_a_stranded_one_and_a_repair_restores_it(self, bench: Bench) -> None:
         ids = bench.publish_count(200)
         bench.run(strand(bench.store, QUEUE, ids[77]))
         leases = bench.claim(500)
@@ -73,7 +73,7 @@ class TestDamage:
         assert (bench.ledger().balance, bench.ledger().unexplained, bench.ledger().done) == (0, 0, 1)
 
     @pytest.mark.promise("SEE-5", "PUB-4")
-    def test_a_stranded_message_keeps_its_key_through_a_mend(self, bench: Bench) -> None:
+    def test_a_stranded_message_keeps_its_key_through_a_repair(self, bench: Bench) -> None:
         id = bench.publish(key="order:7").id
         bench.run(strand(bench.store, QUEUE, id))
         check(bench, mend=True)
@@ -83,7 +83,7 @@ class TestDamage:
         assert bench.ledger().balance == 0
 
     @pytest.mark.promise("SEE-5", "PUB-9")
-    def test_a_stranded_message_keeps_its_priority_through_a_mend(self, bench: Bench) -> None:
+    def test_a_stranded_message_keeps_its_priority_through_a_repair(self, bench: Bench) -> None:
         high = bench.publish(priority=9).id
         low = bench.publish(priority=0).id
         plain = bench.publish().id
@@ -93,7 +93,7 @@ class TestDamage:
         assert [(lease.id, lease.priority) for lease in bench.claim(3)] == [(high, 9), (plain, 5), (low, 0)]
 
     @pytest.mark.promise("SEE-5", "SEE-3")
-    def test_a_mend_is_journalled_and_a_check_is_not(self, bench: Bench) -> None:
+    def test_a_repair_is_journalled_and_a_check_is_not(self, bench: Bench) -> None:
         id = bench.publish().id
         bench.run(strand(bench.store, QUEUE, id))
         check(bench)

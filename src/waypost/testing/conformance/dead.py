@@ -1,4 +1,4 @@
-"""Dead letters: kept whole with their reason, brought back on request; and the history of what finished."""
+"""Dead letters: kept whole with their reason, redriven on request; and the history of finished messages."""
 
 from __future__ import annotations
 
@@ -76,10 +76,10 @@ class TestDeadLetters:
     def test_a_message_that_ran_out_of_deliveries_keeps_its_last_error(self, bench: Bench) -> None:
         bench.configure(max_deliveries=1)
         bench.publish()
-        bench.settle(bench.claim_one(), "retry", error_type="OSError", error="the last words")
+        bench.settle(bench.claim_one(), "retry", error_type="OSError", error="the last error")
         bench.claim()
         (dead,) = bench.listing("dead")
-        assert (dead.reason, dead.error_type, dead.error) == ("max_deliveries", "OSError", "the last words")
+        assert (dead.reason, dead.error_type, dead.error) == ("max_deliveries", "OSError", "the last error")
 
     @pytest.mark.promise("DEAD-1")
     def test_dead_letters_are_listed_oldest_first(self, bench: Bench) -> None:
@@ -152,10 +152,10 @@ class TestDeadLetters:
 
 
 class TestRedrive:
-    """Bringing dead letters back."""
+    """Redriving dead letters."""
 
     @pytest.mark.promise("DEAD-2")
-    def test_counts_start_anew_and_the_token_goes_on(self, bench: Bench) -> None:
+    def test_counts_start_again_and_the_token_goes_on(self, bench: Bench) -> None:
         bench.publish()
         bench.settle(bench.claim_one(), "retry")
         bench.settle(bench.claim_one(), "dead")
@@ -180,7 +180,7 @@ class TestRedrive:
         assert {dead.reason for dead in bench.listing("dead")} == {"undecodable"}
 
     @pytest.mark.promise("DEAD-2")
-    def test_a_bound_leaves_the_rest_for_the_next_call(self, bench: Bench) -> None:
+    def test_a_bounded_redrive_keeps_the_rest_for_the_next_call(self, bench: Bench) -> None:
         ids = bury(bench, 5)
         moved = []
         while True:
@@ -269,7 +269,7 @@ class TestCompletedHistory:
         assert bench.ids("done") == []
 
     @pytest.mark.promise("DEAD-3")
-    def test_the_last_so_many_are_kept(self, bench: Bench) -> None:
+    def test_the_newest_finished_messages_are_kept_up_to_the_limit(self, bench: Bench) -> None:
         bench.configure(completed=2)
         ids = bench.publish_count(4)
         for lease in bench.claim(4):
@@ -288,7 +288,7 @@ class TestCompletedHistory:
         assert (done.ended_ms, done.deliveries, bench.body(done)) == (bench.now_ms, 1, b"body")
 
     @pytest.mark.promise("DEAD-3")
-    def test_only_what_is_done_is_history(self, bench: Bench) -> None:
+    def test_only_done_messages_are_history(self, bench: Bench) -> None:
         bench.configure(completed=10)
         bench.publish_count(3)
         dead, dropped, cancelled = bench.claim(3)

@@ -1,4 +1,4 @@
-"""Polls of idle workers: many queues in one step, registrations that live on, and what travels with them."""
+"""Polls of idle workers: many queues in one step, registrations that are renewed, and what a poll carries."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HALF_TTL_SECONDS = SLEEPER_TTL_MS / 1000 / 2
 
 
 def needs_claim(bench: Bench, sleeper: str | None = None, queue: str = "orders") -> bool:
-    """Return whether a poll of one queue asks for a claim."""
+    """Return whether a poll of one queue reports that a claim is needed."""
     return bench.poll(Idle(queue, sleeper)).queues[0].needs_claim
 
 

@@ -9,7 +9,7 @@ from waypost.testing.bench import QUEUE, Bench
 
 
 def live_a_little(bench: Bench) -> None:
-    """A bit of everything."""
+    """Make some events of every kind."""
     bench.publish_count(3)
     bench.publish(key="k", delay=5)
     bench.publish(key="k")
@@ -75,7 +75,7 @@ class TestJournal:
         assert len(bench.events()) == before
 
     @pytest.mark.promise("SEE-3")
-    def test_level_failures_writes_what_went_wrong_or_was_changed(self, bench: Bench) -> None:
+    def test_level_failures_writes_failures_and_changes(self, bench: Bench) -> None:
         bench.configure(journal="failures")
         live_a_little(bench)
         names = [event.event for event in bench.events()]
@@ -103,7 +103,7 @@ class TestJournal:
     @pytest.mark.promise("SEE-3")
     @pytest.mark.parametrize("queue", [QUEUE, "invoices"])
     @pytest.mark.parametrize("copy", [b"redacted", b"", None])
-    def test_level_full_keeps_the_redacted_copy_of_what_a_settle_sends_on(
+    def test_level_full_keeps_the_redacted_copy_of_a_continuation(
         self, bench: Bench, queue: str, copy: bytes | None
     ) -> None:
         for name in {QUEUE, queue}:
@@ -135,7 +135,7 @@ class TestJournal:
         assert events[0].message_id is None
 
     @pytest.mark.promise("SEE-3")
-    def test_a_refused_step_leaves_no_event(self, bench: Bench) -> None:
+    def test_a_refused_step_writes_no_event(self, bench: Bench) -> None:
         bench.publish()
         lease = bench.claim_one()
         bench.settle(lease)

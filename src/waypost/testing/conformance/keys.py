@@ -188,7 +188,7 @@ class TestConflicts:
         assert bench.ledger().replaced == 1
 
     @pytest.mark.promise("PUB-5")
-    def test_replace_leaves_no_stale_entry_in_the_queue(self, bench: Bench) -> None:
+    def test_replace_removes_the_old_entry_from_the_queue(self, bench: Bench) -> None:
         for round_number in range(5):
             bench.publish(b"%d" % round_number, key="k", on_conflict="replace")
         other = bench.publish()
@@ -413,7 +413,7 @@ class TestGenerations:
         assert bench.claim_one().id == parked.id
 
     @pytest.mark.promise("PUB-6", "DEAD-2")
-    def test_purging_what_waits_leaves_the_running_one_alone(self, bench: Bench) -> None:
+    def test_purging_waiting_messages_does_not_affect_the_running_one(self, bench: Bench) -> None:
         bench.publish(key="k")
         lease = bench.claim_one()
         bench.publish(key="k", on_conflict="replace")

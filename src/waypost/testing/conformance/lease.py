@@ -15,7 +15,7 @@ OUTCOMES: tuple[OutcomeName, ...] = ("done", "retry", "snooze", "dead", "drop", 
 
 
 def wrong_fences(lease: Lease) -> list[Hold]:
-    """Every way to show a fence that is not the lease's own."""
+    """Return every kind of fence that is not the lease's own."""
     return [
         Hold(lease.id, lease.token - 1, lease.nonce),
         Hold(lease.id, lease.token + 1, lease.nonce),
@@ -44,7 +44,7 @@ class TestClaims:
 
     @pytest.mark.promise("LEASE-17")
     def test_a_claim_ends_before_the_first_message_that_does_not_fit(self, bench: Bench) -> None:
-        """It does not skip it for a smaller one: what comes first is handed out first."""
+        """It does not skip it for a smaller one: the first message is delivered first."""
         sizes = [100, 3_000, 100, 100, 50_000, 10, 10]
         ids = [bench.publish(b"x" * size).id for size in sizes]
         first = bench.claimed(10, bytes_max=3_000)
@@ -88,7 +88,7 @@ class TestClaims:
         bench.check_invariants()
 
     @pytest.mark.promise("LEASE-17", "LEASE-5")
-    def test_what_is_buried_takes_no_room_in_a_claim(self, bench: Bench) -> None:
+    def test_buried_messages_use_no_bytes_of_a_claim(self, bench: Bench) -> None:
         bench.configure(max_deliveries=1, lease=1)
         large = [bench.publish(b"x" * 5_000).id for _ in range(3)]
         assert len(bench.claim(3)) == 3
@@ -334,7 +334,7 @@ class TestReclaim:
         assert [lease.id for lease in bench.claim(3)] == [third, first, second]
 
     @pytest.mark.promise("LEASE-4")
-    def test_a_later_crash_stands_behind_an_earlier_one(self, bench: Bench) -> None:
+    def test_a_later_crash_is_reclaimed_after_an_earlier_one(self, bench: Bench) -> None:
         bench.configure(lease=10)
         first = bench.publish()
         bench.claim_one()
@@ -400,7 +400,7 @@ class TestCounts:
         assert bench.body(dead) == b"poison"
 
     @pytest.mark.promise("LEASE-5")
-    def test_burying_leaves_room_for_the_next_message(self, bench: Bench) -> None:
+    def test_a_buried_message_takes_no_place_of_the_claim(self, bench: Bench) -> None:
         bench.configure(max_deliveries=1, lease=1)
         bench.publish()
         bench.claim_one()
@@ -462,7 +462,7 @@ class TestCounts:
 
 
 class TestAtMostOnce:
-    """`lease=None`: gone once claimed."""
+    """`lease=None`: a claimed message is gone."""
 
     @pytest.mark.promise("LEASE-7")
     def test_a_claimed_message_is_gone_and_counts_as_done(self, bench: Bench) -> None:

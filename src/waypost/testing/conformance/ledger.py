@@ -1,4 +1,4 @@
-"""The ledger: where every message went, at every moment, and why anything was delivered twice."""
+"""The ledger: the state of every message at any moment, and the cause of every redelivery."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class TestLedger:
         assert bench.ledger().published == 8
 
     @pytest.mark.promise("SEE-5", "SEE-3")
-    def test_what_a_claim_ends_without_leasing_anything_is_counted_though_the_journal_is_silent(
+    def test_messages_that_a_claim_ends_without_a_lease_are_counted_although_the_journal_is_off(
         self, bench: Bench
     ) -> None:
         bench.configure(lease=10, journal="off")
@@ -63,7 +63,7 @@ class TestLedger:
         assert (bench.ledger().cancelled, bench.ledger().balance) == (1, 0)
 
     @pytest.mark.promise("LEASE-15", "SEE-3")
-    def test_the_order_holds_though_a_claim_only_promotes_and_the_journal_is_silent(self, bench: Bench) -> None:
+    def test_the_order_holds_although_a_claim_only_promotes_and_the_journal_is_off(self, bench: Bench) -> None:
         bench.configure(journal="off", max_running=1)
         later, earlier = reversed(bench.session.message_ids(2))
         bench.publish()
@@ -94,7 +94,7 @@ class TestLedger:
         assert (ledger.expired, ledger.released, ledger.retried, ledger.snoozed) == (1, 1, 1, 1)
 
     @pytest.mark.promise("SEE-5", "DEAD-2")
-    def test_purging_what_waits_counts_as_cancelled(self, bench: Bench) -> None:
+    def test_purged_waiting_messages_count_as_cancelled(self, bench: Bench) -> None:
         bench.publish_count(3)
         bench.publish_count(2, delay=60)
         first = bench.purge("ready", limit=2)

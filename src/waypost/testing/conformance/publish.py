@@ -12,7 +12,7 @@ from waypost.testing.bench import Bench
 
 
 class TestPublishing:
-    """A publish and what it answers."""
+    """A publish and its result."""
 
     @pytest.mark.promise("PUB-2")
     def test_a_message_is_queued_and_its_id_comes_back(self, bench: Bench) -> None:
@@ -29,12 +29,12 @@ class TestPublishing:
 
     @pytest.mark.promise("PUB-2")
     def test_a_batch_returns_a_status_for_each_message(self, bench: Bench) -> None:
-        holder = bench.publish(key="taken")
+        holder = bench.publish(key="in use")
         moved = bench.publish(key="moved")
         batch = [
             bench.draft(),
             bench.draft(delay=9),
-            bench.draft(key="taken"),
+            bench.draft(key="in use"),
             bench.draft(key="moved", on_conflict="extend", delay=9),
             bench.draft(key="new"),
         ]
@@ -131,7 +131,7 @@ class TestPublishing:
 
 
 class TestCap:
-    """Backpressure: `max_pending` is checked in the step that would pass it."""
+    """Backpressure: `max_pending` is enforced in the step that would pass it."""
 
     @pytest.mark.promise("PUB-7", "SEE-6")
     def test_a_full_queue_refuses_and_writes_nothing(self, bench: Bench) -> None:
@@ -186,7 +186,7 @@ class TestCap:
             bench.publish(key="k", on_conflict="replace")
 
     @pytest.mark.promise("PUB-7", "PUB-5")
-    def test_what_adds_no_message_is_not_refused(self, bench: Bench) -> None:
+    def test_a_publish_that_adds_no_message_is_not_refused(self, bench: Bench) -> None:
         bench.configure(max_pending=1)
         bench.publish(key="k")
         assert bench.publish(key="k").status == "duplicate"
@@ -311,7 +311,7 @@ class TestCap:
         with pytest.raises(QueueFull):
             bench.publish_drafts(drafts(2))
         assert bench.publish_drafts(drafts(1))[0].status == "queued"
-        # What has arrived needs no room.
+        # A message that has already arrived needs no room.
         assert [one.status for one in bench.publish_drafts(first)] == ["duplicate"] * 2
         assert (bench.ledger().ready, bench.ledger().over_cap) == (3, 0)
         bench.configure(overload="drop_oldest")
@@ -321,7 +321,7 @@ class TestCap:
         assert kept.id in bench.ids("ready")
 
     @pytest.mark.promise("PUB-7")
-    def test_what_was_refused_is_not_remembered_as_arrived(self, bench: Bench) -> None:
+    def test_a_refused_message_is_not_remembered_as_arrived(self, bench: Bench) -> None:
         bench.configure(max_pending=1)
         bench.publish()
         draft = bench.draft(forwarded=True, capped=True)
@@ -339,7 +339,7 @@ class TestCap:
 
 
 class TestArrivals:
-    """Messages remembered by their arrival: each is stored once, however often it is sent, whatever became of it."""
+    """Messages whose arrival is remembered: each is stored once, however often it is sent, also after it ended."""
 
     @pytest.mark.promise("SPARK-1", "CHAIN-2")
     def test_a_batch_that_is_sent_again_changes_nothing(self, bench: Bench) -> None:

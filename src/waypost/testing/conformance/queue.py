@@ -1,4 +1,4 @@
-"""Running a queue: pause, policy on a live queue, exact limits, listings, and what is kept apart."""
+"""Running a queue: pause, policy on a live queue, exact limits, listings, isolation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from waypost.values import Lease
 
 
 class TestPause:
-    """A paused queue goes on accepting, and hands nothing out."""
+    """A paused queue accepts messages, and none can be claimed."""
 
     @pytest.mark.promise("QUEUE-1")
     def test_a_paused_queue_accepts_publishes_settles_and_renewals_and_claims_nothing(self, bench: Bench) -> None:
@@ -86,12 +86,12 @@ class TestPolicy:
         assert other.run(other.store.policy("orders")) == changed
 
     @pytest.mark.promise("QUEUE-2")
-    def test_a_change_leaves_all_other_settings_alone(self, bench: Bench) -> None:
+    def test_a_change_keeps_all_other_settings(self, bench: Bench) -> None:
         bench.configure(lease=5, rate="10/s", max_running=2)
         assert bench.configure(rate=None) == DEFAULT_POLICY.changed({"lease_ms": 5_000, "max_running": 2})
 
     @pytest.mark.promise("QUEUE-2")
-    def test_a_changed_lease_acts_on_new_claims_and_leaves_running_ones_their_own(self, bench: Bench) -> None:
+    def test_a_changed_lease_applies_to_new_claims_only(self, bench: Bench) -> None:
         bench.configure(lease=60)
         bench.publish_count(2)
         old = bench.claim_one()
@@ -154,7 +154,7 @@ class TestLimits:
         assert bench.ledger().leased == 3
 
     @pytest.mark.promise("QUEUE-3")
-    def test_a_rate_lets_through_so_many_in_any_window(self, bench: Bench) -> None:
+    def test_a_rate_allows_its_number_of_messages_in_any_window(self, bench: Bench) -> None:
         bench.configure(rate="3/s")
         bench.publish_count(20)
         assert len(bench.claim(2)) == 2
@@ -219,7 +219,7 @@ class TestLimits:
 
 
 def claim_together(bench: Bench, *, publishes: int, claims: int) -> tuple[list[Lease], list[Exception]]:
-    """Four clients at once, each with publishes and claims of two: what they got, and what was refused."""
+    """Run four clients at once, each with publishes and claims of two; return what they got, and what was refused."""
     held: list[Lease] = []
     refused: list[Exception] = []
     guard = threading.Lock()
@@ -273,7 +273,7 @@ class TestListings:
             ours += bench.publish_count(1, group="ours")
             bench.publish_count(number, group="theirs")
         assert [message.id for message in bench.listing("ready", page_size=2, group="ours")] == ours
-        assert bench.listing("ready", page_size=2, group="nobody's") == []
+        assert bench.listing("ready", page_size=2, group="unused") == []
 
     @pytest.mark.promise("DEAD-2")
     def test_a_message_is_found_by_its_id_only_in_its_state(self, bench: Bench) -> None:
@@ -325,10 +325,10 @@ class TestListings:
 
 
 class TestIsolation:
-    """Queues and namespaces do not touch each other."""
+    """Queues and namespaces are independent."""
 
     @pytest.mark.promise("QUEUE-2")
-    def test_queues_are_apart(self, bench: Bench) -> None:
+    def test_queues_are_independent(self, bench: Bench) -> None:
         ours = bench.publish(key="k")
         theirs = bench.publish(key="k", queue="orders2")
         assert theirs.status == "queued"
@@ -348,7 +348,7 @@ class TestIsolation:
         assert bench.settle(lease) == "done"
 
     @pytest.mark.promise("STORE-6", "QUEUE-2")
-    def test_namespaces_are_apart(self, bench: Bench) -> None:
+    def test_namespaces_are_independent(self, bench: Bench) -> None:
         other = bench.another_client(namespace=fresh_namespace())
         bench.publish(key="k")
         assert other.publish(key="k").status == "queued"

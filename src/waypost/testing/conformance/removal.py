@@ -1,4 +1,4 @@
-"""Removing a queue: only an empty one, all of it, and nothing that was meant for it reaches the next of its name."""
+"""Removing a queue: only an empty one, all of it, and late calls for it do not reach the next queue of its name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from waypost.values import StoredSchedule
 
 
 def schedule(bench: Bench, key: str = "hourly") -> StoredSchedule:
-    """A schedule that is due some time later."""
+    """Save a schedule that is due some time later."""
     return StoredSchedule(key, "v1", b"spec", False, bench.now_ms + 3_600_000, bench.now_ms + 3_600_000)
 
 
@@ -26,7 +26,7 @@ def used_up(bench: Bench) -> None:
 
 
 class TestRefusedRemovals:
-    """A queue that holds anything stays, and the answer names it."""
+    """A queue that is not empty stays, and the answer names what it holds."""
 
     @pytest.mark.promise("QUEUE-8")
     def test_messages_in_any_state_keep_a_queue(self, bench: Bench) -> None:
@@ -78,7 +78,7 @@ class TestRefusedRemovals:
         assert not bench.chain_state(chain).known
 
     @pytest.mark.promise("QUEUE-8")
-    def test_what_is_on_its_way_to_another_queue_keeps_a_queue(self, bench: Bench) -> None:
+    def test_a_continuation_under_way_to_another_queue_keeps_a_queue(self, bench: Bench) -> None:
         bench.publish()
         lease = bench.claim_one()
         bench.settle(lease, then=[bench.continuation(lease, "billing")])
@@ -90,10 +90,10 @@ class TestRefusedRemovals:
 
 
 class TestRemovals:
-    """What is removed is gone, and the next queue of this name is a new one."""
+    """A removed queue is gone, and the next queue of its name is a new one."""
 
     @pytest.mark.promise("QUEUE-8")
-    def test_an_empty_queue_is_removed_with_all_that_was_kept_of_it(self, bench: Bench) -> None:
+    def test_an_empty_queue_is_removed_with_all_its_records(self, bench: Bench) -> None:
         bench.configure(lease=10, completed=5, rate="100/s", journal="full")
         id = bench.publish(key="k", window=3600).id
         bench.settle(bench.claim_one(), result=b"its result")
@@ -112,7 +112,7 @@ class TestRemovals:
         assert (watched.state, watched.ended) == (None, None)
 
     @pytest.mark.promise("QUEUE-8")
-    def test_a_queue_that_is_not_there_cannot_be_removed(self, bench: Bench) -> None:
+    def test_an_unknown_queue_cannot_be_removed(self, bench: Bench) -> None:
         removal = bench.remove()
         assert (removal.existed, removal.left) == (False, {})
         used_up(bench)
@@ -177,7 +177,7 @@ class TestRemovals:
         assert bench.run(bench.store.queues()) == []
 
     @pytest.mark.promise("QUEUE-8")
-    def test_other_queues_are_left_alone(self, bench: Bench) -> None:
+    def test_other_queues_are_not_affected(self, bench: Bench) -> None:
         bench.publish(queue="billing", key="k")
         used_up(bench)
         bench.remove()
@@ -201,7 +201,7 @@ class TestRemovals:
 
 
 class TestUnknownQueues:
-    """A worker that serves a name makes no queue of it."""
+    """A worker that serves a name creates no queue."""
 
     @pytest.mark.promise("QUEUE-8")
     def test_claims_settles_and_reads_make_no_queue(self, bench: Bench) -> None:
@@ -252,7 +252,7 @@ class TestUnknownQueues:
 
 
 class TestOperationsAcrossARemoval:
-    """What was meant for the removed queue does not run in the next one."""
+    """Calls for the removed queue do not run in the next one."""
 
     @pytest.mark.promise("QUEUE-8", "PUB-3", "LEASE-18")
     def test_a_repeated_publish_neither_makes_the_queue_again_nor_stores_twice(self, bench: Bench) -> None:
@@ -274,7 +274,7 @@ class TestOperationsAcrossARemoval:
         assert bench.ledger().published == 1
 
     @pytest.mark.promise("QUEUE-8", "LEASE-18")
-    def test_what_was_first_sent_before_the_removal_does_not_act_on_the_next_queue(self, bench: Bench) -> None:
+    def test_a_call_first_sent_before_the_removal_does_not_act_on_the_next_queue(self, bench: Bench) -> None:
         used_up(bench)
         purge, redrive, cancel, claim = (bench.operation() for _ in range(4))
         bench.after(1)
@@ -302,7 +302,7 @@ class TestOperationsAcrossARemoval:
         assert bench.publish(operation=operation).status == "queued"
 
     @pytest.mark.promise("QUEUE-8", "PUB-3")
-    def test_a_repeated_removal_is_answered_and_leaves_the_next_queue_alone(self, bench: Bench) -> None:
+    def test_a_repeated_removal_is_answered_and_does_not_affect_the_next_queue(self, bench: Bench) -> None:
         used_up(bench)
         operation = bench.operation()
         assert bench.remove(operation=operation).existed

@@ -15,7 +15,7 @@ from waypost.policy import REPLAY_MAX, REPLAY_TTL_MS, STAMP_AHEAD_MS
 from waypost.testing.bench import QUEUE, Bench
 from waypost.values import chain_id
 
-#: So many steps of another client remove what a store no longer needs: PostgreSQL does so in one step of 64.
+#: After so many steps of another client a store has removed expired records: PostgreSQL does it in one step of 64.
 SWEEPING_STEPS = 70
 
 
@@ -24,9 +24,9 @@ class TestLostReplies:
 
     @pytest.mark.promise("PUB-3")
     def test_a_repeated_publish_stores_once_and_answers_the_same(self, bench: Bench) -> None:
-        bench.publish(key="taken")
+        bench.publish(key="in use")
         operation = bench.operation()
-        drafts = [bench.draft(), bench.draft(key="taken"), bench.draft(key="k", delay=5)]
+        drafts = [bench.draft(), bench.draft(key="in use"), bench.draft(key="k", delay=5)]
         first = bench.publish_drafts(drafts, operation=operation)
         woken = bench.woken
         journalled = len(bench.events())
@@ -53,7 +53,7 @@ class TestLostReplies:
         assert len(bench.events("claimed")) == 2
 
     @pytest.mark.promise("LEASE-6")
-    def test_a_repeated_claim_leaves_out_what_is_no_longer_held(self, bench: Bench) -> None:
+    def test_a_repeated_claim_omits_messages_that_are_no_longer_held(self, bench: Bench) -> None:
         bench.configure(lease=10)
         bench.publish_count(3)
         operation = bench.operation()
@@ -226,7 +226,7 @@ class TestOperations:
         assert bench.ids("ready") == [second.id, first.id]
 
     @pytest.mark.promise("LEASE-6")
-    def test_sessions_and_queues_number_their_operations_apart(self, bench: Bench) -> None:
+    def test_each_session_and_queue_numbers_its_own_operations(self, bench: Bench) -> None:
         other = bench.another_client()
         bench.publish()
         other.publish()
@@ -235,7 +235,7 @@ class TestOperations:
         assert bench.ledger(queue="billing").published == 1
 
     @pytest.mark.promise("LEASE-6", "LEASE-10")
-    def test_calls_of_one_flush_have_each_their_own_answer(self, bench: Bench) -> None:
+    def test_each_call_of_a_flush_has_its_own_answer(self, bench: Bench) -> None:
         bench.configure(max_pending=1)
         calls = [bench.store.publish("orders", [bench.draft()], bench.operation()) for _ in range(2)]
         first, second = bench.runner.run_many(calls)
@@ -266,7 +266,7 @@ class TestForgottenOperations:
         assert bench.ledger().published == 1
 
     @pytest.mark.promise("LEASE-18", "PUB-3")
-    def test_what_was_sent_and_done_is_not_published_again_by_a_client_that_froze(self, bench: Bench) -> None:
+    def test_a_client_that_froze_does_not_publish_again_what_was_done(self, bench: Bench) -> None:
         operation, draft = bench.operation(), bench.draft()
         bench.publish_drafts([draft], operation=operation)
         bench.settle(bench.claim_one())
@@ -278,7 +278,7 @@ class TestForgottenOperations:
         assert bench.ledger().balance == 0
 
     @pytest.mark.promise("LEASE-18")
-    def test_every_verb_refuses_what_it_may_have_forgotten(self, bench: Bench) -> None:
+    def test_every_verb_refuses_an_operation_that_it_may_have_forgotten(self, bench: Bench) -> None:
         bench.publish_count(3)
         lease, dead = bench.claim(2)
         bench.settle(dead, "dead")
@@ -309,7 +309,7 @@ class TestForgottenOperations:
         assert bench.publish(operation=nearly).status == "queued"
 
     @pytest.mark.promise("LEASE-18")
-    def test_what_ran_under_a_stamp_ahead_of_the_clock_is_remembered_as_long_as_it_can_be_repeated(
+    def test_an_operation_stamped_ahead_of_the_clock_is_remembered_as_long_as_it_can_be_repeated(
         self, bench: Bench
     ) -> None:
         ahead, draft = bench.operation()._replace(stamp=bench.now_ms + STAMP_AHEAD_MS), bench.draft()

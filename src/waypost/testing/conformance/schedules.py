@@ -1,4 +1,4 @@
-"""Schedules: saved as they were seen, each instant fired once. Leaders: one at a time. Promotion: as claims do it."""
+"""Schedules: saved by compare-and-set, each instant fired once. Leaders: one at a time. Promotion: as claims do it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def save(
     queue: str = QUEUE,
     **more: Any,
 ) -> Saved:
-    """Save a schedule that fires in a minute, over what was seen."""
+    """Save a schedule that fires in a minute, over the version that was read."""
     given: dict[str, Any] = {
         "spec": b"\0spec\xff", "paused": False, "next_ms": bench.now_ms + 60_000, "due_ms": bench.now_ms + 60_000,
     } | more  # fmt: skip
@@ -36,7 +36,7 @@ def save(
 
 
 def saved(bench: Bench, key: str = KEY, **more: Any) -> StoredSchedule:
-    """The schedule that was saved."""
+    """Save a schedule, and return it as listed."""
     found = save(bench, key, **more).schedule
     assert found is not None
     return found
@@ -55,7 +55,7 @@ def fire(
     valid_ms: int = 1_000_000,
     **more: Any,
 ) -> Fired:
-    """Fire the instant that was seen, with one message by default; the next one is a minute later."""
+    """Fire the instant that was read, with one message by default; the next one is a minute later."""
     assert seen.next_ms is not None
     given: dict[str, Any] = {
         "key": seen.key, "version": seen.version, "expected_ms": seen.next_ms, "last_due_ms": seen.due_ms,
@@ -77,7 +77,7 @@ def promote(bench: Bench) -> Promoted:
 
 
 class TestSaving:
-    """A schedule is written only over what the caller saw."""
+    """A schedule is written only over the version that the caller read."""
 
     @pytest.mark.promise("CRON-5")
     def test_a_schedule_comes_back_as_it_was_saved(self, bench: Bench) -> None:
@@ -132,7 +132,7 @@ class TestSaving:
         assert bench.ids("ready") == []
 
     @pytest.mark.promise("CRON-6")
-    def test_what_is_saved_changes_the_number_of_its_queue(self, bench: Bench) -> None:
+    def test_a_save_changes_the_change_number_of_its_queue(self, bench: Bench) -> None:
         def scheduled() -> dict[str, int]:
             bench.run(bench.store.schedules_changed(QUEUE))
             return bench.run(bench.store.scheduled())
@@ -148,7 +148,7 @@ class TestSaving:
         assert scheduled()[QUEUE] not in (before, changed)
 
     @pytest.mark.promise("CRON-5", "STORE-6")
-    def test_schedules_of_queues_and_namespaces_never_meet(self, bench: Bench) -> None:
+    def test_schedules_of_queues_and_namespaces_are_independent(self, bench: Bench) -> None:
         save(bench)
         save(bench, queue="elsewhere", version="other")
         stranger = bench.another_client(namespace=f"{bench.namespace}x")
@@ -157,7 +157,7 @@ class TestSaving:
 
 
 class TestFires:
-    """The messages of a fire, and where the schedule stands after it, are one step that happens once."""
+    """The messages of a fire and the schedule's next state are written in one step, once."""
 
     @pytest.mark.promise("CRON-6")
     def test_a_fire_publishes_and_moves_on(self, bench: Bench) -> None:
@@ -230,7 +230,7 @@ class TestFires:
         assert bench.ids("ready") == []
 
     @pytest.mark.promise("CRON-6")
-    def test_the_last_fire_leaves_no_next_one(self, bench: Bench) -> None:
+    def test_there_is_no_next_fire_after_the_last_one(self, bench: Bench) -> None:
         seen = saved(bench)
         bench.after(60)
         fired = fire(bench, seen, next_ms=None, due_ms=None)
@@ -251,7 +251,7 @@ class TestFires:
         assert len(bench.ids("ready")) == 2
 
     @pytest.mark.promise("CRON-6", "PUB-7")
-    def test_a_full_queue_holds_the_fire_back_and_loses_nothing(self, bench: Bench) -> None:
+    def test_a_full_queue_delays_the_fire_and_loses_nothing(self, bench: Bench) -> None:
         bench.configure(max_pending=1)
         bench.publish()
         seen = saved(bench)
@@ -322,7 +322,7 @@ class TestFires:
         assert listed(bench) == [seen]
 
     @pytest.mark.promise("CRON-7")
-    def test_what_is_not_there_cannot_be_triggered(self, bench: Bench) -> None:
+    def test_an_unknown_schedule_cannot_be_triggered(self, bench: Bench) -> None:
         assert bench.run(bench.store.trigger_schedule(QUEUE, KEY, bench.draft(), bench.operation())).result is None
         assert bench.ids("ready") == []
 
@@ -390,7 +390,7 @@ class TestPromotion:
         assert len(bench.woken[QUEUE]) == 2
 
     @pytest.mark.promise("TIMER-4", "QUEUE-1")
-    def test_a_paused_queue_and_one_that_is_not_there_promote_nothing(self, bench: Bench) -> None:
+    def test_a_paused_queue_and_an_unknown_one_promote_nothing(self, bench: Bench) -> None:
         assert bench.run(bench.store.promote("nowhere")).result == Promoted(0, 0, 0, None)
         assert bench.run(bench.store.remove_schedule("nowhere", KEY)) is False
         assert "nowhere" not in bench.run(bench.store.queues())

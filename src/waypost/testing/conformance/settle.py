@@ -1,4 +1,4 @@
-"""Settling: every outcome, what it keeps and sends on, and what a cancel makes of it."""
+"""Settling: every outcome, its results and continuations, and cancels."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class TestResults:
         assert bench.result(without.id) is None
 
     @pytest.mark.promise("CHAIN-1", "LEASE-2")
-    def test_a_lost_settle_leaves_no_result(self, bench: Bench) -> None:
+    def test_a_lost_settle_stores_no_result(self, bench: Bench) -> None:
         bench.configure(lease=1)
         bench.publish()
         late = bench.claim_one()
@@ -224,7 +224,7 @@ class TestContinuations:
         assert (ledger.ready, ledger.over_cap) == (2, 1)
 
     @pytest.mark.promise("PUB-7", "CHAIN-2")
-    def test_only_what_is_past_the_cap_is_counted(self, bench: Bench) -> None:
+    def test_only_messages_past_the_cap_are_counted(self, bench: Bench) -> None:
         bench.configure(queue="billing", max_pending=2)
         bench.configure(queue="open")
         bench.publish_count(3)
@@ -243,7 +243,7 @@ class TestContinuations:
         assert bench.ledger(queue="billing").over_cap == 1
 
     @pytest.mark.promise("PUB-7", "PUB-6")
-    def test_what_is_sent_on_to_its_own_full_queue_is_counted(self, bench: Bench) -> None:
+    def test_a_continuation_to_its_own_full_queue_is_counted(self, bench: Bench) -> None:
         bench.configure(max_pending=1)
         bench.publish()
         lease = bench.claim_one()
@@ -253,7 +253,7 @@ class TestContinuations:
         assert (bench.ledger().ready, bench.ledger().over_cap) == (2, 1)
 
     @pytest.mark.promise("PUB-7", "DEAD-2")
-    def test_what_is_redriven_into_a_full_queue_is_counted(self, bench: Bench) -> None:
+    def test_messages_redriven_into_a_full_queue_are_counted(self, bench: Bench) -> None:
         bench.publish_count(3)
         for lease in bench.claim(3):
             bench.settle(lease, "dead")
@@ -335,9 +335,9 @@ class TestCancel:
         assert len(bench.events("cancel_requested")) == 1
 
     @pytest.mark.promise("LEASE-12")
-    def test_what_never_was_is_unknown(self, bench: Bench) -> None:
+    def test_a_message_that_never_existed_cannot_be_cancelled(self, bench: Bench) -> None:
         assert bench.cancel("0" * 24) == "unknown"
-        assert bench.cancel(key="nobody") == "unknown"
+        assert bench.cancel(key="unused") == "unknown"
         assert bench.ledger().cancelled == 0
 
     @pytest.mark.promise("LEASE-12")

@@ -15,7 +15,7 @@ EffectTuple = tuple[str, str | None, str | None]
 
 
 def effect_tuples(also: Sequence[SideEffect], *, queue: str = QUEUE) -> list[EffectTuple]:
-    """Event, message and reason of each, in order of these."""
+    """Return event, message and reason of each side effect, sorted."""
     assert all(change.queue == queue and change.count == 1 for change in also)
     return sorted(((change.event, change.id, change.reason) for change in also), key=str)
 
@@ -147,7 +147,7 @@ class TestSideEffects:
 
     @pytest.mark.promise("SEE-1", "LEASE-12", "CHAIN-2")
     @pytest.mark.parametrize("by", ["id", "key", "purge"])
-    def test_a_cancel_and_a_purge_report_messages_that_waited_for_a_broken_chain(self, bench: Bench, by: str) -> None:
+    def test_a_cancel_and_a_purge_report_messages_that_waited_for_a_failed_chain(self, bench: Bench, by: str) -> None:
         bench.configure(dead_max=1)
         letter = bench.publish()
         bench.settle(bench.claim_one(), "dead")
@@ -181,7 +181,7 @@ class TestSideEffects:
         assert (bench.ledger().cancelled, bench.ledger().balance) == (2, 0)
 
     @pytest.mark.promise("SEE-1", "LEASE-12")
-    def test_what_a_cancel_and_a_purge_are_called_for_is_no_side_effect(self, bench: Bench) -> None:
+    def test_the_messages_of_a_cancel_or_purge_are_no_side_effects(self, bench: Bench) -> None:
         ids = bench.publish_count(2) + bench.publish_count(2, delay=5)
         bench.settle(bench.claim_one(), "dead")
         assert [bench.cancel(id) for id in (ids[0], ids[1], ids[2])] == ["finished", "cancelled", "cancelled"]
@@ -236,7 +236,7 @@ class TestSideEffects:
 
 
 class TestEndsInsideClaims:
-    """A client that waits for the end of a message is woken by whatever step ends it."""
+    """A client that waits for the end of a message is woken by any step that ends it."""
 
     @pytest.mark.promise("CHAIN-1", "WAKE-1")
     def test_a_burial_inside_a_claim_wakes_the_waiters(self, bench: Bench) -> None:

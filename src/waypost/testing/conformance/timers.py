@@ -10,7 +10,7 @@ from waypost.testing.bench import Bench
 
 
 class TestTimers:
-    """Messages for later."""
+    """Messages with a due time."""
 
     @pytest.mark.promise("TIMER-1", "TIMER-2")
     def test_a_timer_is_never_early_and_never_late(self, bench: Bench) -> None:
@@ -32,7 +32,7 @@ class TestTimers:
 
     @pytest.mark.promise("TIMER-1")
     @pytest.mark.parametrize("early_ms", [0, 1, 86_400_000])
-    def test_the_past_is_now(self, bench: Bench, early_ms: int) -> None:
+    def test_a_time_in_the_past_is_due_now(self, bench: Bench, early_ms: int) -> None:
         published = bench.publish(at_ms=bench.now_ms - early_ms)
         assert published.status == "queued"
         lease = bench.claim_one()

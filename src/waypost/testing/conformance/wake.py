@@ -9,7 +9,7 @@ from waypost.testing.bench import Bench
 
 
 def put_to_sleep(bench: Bench, *names: str) -> None:
-    """Workers that found nothing and were registered by their own empty claims, in this order."""
+    """Register workers as sleepers by their own empty claims, in this order."""
     for name in names:
         assert bench.claim(sleeper=name) == []
         bench.after(0.001)
@@ -148,7 +148,9 @@ class TestWakeUps:
 
     @pytest.mark.promise("WAKE-2")
     @pytest.mark.parametrize(("outcome", "after"), [("release", 0), ("retry", 0), ("retry", 5), ("snooze", 5)])
-    def test_what_a_settle_sends_back_wakes_one(self, bench: Bench, outcome: str, after: float) -> None:
+    def test_a_message_that_a_settle_returns_to_the_queue_wakes_one(
+        self, bench: Bench, outcome: str, after: float
+    ) -> None:
         bench.publish()
         lease = bench.claim_one()
         put_to_sleep(bench, "b", "a")
@@ -157,7 +159,7 @@ class TestWakeUps:
 
     @pytest.mark.promise("WAKE-2")
     @pytest.mark.parametrize("outcome", ["done", "dead", "drop"])
-    def test_what_a_settle_ends_wakes_no_sleeper(self, bench: Bench, outcome: str) -> None:
+    def test_a_message_that_a_settle_ends_wakes_no_sleeper(self, bench: Bench, outcome: str) -> None:
         bench.publish()
         lease = bench.claim_one()
         put_to_sleep(bench, "a")

@@ -1,4 +1,4 @@
-"""The register of workers: a worker is listed until its time ends by the store's clock, and leaves nothing behind."""
+"""The register of workers: a worker is listed until its TTL ends by the store's clock, and is then removed."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class TestWorkerRegister:
         ]
 
     @pytest.mark.promise("SEE-4")
-    def test_a_worker_that_is_silent_is_forgotten_when_its_time_ends_and_not_before(self, bench: Bench) -> None:
+    def test_a_silent_worker_is_removed_when_its_ttl_ends_and_not_before(self, bench: Bench) -> None:
         heartbeat(bench, "silent")
         heartbeat(bench, "alive", ttl_ms=2 * TTL_MS)
         bench.after(TTL_MS / 1000 - 0.001)
@@ -75,7 +75,7 @@ class TestWorkerRegister:
         assert names(bench) == ["alive"]
 
     @pytest.mark.promise("SEE-4")
-    def test_a_forgotten_worker_is_listed_again_by_its_next_heartbeat(self, bench: Bench) -> None:
+    def test_a_removed_worker_is_listed_again_by_its_next_heartbeat(self, bench: Bench) -> None:
         heartbeat(bench)
         bench.after(TTL_MS / 1000)
         assert names(bench) == []
@@ -98,7 +98,7 @@ class TestWorkerRegister:
         assert names(bench) == sorted(["b", "a:10", "ä", "a:9"])
 
     @pytest.mark.promise("SEE-4")
-    def test_a_full_register_forgets_the_worker_whose_time_ends_first(
+    def test_a_full_register_removes_the_worker_whose_ttl_ends_first(
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:  # fmt: skip
         monkeypatch.setattr(policy, "WORKERS_MAX", 3)
@@ -111,7 +111,7 @@ class TestWorkerRegister:
         assert names(bench) == ["a", "b", "d"]
 
     @pytest.mark.promise("SEE-4")
-    def test_workers_whose_time_is_over_make_room(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_workers_whose_ttl_has_ended_make_room(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(policy, "WORKERS_MAX", 2)
         heartbeat(bench, "short", ttl_ms=1_000)
         heartbeat(bench, "long")
@@ -137,7 +137,7 @@ class TestWorkerRegister:
         assert workers(bench) == []
 
     @pytest.mark.promise("SEE-4")
-    def test_a_worker_is_no_queue_and_touches_none(self, bench: Bench) -> None:
+    def test_the_register_creates_and_changes_no_queue(self, bench: Bench) -> None:
         heartbeat(bench, "orders")
         assert bench.run(bench.store.queues()) == []
         bench.publish()
