@@ -1,1 +1,1 @@
-"""Figures, side by side with what is possible at all: each module prints one JSON object per figure."""
+"""Benchmarks, beside the ceiling of each store: each module prints one JSON object per figure."""

@@ -1,4 +1,4 @@
-"""What a queue leaves behind on PostgreSQL: many messages through one queue, and the tables and the claim's cost after.
+"""Table bloat on PostgreSQL: the size of the tables and the cost of a claim after many messages through one queue.
 
     python -m benchmarks.bloat --quick --json
 
@@ -35,7 +35,7 @@ SIZE = r"""
 
 @dataclass
 class Course:
-    """What was seen on the way: the cost of each claim, and sizes with the vacuums before them."""
+    """What was measured during the run: the cost of each claim, and sizes with the vacuums before them."""
 
     claims_ms: list[float] = field(default_factory=list)
     sizes: list[tuple[int, int]] = field(default_factory=list)
@@ -105,7 +105,7 @@ def main() -> None:
 
 
 def medians(values: list[float], parts: int) -> list[float]:
-    """The medians of equal parts of a run."""
+    """Return the medians of equal parts of a run."""
     length = max(1, len(values) // parts)
     return [statistics.median(values[start : start + length]) for start in range(0, len(values), length)]
 

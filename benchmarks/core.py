@@ -51,7 +51,7 @@ class Subject:
         self.queue = ""
 
     def new_queue(self, **settings: Any) -> None:
-        """A fresh queue for each run, so that none pays for the one before."""
+        """Return a new queue for each run, so that no run is slowed by the one before."""
         if self.queue:
             self.post.purge(self.queue, "ready")
         self.queue = next(self._names)
@@ -72,7 +72,7 @@ class Subject:
         return count // batch * batch
 
     def claim_settle(self, batch: int) -> int:
-        """Strictly one after the other: a claim, a message object for each, a settle of all."""
+        """Claim, make a message object for each, settle all; one step after the other."""
         store, run, queue, done = self.store, self.executor.run, self.queue, 0
         while True:
             claimed = run(store.claim(queue, batch, self.session.operation(queue), worker=WORKER))
@@ -126,7 +126,7 @@ def postgres() -> Iterator[tuple[Subject, RawPostgres]]:
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is measured."""
+    """The sizes of a run."""
 
     ones: int
     many: int
@@ -196,7 +196,7 @@ def claiming(report: Report, store: str, subject: Subject, raw: Raw, sizes: Size
 
 
 def journal_cost(report: Report, name: str, store: str, rates: dict[str, float]) -> None:
-    """What the journal takes of the rate without it."""
+    """Report by how much the journal lowers the rate."""
     share = 1 - rates["waypost"] / rates["journal-off waypost"]
     report.add(f"{name}-journal-cost", store, "waypost", round(100 * share, 1), "%")
 
@@ -218,7 +218,7 @@ def round_trips(report: Report, subject: Subject, raw: RawValkey) -> None:
         )
         before = calls()
         subject.claim_settle(batch)
-        # The last claim finds the queue empty: that one is not a message's.
+        # The last claim finds the queue empty, and belongs to no message.
         trips = (calls() - before - 1) / count
         report.add(f"round-trips-claim-settle-batch-{batch}", "valkey", "waypost", trips, "calls/message")
 
@@ -226,7 +226,7 @@ def round_trips(report: Report, subject: Subject, raw: RawValkey) -> None:
 def main() -> None:
     """Run the benchmark of the command line."""
     options = arguments(__doc__ or "")
-    logging.getLogger("waypost").setLevel(logging.ERROR)  # a server without a disk is what we want here
+    logging.getLogger("waypost").setLevel(logging.ERROR)  # a server without persistence is intended here
     report = Report(options.json)
     sizes = Sizes(1_500, 25_600, 3) if options.quick else Sizes(5_000, 102_400, 7)
     if options.store in (None, "valkey"):

@@ -25,7 +25,7 @@ ROUNDS = 3
 
 
 def both(contestant: Contestant, host: Host, seconds: float) -> tuple[float, float]:
-    """The two figures of one run."""
+    """Return the two figures of one run."""
     waited = latencies(contestant, host, RATE, seconds)
     return percentile(waited, 0.5), percentile(waited, 0.99)
 

@@ -1,4 +1,4 @@
-"""How a figure is taken and printed.
+"""How a figure is measured and printed.
 
 Contenders run by turns in one process on one machine, since every figure moves with the machine's load; what counts
 is the median of each and their ratio within the same run.
@@ -17,27 +17,27 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, eq=False)
 class Contender:
-    """One way to do a thing."""
+    """One of the implementations that are compared."""
 
     peer: str
     run: Callable[[], object]
     #: How many messages one run moves.
     count: int
-    #: Puts things in place before each run; not measured.
+    #: Prepares each run; not measured.
     prepare: Callable[[], object] = lambda: None
-    #: A setting that is not the default stands behind the figure's name.
+    #: A setting that is not the default, a suffix of the figure's name.
     variant: str = ""
 
 
 @dataclass
 class Report:
-    """Prints figures as they come: for people, or with `--json` for scripts."""
+    """Prints figures as they are measured: for people, or with `--json` for scripts."""
 
     as_json: bool
     figures: list[dict[str, object]] = field(default_factory=list)
 
     def add(self, name: str, store: str, peer: str, value: float, unit: str) -> None:
-        """One figure."""
+        """Print one figure."""
         figure: dict[str, object] = {"name": name, "store": store, "peer": peer, "value": value, "unit": unit}
         self.figures.append(figure)
         if self.as_json:
@@ -55,7 +55,7 @@ class Report:
                 start = time.perf_counter()
                 contender.run()
                 rate = contender.count / (time.perf_counter() - start)
-                if turn:  # the first turn warms caches, connections and scripts
+                if turn:  # the first turn is a warm-up of caches, connections and scripts
                     results_by_entry[contender].append(rate)
         medians = {f"{c.variant} {c.peer}".strip(): statistics.median(rates) for c, rates in results_by_entry.items()}
         for contender, rates in results_by_entry.items():

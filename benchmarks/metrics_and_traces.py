@@ -3,9 +3,9 @@
     python -m benchmarks.metrics_and_traces --quick --json
 
 A worker empties a queue in memory, where the store costs least, with an async handler that does nothing; processor
-time is taken over the run, which holds claims, handler calls and settles. The ways take turns, so that a busy machine
-is busy for all, and the median of each is compared with that of the worker without any. `published-with-…` is the same
-for publishing one by one.
+time is measured over the run, which has claims, handler calls and settles. The variants take turns, so that a busy
+machine is busy for all, and the median of each is compared with that of the worker without any.
+`published-with-…` is the same for publishing one by one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _metered() -> OpenTelemetryMetrics:
     return OpenTelemetryMetrics(MeterProvider([InMemoryMetricReader()], shutdown_on_exit=False))
 
 
-#: What stands around, by its name in the report.
+#: The middleware, by its name in the report.
 WAYS: dict[str, Callable[[], list[Middleware]]] = {
     "nothing": lambda: [],
     "prometheus": lambda: [Prometheus()],
@@ -47,7 +47,7 @@ WAYS: dict[str, Callable[[], list[Middleware]]] = {
 
 
 async def _measure(way: str, count: int) -> tuple[float, float]:
-    """Microseconds of processor time for each message published, and for each handled."""
+    """Return the microseconds of processor time for each message published, and for each handled."""
     async with AsyncWaypost("memory://", middleware=WAYS[way]()) as post:
 
         @post.handler("orders", concurrency=50)

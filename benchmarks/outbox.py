@@ -6,8 +6,8 @@
 `publish-tx-many` is 500 in each. `outbox-drain` is one worker process of each on a queue that was filled before, each
 with its best settings. All by turns, on a server that waits for the disk; what counts is the median, and the ratio.
 
-`…-cpu` is the time of processors that a message costs, in the program and in the server together: on a machine whose
-cores are taken by others the rates mean little, and this still does.
+`…-cpu` is the processor time of a message, in the program and in the server together: on a busy machine the rates mean
+little, and this figure is still useful.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ DRAIN = 40_000
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What one run came to."""
+    """The result of one run."""
 
     rate: float
-    #: Of the program and of the server, for each message.
+    #: Processor time of the program and of the server, for each message.
     cpu_microseconds: float
 
 
 def publish(kind: str, server: PostgresServer, count: int, size: int) -> Published:
-    """Publish `count` messages by a program of its own."""
+    """Publish `count` messages in a separate program."""
     chosen = peer(PEER) if kind == PEER else None
     python = sys.executable if chosen is None else chosen.command()[0]
     before = server_seconds(server)
@@ -59,7 +59,7 @@ def publish(kind: str, server: PostgresServer, count: int, size: int) -> Publish
 
 
 def server_seconds(server: PostgresServer) -> float:
-    """The processor time of a server and of its processes, the ones that have ended too."""
+    """Return the processor time of a server and of its processes, also of those that have ended."""
     assert server.pid is not None
     seconds = 0.0
     for pid in (server.pid, *children_of(server.pid)):

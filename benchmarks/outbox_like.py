@@ -1,12 +1,12 @@
-"""Transactions that publish: eight at once, each with work of its own, with waypost's insert and without.
+"""Transactions that publish: eight at once, each with other work, with waypost's insert and without.
 
     python -m benchmarks.outbox_like --quick --json
 
 Each transaction writes into a table of the user's, publishes on the same connection by the statement of the store,
 works for 5 ms with the transaction open, and commits. If any step updated a row that all of them share, they would take
 turns and the rate would fall to that of one of them. The peer `raw` is the same transaction without the publish. On a
-machine whose cores are taken, the ratio shows what one more round trip waits for a core; `outbox-like-waits` does not
-depend on that: how often, of many samples at the server, a transaction waited for another one.
+busy machine the ratio shows how long one more round trip waits for a core; `outbox-like-waits` does not depend on that:
+how often, of many samples at the server, a transaction waited for another one.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ QUEUE = "orders"
 TTL_PLACE = 4
 
 
-#: Transactions that wait for another one. Making a file longer is a short affair that is not held until the commit.
+#: Transactions that wait for another one. The extension of a file is short and not held until the commit.
 WAITING = "SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype <> 'extend'"
 
 
@@ -55,7 +55,7 @@ class Outbox:
             connection.execute("CREATE TABLE shop_order (id bigserial PRIMARY KEY, customer text, total bigint)")
 
     def publish(self, connection: psycopg.Connection[Any]) -> None:
-        """What the store would send, sent on the caller's connection."""
+        """Send the store's publish on the caller's connection."""
         message_id = self._session.message_ids(1)[0]
         draft = Draft(message_id, self._envelope_of(message_id))
         call = self._store.publish(QUEUE, [draft], self._session.operation(QUEUE))
@@ -96,7 +96,7 @@ class Outbox:
             raise failures[0]
 
     def waits(self, url: str, count: int) -> tuple[int, int]:
-        """How often a transaction was seen to wait for another one, and the number of samples."""
+        """Return how often a transaction waited for another one, and the number of samples."""
         seen = samples = 0
         running = threading.Thread(target=self.transactions, args=(count, self.publish))
         running.start()

@@ -127,7 +127,7 @@ class RawPostgres:
         self._session = Session(ClockTime())
         migrate(url, namespace="raw")
         self._database = psycopg.connect(url, autocommit=True, prepare_threshold=None)
-        # As our functions have it: without, the planner's guesses about a table that was empty a moment ago decide.
+        # Like our functions: otherwise the planner's estimates of a table that was empty a moment ago decide.
         for name in ("seqscan", "bitmapscan", "hashjoin", "mergejoin", "sort"):
             self._database.execute(f"SET enable_{name} = off")
         self._database.execute("SET jit = off")
@@ -144,7 +144,7 @@ class RawPostgres:
             )
 
     def publish_one_in_transaction(self, count: int) -> None:
-        """As a service writes that has more statements in its transaction."""
+        """Like a service with more statements in its transaction."""
         for _ in range(count):
             with self._database.transaction():
                 self.publish_one(1)
@@ -160,7 +160,7 @@ class RawPostgres:
             )
 
     def claim(self, batch: int) -> list[bytes]:
-        """The ids of what was claimed."""
+        """Claim, and return the ids."""
         found = self._database.execute(
             "UPDATE raw_message m SET state = 2, token = m.token + 1, deliveries = m.deliveries + 1, nonce = %b,"
             " worker = 'bench:1:0000', claimed_ms = 1, lease_end_ms = 60001, lease_ms = 60000"

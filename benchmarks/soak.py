@@ -90,7 +90,7 @@ class Place:
 
 
 class Load:
-    """One client that does a little of everything, again and again."""
+    """One client that uses every feature, again and again."""
 
     def __init__(self, place: Place) -> None:
         self._place = place
@@ -101,7 +101,7 @@ class Load:
     def __enter__(self) -> Load:
         configure = self._post.configure
         # The journal has its full length soon, so that its size is steady.
-        for queue in ("plain", "first", "second", "home", "after", "timers", "replaced", "window"):
+        for queue in ("plain", "first", "second", "chains", "after", "timers", "replaced", "window"):
             configure(queue, journal_max=2_000)
         configure("newest", max_pending=CAP, overload="drop_oldest", journal_max=2_000)
         configure("bounded", max_pending=CAP, overload="raise", journal_max=2_000)
@@ -121,7 +121,7 @@ class Load:
         return self._timed("publish", lambda: self._post.publish(queue, BODY, **options))
 
     def _handle(self, queue: str, then: str | None = None) -> bool:
-        """Claim one message and settle it; whether there was one."""
+        """Claim one message and settle it; return whether there was one."""
         receiving = self._post.receive(queue)
         message = self._timed("claim", receiving.__enter__)
         if message is None:
@@ -135,7 +135,7 @@ class Load:
         return True
 
     def turn(self) -> None:
-        """One round."""
+        """Run one round."""
         self._round += 1
         self.part.rounds += 1
         self._timed("raw", self._place.raw)
@@ -148,10 +148,10 @@ class Load:
         self._publish("timers", delay=0.1)
         self._timed("raw", self._place.raw)
         self._publish("first")
-        chain = self._publish("home", chain=True)
+        chain = self._publish("chains", chain=True)
         self._publish("after", after=[chain])
         self._handle("first", then="second")
-        for queue in ("plain", "home", "second", "after", "window", "timers"):
+        for queue in ("plain", "chains", "second", "after", "window", "timers"):
             self._handle(queue)
         self._timed("raw", self._place.raw)
         if self._round % 2:
@@ -162,13 +162,13 @@ class Load:
 
 
 def cpu_seconds(server: EmbeddedServer) -> float:
-    """Processor time of a server and its processes, those that have ended among them."""
+    """Return the processor time of a server and its processes, also of those that have ended."""
     ticks = 0
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
             values = path.read_text().rpartition(")")[2].split()
             if str(server.pid) in (path.parent.name, values[1]):
-                # What its ended children took counts for the first process only: they have none themselves.
+                # Only the first process counts the time of its ended children: the others have none.
                 ticks += sum(int(value) for value in values[11:15])
     return ticks / os.sysconf("SC_CLK_TCK")
 
@@ -195,7 +195,7 @@ def run(place: Place, seconds: float) -> list[Part]:
 
 @contextmanager
 def postgres() -> Iterator[Place]:
-    """A server that waits for its disk, and vacuums by itself."""
+    """A server that waits for its disk, with autovacuum."""
     with (
         PostgresServer(durable=True, autovacuum="on", autovacuum_naptime="15s", shared_buffers="128MB") as server,
         psycopg.connect(server.url, autocommit=True) as database,
@@ -250,7 +250,7 @@ def valkey() -> Iterator[Place]:
 
 
 def report_on(report: Report, store: str, parts: list[Part]) -> None:
-    """The figures of one store."""
+    """Print the figures of one store."""
     first, middle, last = (parts[number] for number in (FIRST, MIDDLE, LAST))
     for verb in (*VERBS, "raw"):
         for name, part in (("first", first), ("middle", middle), ("last", last)):

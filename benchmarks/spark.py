@@ -51,7 +51,7 @@ FIELDS = [name for name in JOURNAL.columns if name not in ENVELOPE_COLUMNS]
 
 
 class TuplesReader(DataSourceReader):
-    """Events one by one, as a reader without Arrow gives them."""
+    """Reads events one by one, like a reader without Arrow."""
 
     def __init__(self, url: str) -> None:
         self.place = Place(url)
@@ -74,7 +74,7 @@ class TuplesReader(DataSourceReader):
 
 
 class Tuples(DataSource):
-    """The peer as a source."""
+    """The peer as a data source."""
 
     @classmethod
     def name(cls) -> str:
@@ -129,7 +129,7 @@ def reading(report: Report, spark: SparkSession, store: str, url: str, events: i
 
 
 def bulk_read(url: str) -> None:
-    """The bulk reader alone, in this process."""
+    """Run the bulk reader alone, in this process."""
     with open_bulk(Place(url)) as bulk:
         first, newest = bulk.bounds(QUEUE)
         for _ in bulk.journal(QUEUE, first - 1, newest, list(JOURNAL.columns)):

@@ -34,14 +34,14 @@ class Lateness:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How many timers, due over how many seconds, published within how many before."""
+    """How many timers, over how many seconds they are due, and the lead in which they are published."""
 
     count: int
     span: float
     lead: float
 
     def measure(self, contestant: Contestant, host: Host) -> Lateness:
-        """One run of one contender."""
+        """Measure one run of one contender."""
         late = latenesses(contestant, host, self.count, self.span, self.lead)
         return Lateness(percentile(late, 0.5), percentile(late, 0.99), sum(1 for one in late if one < 0))
 

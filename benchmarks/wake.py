@@ -1,4 +1,4 @@
-"""How soon a sleeping worker starts what was published, and what it costs to sleep.
+"""How soon a sleeping worker starts a published message, and what an idle worker costs.
 
     python -m benchmarks.wake --quick --json
 
@@ -31,7 +31,7 @@ SPAWN = multiprocessing.get_context("spawn")
 
 
 def work(url: str, wake: str | None, queue: str, started: Any, stop: Any, answers: Any, mode: str) -> None:
-    """One worker process: sends back the nanoseconds from publish to start of each message."""
+    """Run one worker process, which sends back the nanoseconds from publish to start of each message."""
     logging.getLogger("waypost").setLevel(logging.ERROR)
     latencies: list[int] = []
 
@@ -59,7 +59,7 @@ def work(url: str, wake: str | None, queue: str, started: Any, stop: Any, answer
 
 
 def publish_evenly(post: Waypost, queue: str, count: int, rate: float) -> None:
-    """One message after the other, each at its time."""
+    """Publish messages at a steady rate."""
     start = time.perf_counter()
     for number in range(count):
         pause = start + number / rate - time.perf_counter()
@@ -69,7 +69,7 @@ def publish_evenly(post: Waypost, queue: str, count: int, rate: float) -> None:
 
 
 def start_latency(url: str, wake: str | None, count: int, rate: float = RATE, mode: str = "async") -> list[float]:
-    """Milliseconds from publish to start, of each message."""
+    """Return the milliseconds from publish to start of each message."""
     queue = f"start-{time.monotonic_ns()}"
     started, stop, answers = SPAWN.Event(), SPAWN.Event(), SPAWN.Queue()
     process = SPAWN.Process(target=work, args=(url, wake, queue, started, stop, answers, mode))
@@ -103,11 +103,11 @@ def percentile(values: list[float], share: float) -> float:
     return sorted(values)[min(len(values) - 1, int(len(values) * share))]
 
 
-# ---- what it costs to sleep ------------------------------------------------------------------------------------------
+# ---- the cost of an idle worker --------------------------------------------------------------------------------------
 
 
 def requests(store: str, url: str) -> int:
-    """How many commands or transactions a server has seen so far."""
+    """Return how many commands or transactions a server has counted so far."""
     if store == "valkey":
         import redis
 
@@ -124,7 +124,7 @@ def requests(store: str, url: str) -> int:
 
 
 def idle_rate(store: str, url: str, seconds: float) -> float:
-    """Commands or transactions a second for one idle worker process."""
+    """Return the commands or transactions per second of one idle worker process."""
     started, stop, answers = SPAWN.Event(), SPAWN.Event(), SPAWN.Queue()
     arguments = (url, None, f"idle-{time.monotonic_ns()}", started, stop, answers, "async")
     process = SPAWN.Process(target=work, args=arguments)

@@ -2,11 +2,11 @@
 
     python -m benchmarks.worker --quick --json
 
-`drain` is `waypost worker` as it comes (leases, at least once, one handler call per message, concurrency 10, journal
-`all`) in a process of its own, with an async handler that only notes its start, on a queue that was filled before. The
-rate is counted from the first start of a handler to the last, so no program's start-up counts. Peers run with the
-settings that were best for them, by turns with ours. `drain-batch` has handlers of batches; other ways to handle have
-names of their own. `cpu` is the processor time of the worker process per message, which a busy machine stretches less.
+`drain` is `waypost worker` with its defaults (leases, at least once, one handler call per message, concurrency 10,
+journal `all`) in its own process, with an async handler that only records its start, on a queue that was filled before.
+The rate is counted from the first start of a handler to the last, so no program's start-up counts. Peers run with the
+settings that were best for them, by turns with ours. `drain-batch` has handlers of batches; other kinds of handlers
+have their own names. `cpu` is the processor time of the worker process per message, which a busy machine affects less.
 Valkey has no persistence here; PostgreSQL and SQLite wait for the disk.
 
 `--profile` prints where the time of one drain goes instead; with `--store` on that store.
@@ -44,7 +44,7 @@ async def nothing(body: dict[str, Any]) -> None:
 
 
 def rates(report: Report, turns: Turns, names: tuple[str, str], entries: list[Entry]) -> None:
-    """Medians of all of them, and how many times a peer's rate ours is. `names` are the rate's and the time's."""
+    """Print the medians, and the ratio of our rate to that of each peer. `names` are those of the rate and the time."""
     results_by_entry = turns.take(entries, ROUNDS, drain)
     medians = {entry: statistics.median(one.rate for one in results) for entry, results in results_by_entry.items()}
     for entry, results in results_by_entry.items():
@@ -58,7 +58,7 @@ def rates(report: Report, turns: Turns, names: tuple[str, str], entries: list[En
 
 
 def profile(store: str, count: int) -> None:
-    """Where the time goes, function by function: the worker in this process, since a profile slows it anyway."""
+    """Print where the time goes, by function: the worker runs in this process, since a profile slows it anyway."""
     with host(store) as place, place.place() as url:
         if store == "postgres":
             migrate(url)

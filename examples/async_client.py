@@ -18,7 +18,7 @@ ORDERS = Queue("orders", Order)
 
 
 async def consume(post: AsyncWaypost) -> int:
-    """Handle orders until none has come for a moment; how many there were."""
+    """Handle orders until none has come for a moment, and return how many there were."""
     handled = 0
     while True:
         async with post.receive(ORDERS, wait=0.2) as message:

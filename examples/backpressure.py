@@ -1,4 +1,4 @@
-"""A queue with a cap: producers are refused, or wait for room, or the oldest gives way. Limits hold for all clients."""
+"""A queue with a cap: publishers are refused, or wait, or the oldest is dropped. All clients share the limits."""
 
 import threading
 

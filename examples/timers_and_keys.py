@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 from waypost import CONTENT, Waypost
 
 with Waypost("sqlite:///reminders.db") as post:
-    # A key stands for one unfinished message: a second publish is a duplicate, unless `on_conflict` says otherwise.
+    # A key stands for one unfinished message: a second publish is a duplicate, unless `on_conflict` is given.
     first = post.publish("reminders", {"text": "call Ann"}, key="ann", delay=timedelta(hours=1))
     again = post.publish("reminders", {"text": "call Ann"}, key="ann", delay=timedelta(hours=1))
     print(first.status, again.status, first.id == again.id)

@@ -22,7 +22,7 @@ SHARED = {"--help", "--url", "--namespace", "--schema", "--json"}
 
 
 def leaf_parsers(found: argparse.ArgumentParser, path: str) -> Iterator[tuple[str, argparse.ArgumentParser]]:
-    """The commands inside a command, by their whole names."""
+    """Return the subcommands of a command, by their full names."""
     inner = [action for action in found._actions if isinstance(action, argparse._SubParsersAction)]
     if not inner:
         yield path, found
@@ -32,7 +32,7 @@ def leaf_parsers(found: argparse.ArgumentParser, path: str) -> Iterator[tuple[st
 
 
 def section(path: str, found: argparse.ArgumentParser) -> Iterator[str]:
-    """What one command takes."""
+    """Return the section of one command."""
     yield f"### `waypost {path}`\n\n{plain((found.description or '').replace(chr(10), ' '))}\n"
     rows = []
     for action in found._actions:
@@ -60,14 +60,14 @@ def section(path: str, found: argparse.ArgumentParser) -> Iterator[str]:
 
 
 def plain(text: str) -> str:
-    """A text in which nothing is read as markup."""
+    """Return a text without markup characters."""
     return text.replace("|", r"\|").replace("*", r"\*").strip()
 
 
 def written() -> str:
-    """All that is written here."""
+    """Return the generated part of the page."""
     top = make_parser()
-    parts = [BEGIN, "## Exit codes\n\n| code | says |\n|---|---|"]
+    parts = [BEGIN, "## Exit codes\n\n| code | meaning |\n|---|---|"]
     parts[-1] += "".join(f"\n| {code} | {text} |" for code, text in CODES.items()) + "\n"
     for title, names in GROUPS.items():
         known = [name for name in names if name in top.listing.choices]

@@ -385,7 +385,7 @@ class Tests:
             process.wait()
 
     def close(self) -> None:
-        """Leave nothing behind."""
+        """Remove everything that was created."""
         if self._process is not None:
             self._writer.close()
             try:

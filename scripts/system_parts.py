@@ -2,7 +2,7 @@
 
     python scripts/system_parts.py
 
-As root it installs what is missing, quietly; for other users it prints the one line that would. It never asks for more
+As root it installs what is missing, quietly; for other users it prints the one line that would. It never requests more
 rights than it has, and it never fails: tests whose part is missing are listed at the end of their run. This is the one
 place that names the packages; a test requires one with `@pytest.mark.needs("pgbouncer")`.
 """

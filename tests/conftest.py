@@ -44,7 +44,7 @@ settings.load_profile("waypost")
 
 def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        # In the background of a shell; the programs that tests start and interrupt would be deaf to it as well.
+        # In the background of a shell; the programs that tests start and interrupt would ignore it as well.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.stash[NOT_RUN] = Counter()
     config.stash[STDERR] = os.dup(2)
@@ -84,7 +84,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Groups 
 
 @pytest.hookimpl(trylast=True)
 def pytest_unconfigure(config: pytest.Config) -> None:
-    # A thread that a test left behind would keep the process from ending. A worker of xdist waits here for the others,
+    # A thread that a test did not end would keep the process alive. A worker of xdist waits here for the others,
     # and is ended by the controller.
     if not hasattr(config, "workerinput"):
         faulthandler.dump_traceback_later(EXIT_SECONDS_MAX, exit=True, file=config.stash[STDERR])

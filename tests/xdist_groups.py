@@ -15,7 +15,7 @@ PENDING_MIN = 3
 
 
 class Groups(LoadGroupScheduling):
-    """Tests of one group run in one process, others in whichever is free."""
+    """Tests of one group run in one process, others in any free one."""
 
     def remove_node(self, node: WorkerController) -> str | None:
         """Hand the tests that a dead process did not finish to others; return the one that it died of."""
@@ -31,7 +31,7 @@ class Groups(LoadGroupScheduling):
         return died_of
 
     def _reschedule(self, node: WorkerController) -> None:
-        # A process that has just been started has not said yet which tests it found.
+        # A process that has just been started has not reported its tests yet.
         if node.shutting_down or node not in self.registered_collections:
             return
         while self.workqueue and self._pending_of(self.assigned_work[node]) < PENDING_MIN:

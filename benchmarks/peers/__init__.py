@@ -1,6 +1,6 @@
-"""Other queues, each in an environment of its own, so that figures stand side by side.
+"""Other queues, each in its own environment, so that figures can be compared.
 
-    registry    the peers: name, store, exact versions, the program that speaks for each
+    registry    the peers: name, store, exact versions, the program of each
     setup       makes their environments under `.bench/`
     protocol    what such a program understands; runs inside the peers' environments, on the standard library alone
     hosts       a server for all of them, and a clean place on it for each

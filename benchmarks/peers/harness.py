@@ -47,22 +47,22 @@ class Contestant:
     seconds_max: float = 90.0
 
     def with_timeout(self, seconds: float) -> Contestant:
-        """The same, with another limit."""
+        """Return the same contestant with another time limit."""
         return replace(self, seconds_max=seconds)
 
     def command(self) -> list[str]:
-        """How its program is started."""
+        """Return the command line of its program."""
         if self.peer is not None:
             return self.peer.command()
         return [sys.executable, "-m", "benchmarks.peers.waypost_peer"]
 
     def environment(self) -> dict[str, str]:
-        """With which variables."""
+        """Return its environment variables."""
         return dict(os.environ) if self.peer is None else environment(self.peer)
 
 
 class Times:
-    """A slot file: when each message was sent, was due, or was begun."""
+    """A slot file: when each message was sent, due or started."""
 
     def __init__(self, path: Path, count: int) -> None:
         self.path = path
@@ -74,34 +74,34 @@ class Times:
         self.count = count
 
     def are_complete(self) -> bool:
-        """Whether each message has its time. Reads only what it has not seen full before."""
+        """Return whether each message has its time. Parts known to be complete are not read again."""
         with memoryview(self._map) as raw, raw.cast("q") as slots:
             while self._seen < self.count and slots[self._seen]:
                 self._seen += 1
         return self._seen == self.count
 
     def have_begun(self) -> bool:
-        """Whether a message has its time."""
+        """Return whether any message has its time."""
         return self._map[:BEGINNING].count(0) < min(BEGINNING, len(self._map))
 
     def filled(self) -> int:
-        """How many messages have their time."""
+        """Return how many messages have their time."""
         return sum(1 for time_ns in self.read() if time_ns)
 
     def read(self) -> list[int]:
-        """All of them, in nanoseconds."""
+        """Return all times, in nanoseconds."""
         with memoryview(self._map) as raw, raw.cast("q") as slots:
             return slots.tolist()
 
     def close(self) -> None:
-        """Forget the file."""
+        """Close the file."""
         self._map.close()
         self.path.unlink()
 
 
 @contextmanager
 def slot_file(count: int) -> Iterator[Times]:
-    """A slot file for one turn; in shared memory where there is some, so that no disk is waited for."""
+    """Make a slot file for one turn, in shared memory where possible, so that no disk is waited for."""
     folder = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     handle, name = tempfile.mkstemp(prefix="wp-slots-", dir=folder)
     os.close(handle)
@@ -113,10 +113,10 @@ def slot_file(count: int) -> Iterator[Times]:
 
 
 class Running:
-    """A program at work, in a process group of its own."""
+    """A running program, in its own process group."""
 
     def __init__(self, contestant: Contestant, *given: str, output: IO[bytes], errors: IO[bytes]) -> None:
-        # Files, not pipes: a program that talks a lot must not have to wait for a listener.
+        # Files, not pipes: a program with much output must not wait for a reader.
         self._output = output
         self._errors = errors
         self.contestant = contestant
@@ -126,11 +126,11 @@ class Running:
         )  # fmt: skip
 
     def wait_until_ready(self) -> None:
-        """Wait until it reports that it takes messages."""
+        """Wait until it reports that it accepts messages."""
         self._watch(lambda: b'"ready"' in os.pread(self._output.fileno(), 4096, 0), lambda: "was not ready")
 
     def wait_for_first(self, times: Times) -> None:
-        """Until a handler has begun."""
+        """Wait until a handler has started."""
         self._watch(times.have_begun, lambda: "began nothing")
 
     def wait_for(self, times: Times) -> None:
@@ -148,7 +148,7 @@ class Running:
             time.sleep(WATCH_SECONDS)
 
     def wait(self) -> int:
-        """Until it ends by itself; its exit code."""
+        """Wait until it ends by itself, and return its exit code."""
         limit = self.contestant.seconds_max
         try:
             return self.process.wait(limit)
@@ -156,7 +156,7 @@ class Running:
             raise self.failed(f"took more than {limit:g} s") from None
 
     def end(self) -> None:
-        """End it in order if it is ours, then all that it started."""
+        """Stop it, cleanly if it is waypost, then all its processes."""
         if self.contestant.peer is None and self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             try:
@@ -169,13 +169,13 @@ class Running:
         self.kill()
 
     def kill(self) -> None:
-        """End it and all that it started, at once."""
+        """Kill it and all its processes."""
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
     def failed(self, what: str) -> TurnFailed:
-        """The error to raise, with the last output of the program."""
+        """Return the error to raise, with the last output of the program."""
         self._errors.seek(0)
         output = self._errors.read()[-600:].decode(errors="replace").strip()
         return TurnFailed(f"{self.contestant.name} {what}: {output}" if output else f"{self.contestant.name} {what}")
@@ -183,7 +183,7 @@ class Running:
 
 @contextmanager
 def running(contestant: Contestant, *given: str) -> Iterator[Running]:
-    """A program for the length of a block."""
+    """Run a program for the length of a block."""
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         program = Running(contestant, *given, output=output, errors=errors)
         try:
@@ -195,7 +195,7 @@ def running(contestant: Contestant, *given: str) -> Iterator[Running]:
 
 
 def run(contestant: Contestant, *given: str) -> int:
-    """A program that ends by itself; its exit code, which is 0 or one that the protocol knows."""
+    """Run a program that ends by itself; return its exit code, which is 0 or one of the protocol."""
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         program = Running(contestant, *given, output=output, errors=errors)
         try:
@@ -208,13 +208,13 @@ def run(contestant: Contestant, *given: str) -> int:
 
 
 def work(contestant: Contestant, url: str, times: Times, clock: str = "monotonic") -> list[str]:
-    """The task of a worker."""
+    """Return the contestant with the task of a worker."""
     return ["work", "--url", url, "--slots", str(times.path), "--clock", clock, "--variant", contestant.variant]
 
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """One drain: messages per second from the first start of a handler to the last, and what the worker worked."""
+    """One drain: messages per second from the first start of a handler to the last, and the worker's processor time."""
 
     rate: float
     #: Microseconds of processor time per message in the worker process: what the machine's load does not stretch much.
@@ -222,7 +222,7 @@ class Drain:
 
 
 def drain(contestant: Contestant, host: Host) -> Drain:
-    """Empty a queue that was filled before."""
+    """Measure how fast a queue that was filled before is emptied."""
     count = contestant.count
     with host.place() as url, slot_file(count) as times:
         run(contestant, "publish", "--url", url, "--count", str(count), "--variant", contestant.variant)
@@ -237,7 +237,7 @@ def drain(contestant: Contestant, host: Host) -> Drain:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Processor time of all threads of a process."""
+    """Return the processor time of all threads of a process."""
     spent = 0
     for thread in Path(f"/proc/{pid}/task").iterdir():
         with suppress(OSError):  # it ended meanwhile
@@ -246,7 +246,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def latencies(contestant: Contestant, host: Host, rate: float, seconds: float) -> list[float]:
-    """Milliseconds from the call to publish to the start of the handler, message by message."""
+    """Return the milliseconds from the call of publish to the start of the handler, for each message."""
     count = round(rate * (seconds + WARM_SECONDS))
     with host.place() as url, slot_file(count) as begun, slot_file(count) as sent:
         with running(contestant, *work(contestant, url, begun)) as worker:
@@ -258,7 +258,7 @@ def latencies(contestant: Contestant, host: Host, rate: float, seconds: float) -
 
 
 def latenesses(contestant: Contestant, host: Host, count: int, span: float, lead: float) -> list[float]:
-    """Milliseconds from when a timer is due to the start of its handler: negative if it began early."""
+    """Return the milliseconds from the due time of each timer to the start of its handler: negative if early."""
     while True:
         with host.place() as url, slot_file(count) as begun, slot_file(count) as due:
             with running(contestant, *work(contestant, url, begun, "wall")) as worker:
@@ -276,6 +276,6 @@ def latenesses(contestant: Contestant, host: Host, count: int, span: float, lead
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value that this share of them does not exceed."""
+    """Return the value that this share of the values does not exceed."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))]

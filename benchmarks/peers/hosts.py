@@ -17,10 +17,10 @@ from waypost.testing.servers import ValkeyServer
 
 
 class Host(Protocol):
-    """A server, or a folder."""
+    """A server or a folder for contenders."""
 
     def place(self) -> AbstractContextManager[str]:
-        """The address of a clean place, for one turn; the next turn gets another."""
+        """Return the URL of an empty database for one turn."""
         ...
 
 
@@ -35,7 +35,7 @@ class ValkeyHost:
         with redis.Redis(port=self._server.port, password=self._server.password) as client:
             client.flushall()
             client.script_flush()
-        # The scheme that all clients know.
+        # The scheme that all clients accept.
         yield f"redis://:{self._server.password}@127.0.0.1:{self._server.port}/0"
 
 
@@ -50,7 +50,7 @@ class PostgresHost:
     def place(self) -> Iterator[str]:
         name = f"bench_{next(self._numbers)}"
         with psycopg.connect(self._server.url, autocommit=True) as database:
-            # What earlier turns wrote is on the disk before this one begins.
+            # Writes of earlier turns are on disk before this one begins.
             database.execute("CHECKPOINT")
             database.execute(f"CREATE DATABASE {name}")
             try:
@@ -73,7 +73,7 @@ class SqliteHost:
 
 @contextmanager
 def host(store: str) -> Iterator[Host]:
-    """The host of a store."""
+    """Return the host of a store."""
     match store:
         case "valkey":
             with ValkeyServer() as valkey:

@@ -1,4 +1,4 @@
-"""huey: one thread that blocks on the queue, no results. At most once: a message is gone when it is taken."""
+"""huey: one thread that blocks on the queue, no results. At most once: a message is gone when it is dequeued."""
 
 from __future__ import annotations
 

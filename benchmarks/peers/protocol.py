@@ -37,13 +37,13 @@ def body(number: int) -> Body:
 
 
 def open_slots(path: str) -> memoryview:
-    """The slots of a file, shared with all processes that have it open."""
+    """Map the slots of a file, shared with all processes that have it open."""
     with open(path, "r+b") as file:
         return memoryview(mmap.mmap(file.fileno(), 0)).cast("q")
 
 
 def recorder(path: str, clock: str) -> Started:
-    """A function that notes that the handler of a message began; the first time counts."""
+    """Return a function that records the start of the handler of a message; the first time counts."""
     slots = open_slots(path)
     now = time.monotonic_ns if clock == "monotonic" else time.time_ns
 
@@ -60,7 +60,7 @@ def print_json(**fields: object) -> None:
 
 
 class Program:
-    """What a peer's file fills in. Calls that block are fine: nothing else runs in the process."""
+    """The methods that a peer implements. They may block: nothing else runs in the process."""
 
     #: Loops of libuv are faster; peers that were measured best with one set this.
     uses_uvloop = False
@@ -77,7 +77,7 @@ class Program:
         """Disconnect it."""
 
     async def send(self, message: Body) -> None:
-        """Publish one."""
+        """Publish one message."""
         raise NotImplementedError
 
     async def publish(self, messages: Sequence[Body]) -> None:
@@ -86,7 +86,7 @@ class Program:
             await self.send(message)
 
     async def send_timer(self, message: Body, due: float) -> None:
-        """Publish one that is due at a time of the wall clock."""
+        """Publish a message that is due at a wall-clock time."""
         raise NotImplementedError
 
     def work(self, started: Started) -> None:
@@ -105,7 +105,7 @@ class Program:
 
 
 def fill(program: Program, count: int) -> None:
-    """Messages 0 to count."""
+    """Publish messages 0 to count."""
 
     async def main() -> None:
         await program.open()
@@ -116,7 +116,7 @@ def fill(program: Program, count: int) -> None:
 
 
 def send_steadily(program: Program, path: str, rate: float) -> None:
-    """One message after the other at a steady rate; a call that takes longer delays those behind it."""
+    """Publish one message after the other at a steady rate; a slow call delays those after it."""
     slots = open_slots(path)
 
     async def main() -> None:
@@ -135,7 +135,7 @@ def send_steadily(program: Program, path: str, rate: float) -> None:
 
 
 def send_timers(program: Program, path: str, span: float, lead: float) -> int:
-    """Timers in whole milliseconds, published before the first of them is due."""
+    """Publish timers in whole milliseconds before the first of them is due."""
     slots = open_slots(path)
     count, first = len(slots), 0.0
 
@@ -160,7 +160,7 @@ def send_timers(program: Program, path: str, span: float, lead: float) -> int:
 
 
 def arguments(given: Sequence[str] | None) -> argparse.Namespace:
-    """The options of all four."""
+    """Parse the options of all four commands."""
     parser = argparse.ArgumentParser(description="A peer of the benchmarks.")
     commands = parser.add_subparsers(dest="command", required=True)
     for name in ("publish", "work", "send", "timers"):

@@ -1,4 +1,4 @@
-"""The peers: the store each works on, exact versions, and the program that speaks for it."""
+"""The peers: the store of each, exact versions, and its program."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 ROOT = Path(__file__).parents[2]
-#: Where their environments are. Not under version control.
+#: The folder of their environments. Not under version control.
 ENVIRONMENTS = ROOT / ".bench"
 
 UVLOOP = "uvloop==0.22.1"
@@ -26,7 +26,7 @@ class Peer:
     #: Exact versions, `name==version`. What these need in turn is for pip or npm to find.
     requirements: tuple[str, ...]
     language: Literal["python", "node"] = "python"
-    #: How many messages one drain moves: about a second's work, so that start and end do not count.
+    #: How many messages a drain has: about a second's work, so that start and end do not count.
     drain_count: int = 5_000
 
     @property
@@ -36,18 +36,18 @@ class Peer:
 
     @property
     def stamp(self) -> Path:
-        """Written last, by a set-up that came to its end."""
+        """The file that a completed set-up writes last."""
         return self.folder / "ready"
 
     @property
     def program(self) -> Path:
-        """The file that speaks for it."""
+        """Its program file."""
         suffix = "py" if self.language == "python" else "mjs"
         return Path(__file__).parent / f"{self.name.replace('-', '_')}_peer.{suffix}"
 
     @property
     def is_ready(self) -> bool:
-        """Whether its environment has been made, with the versions asked for here."""
+        """Return whether its environment exists, with the versions listed here."""
         try:
             return self.stamp.read_text() == self.mark
         except OSError:
@@ -55,12 +55,12 @@ class Peer:
 
     @property
     def mark(self) -> str:
-        """Everything that decides what belongs into its environment."""
-        # An environment of Python knows its own place: one that was moved must be made anew.
+        """Return everything that its environment depends on."""
+        # An environment of Python depends on its path: one that was moved must be made again.
         return "\n".join((*self.requirements, str(self.folder), sys.version))
 
     def command(self) -> list[str]:
-        """How its program is started, from the root of the project."""
+        """Return the command line of its program, for the root of the project."""
         if self.language == "node":
             return ["node", str(self.program)]
         return [str(self.folder / "bin" / "python"), "-m", f"benchmarks.peers.{self.program.stem}"]
@@ -82,7 +82,7 @@ PEERS = (
 
 
 def peer(name: str) -> Peer:
-    """The one of this name."""
+    """Return the peer of this name."""
     for found in PEERS:
         if found.name == name:
             return found
@@ -90,7 +90,7 @@ def peer(name: str) -> Peer:
 
 
 def environment(chosen: Peer) -> dict[str, str]:
-    """The variables its program sees: ours without those that would lead Python to our own environment."""
+    """Return the variables for its program: ours without those that point Python to our own environment."""
     variables = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     if chosen.language == "node":
         variables["BENCH_MODULES"] = str(chosen.folder)

@@ -28,7 +28,7 @@ class SetupFailed(Exception):
 
 
 def run(command: Sequence[str | os.PathLike[str]], **options: object) -> str:
-    """The output of a command, or `SetupFailed` with the end of its output."""
+    """Return the output of a command; raise `SetupFailed` with the end of it on failure."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, **options)  # type: ignore[call-overload]
     except OSError as error:
@@ -40,14 +40,14 @@ def run(command: Sequence[str | os.PathLike[str]], **options: object) -> str:
 
 
 def make_python(chosen: Peer) -> None:
-    """A virtual environment with the versions asked for."""
+    """Make a virtual environment with the listed versions."""
     run([sys.executable, "-m", "venv", chosen.folder])
     install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--prefer-binary"]
     run([chosen.folder / "bin" / "python", *install, *chosen.requirements])
 
 
 def make_node(chosen: Peer) -> None:
-    """Node modules, by a package file that is written here."""
+    """Install Node modules from a package file that is written here."""
     if shutil.which("npm") is None or shutil.which("node") is None:
         raise SetupFailed("node and npm are needed and not there")
     version = run(["node", "--version"]).strip()
@@ -61,13 +61,13 @@ def make_node(chosen: Peer) -> None:
 
 
 def set_up(chosen: Peer) -> str | None:
-    """Make one environment unless it is there; None, or why it could not be made."""
+    """Make one environment unless it exists; return None, or why it could not be made."""
     ENVIRONMENTS.mkdir(exist_ok=True)
     with (ENVIRONMENTS / f"{chosen.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if chosen.is_ready:
             return None
-        # What an interrupted run left behind is of no use.
+        # The rest of an interrupted run is of no use.
         shutil.rmtree(chosen.folder, ignore_errors=True)
         try:
             (make_node if chosen.language == "node" else make_python)(chosen)
@@ -79,7 +79,7 @@ def set_up(chosen: Peer) -> str | None:
 
 
 def main(names: Sequence[str]) -> int:
-    """Set up those named, or all; 1 if one of them could not be."""
+    """Set up the named peers, or all; return 1 if one of them failed."""
     try:
         chosen = [peer(name) for name in names] or list(PEERS)
     except LookupError as error:

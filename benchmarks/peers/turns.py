@@ -26,7 +26,7 @@ QUICK_TURN_SECONDS = 25.0
 
 
 def print_note(text: str) -> None:
-    """A line for people, apart from the figures."""
+    """Print a line for people, separate from the figures."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -65,14 +65,14 @@ class Turns:
             print_note("not measured: " + ", ".join(f"{name} ({why})" for name, why in self.left_out.items()))
 
     def ours(self, stores: Iterable[str], count: int = 0, variant: str = "") -> list[Entry]:
-        """Waypost on these stores, as far as they were asked for."""
+        """Return waypost on these stores, limited to the requested ones."""
         timeout = QUICK_TURN_SECONDS if self.quick else None
         mine = Contestant("waypost", count, variant=variant)
         mine = mine if timeout is None else mine.with_timeout(timeout)
         return [Entry(store, mine) for store in stores if self.only in (None, store)]
 
     def theirs(self, *names: str, share: float = 1.0) -> list[Entry]:
-        """The peers of these names that are set up, with a share of the messages that each is measured with."""
+        """Return the named peers that are set up, with a share of the messages that each is measured with."""
         found = []
         for name in names:
             known: Peer = peer(name)
@@ -88,7 +88,7 @@ class Turns:
         return found
 
     def take(self, entries: list[Entry], rounds: int, measure: Callable[[Contestant, Host], T]) -> dict[Entry, list[T]]:
-        """What was measured of each, round by round. A quick run makes fewer rounds on a machine that is too busy."""
+        """Measure each entry, round by round. A quick run makes fewer rounds on a machine that is too busy."""
         results_by_entry: dict[Entry, list[T]] = {entry: [] for entry in entries}
         begin = time.monotonic()
         for turn in range(rounds):

@@ -1,4 +1,4 @@
-"""waypost itself, by the same protocol: `waypost worker` with its defaults, and a handler that notes its start.
+"""waypost itself, by the same protocol: `waypost worker` with its defaults, and a handler that records its start.
 
 Variants: `batch` has a handler of batches, `turn` one that waits for a turn of the event loop, `thread` one that
 blocks, and `once` a queue without leases: at most once.
@@ -22,7 +22,7 @@ BATCH = 500
 
 
 class Bench:
-    """What `waypost worker` is pointed at, and the handlers it finds there."""
+    """The client that `waypost worker` runs, and its handlers."""
 
     def __init__(self, url: str, started: Started) -> None:
         if url.startswith("postgresql"):
@@ -46,7 +46,7 @@ class Bench:
         self._started(body["number"])
 
     def register(self, variant: str) -> None:
-        """The handler of a variant."""
+        """Register the handler of a variant."""
         match variant:
             case "batch":
                 self.post.handler(QUEUE, batch=BATCH)(self.many)
@@ -81,7 +81,7 @@ class OurProgram(Program):
         await self.bench.post.publish(QUEUE, message, at=datetime.fromtimestamp(due, UTC))
 
     def work(self, started: Started) -> None:
-        # The command finds a client by the name of its module: the class is where this one is found.
+        # The command imports a client by the name of its module: this class attribute is where it finds this one.
         OurProgram.bench = Bench(self.url, started)
         OurProgram.bench.register(self.variant)
         print_json(ready=True)

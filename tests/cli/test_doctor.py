@@ -234,10 +234,10 @@ def test_a_file_is_read_whole_up_to_a_size(examined: Any, tmp_path: Path, monkey
     with Waypost(f"sqlite:///{path}") as post:
         post.publish("orders", 1)
     size = path.stat().st_size
-    for largest, says in ((size, "no damage"), (size - 1, "too large to check for damage here")):
+    for largest, expected in ((size, "no damage"), (size - 1, "too large to check for damage here")):
         monkeypatch.setattr(sqlite_checkup, "QUICK_CHECK_BYTES_MAX", largest)
         [finding] = examined(f"sqlite:///{path}")[1]["file"]
-        assert says in finding["found"]
+        assert expected in finding["found"]
         assert finding["figures"]["bytes"] == size
 
 

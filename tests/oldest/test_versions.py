@@ -41,7 +41,7 @@ def test_the_lower_bounds_of_the_extras_are_the_oldest_versions_tested() -> None
 
 
 def test_this_run_has_the_versions_that_it_is_meant_to_have() -> None:
-    """Otherwise `make oldest` would show nothing."""
+    """Otherwise `make oldest` would test nothing."""
     expected = OLDEST if os.environ.get("WAYPOST_TESTS_OLDEST") == "1" else pins("constraints.txt")
     found = {name: importlib.metadata.version(name) for name in OLDEST}
     assert found == {name: expected[name] for name in OLDEST}

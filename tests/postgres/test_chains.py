@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.postgres.test_sets import run_in
+from tests.postgres.test_batches import run_in
 from waypost.errors import MessageIdInUse
 from waypost.store.port import Call
 from waypost.store.postgres import PostgresStore, migrate

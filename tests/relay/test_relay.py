@@ -52,13 +52,13 @@ def relayed(post: Waypost) -> None:
 
 
 def test_a_message_is_settled_only_after_the_target_has_it() -> None:
-    asked, may_answer = threading.Event(), threading.Event()
+    received, may_answer = threading.Event(), threading.Event()
 
     class Slow(ListTarget):
         async def send(self, records: Sequence[RelayRecord]) -> Sequence[Confirmation]:
             import asyncio
 
-            asked.set()
+            received.set()
             await asyncio.to_thread(may_answer.wait)
             return await super().send(records)
 
@@ -66,7 +66,7 @@ def test_a_message_is_settled_only_after_the_target_has_it() -> None:
         post.publish("orders", "one")
         post.relay("orders", to=Slow())
         with post.worker():
-            assert asked.wait(20)
+            assert received.wait(20)
             assert post.ledger("orders").leased == 1
             may_answer.set()
             until(lambda: post.ledger("orders").done == 1)

@@ -13,7 +13,7 @@ import pyarrow.parquet as parquet
 import pytest
 
 from examples.demo.processes import PASSWORD_VARIABLE
-from tests.show.marked import carriers, left_behind, new_mark
+from tests.show.marked_processes import carriers, left_behind, new_mark
 from waypost import Waypost
 from waypost.cli.demo.runner import wait_until
 from waypost.errors import StoreUnavailable, WaypostError

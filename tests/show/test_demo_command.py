@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.show.marked import carriers, left_behind, new_mark
+from tests.show.marked_processes import carriers, left_behind, new_mark
 from waypost import Waypost
 from waypost.cli.demo import shop
 from waypost.cli.demo.runner import WORKER_VARIABLE, DemoOutput, DemoTimeout, wait_until

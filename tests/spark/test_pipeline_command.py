@@ -42,7 +42,7 @@ def here(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(point: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tests.spark.killed", point, "pipeline", *arguments, *QUICK]
+    command = [sys.executable, "-m", "tests.spark.killed_pipeline", point, "pipeline", *arguments, *QUICK]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=300, check=False)
 

@@ -126,11 +126,11 @@ def test_a_removed_queue_with_unread_events_is_an_error_unless_data_loss_is_allo
     start = reader.initialOffset()
     planned = reader.partitions({"orders": 10}, {"orders": 30})
     empty_and_remove(shop, "orders")
-    says = r"queue orders was removed, and its journal with it: events 11 to .* are gone\. .*failOnDataLoss"
-    with pytest.raises(JournalTrimmed, match=says):
+    expected = r"queue orders was removed, and its journal with it: events 11 to .* are gone\. .*failOnDataLoss"
+    with pytest.raises(JournalTrimmed, match=expected):
         rows(reader, planned)
     start["orders"] = 10
-    with pytest.raises(JournalTrimmed, match=says):
+    with pytest.raises(JournalTrimmed, match=expected):
         reader.partitions(start, reader.latestOffset(start, ReadAllAvailable()))
     caplog.clear()
     for _ in range(2):

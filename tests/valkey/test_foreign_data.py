@@ -29,7 +29,7 @@ class Scene:
     retried: Lease
     leased: Lease
     replaced: Lease
-    asked: Lease
+    cancelled: Lease
     awaited: Lease
     linked: Lease
     blocked: str
@@ -46,8 +46,8 @@ class Scene:
         self.leased = self._claimed(b"leased")
         self.replaced = self._claimed(b"replaced", key="replaced")
         bench.publish(b"parked", key="replaced", on_conflict="replace")
-        self.asked = self._claimed(b"asked to stop", key="asked")
-        bench.cancel(id=self.asked.id)
+        self.cancelled = self._claimed(b"cancel requested", key="cancelled")
+        bench.cancel(id=self.cancelled.id)
         self._chains()
         failed = self._failed_once(b"failed and waits", key="failed")
         bench.settle(failed, "retry", error_type="ValueError", error="no")
@@ -146,7 +146,7 @@ VERBS: dict[str, Verb] = {
     "publish a key in use": lambda at: at.publish(key="plain key"),
     "replace": lambda at: at.publish(key="failed", on_conflict="replace"),
     "replace a parked one": lambda at: at.publish(key="replaced", on_conflict="replace"),
-    "park": lambda at: at.publish(key="asked", on_conflict="replace"),
+    "park": lambda at: at.publish(key="cancelled", on_conflict="replace"),
     "postpone": lambda at: at.publish(key="later", on_conflict="extend", delay=5),
     "publish a timer": lambda at: at.publish(delay=5),
     "publish what was sent on": lambda at: at.publish(forwarded=True),
@@ -185,7 +185,7 @@ VERBS: dict[str, Verb] = {
     "retry with an heir": lambda at: at.bench.settle(at.replaced, "retry"),
     "snooze": lambda at: at.bench.settle(at.leased, "snooze", after=1),
     "release": lambda at: at.bench.settle(at.retried, "release"),
-    "release a cancelled one": lambda at: at.bench.settle(at.asked, "release"),
+    "release a cancelled one": lambda at: at.bench.settle(at.cancelled, "release"),
     "bury": lambda at: at.bench.settle(at.retried, "dead", reason="rejected"),
     "drop": lambda at: at.bench.settle(at.retried, "drop"),
     "extend": lambda at: at.bench.extend(at.leased),

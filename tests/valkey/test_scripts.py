@@ -173,10 +173,10 @@ def test_the_oldest_server_knows_every_script_and_command() -> None:
     except MissingExtra:
         pytest.skip(f"needs the wheel {RedisServer.wheel}")
     with server, redis.Redis(port=server.port, password=server.password) as client:
-        asked: Any = client
+        untyped: Any = client
         for name in SCRIPTS:
-            assert asked.script_load(script(name).text) == script(name).sha.decode()
-        known = {command.upper() for command in asked.command()}
+            assert untyped.script_load(script(name).text) == script(name).sha.decode()
+        known = {command.upper() for command in untyped.command()}
         assert COMMANDS - known == set()
 
 

@@ -115,9 +115,9 @@ def test_a_sentinel_url_may_have_all_options() -> None:
         assert "SSL" in pool.connection_class.__name__
         assert (settings["db"], settings["username"], settings["password"]) == (2, "user", SECRET)
         assert settings["ssl_check_hostname"] is False
-        asked = [client.connection_pool.connection_kwargs for client in pool.sentinel_manager.sentinels]
-        assert [(one["host"], one["port"]) for one in asked] == [("first", 26379), ("::1", 5), ("third", 6)]
-        assert {one["password"] for one in asked} == {f"{SECRET}2"}
+        sentinels = [client.connection_pool.connection_kwargs for client in pool.sentinel_manager.sentinels]
+        assert [(one["host"], one["port"]) for one in sentinels] == [("first", 26379), ("::1", 5), ("third", 6)]
+        assert {one["password"] for one in sentinels} == {f"{SECRET}2"}
 
 
 @pytest.mark.promise("STORE-5")

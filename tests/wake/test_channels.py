@@ -21,7 +21,7 @@ from waypost.operations.flow import drive
 from waypost.testing.servers import ValkeyServer
 from waypost.wake import hub as hubs
 from waypost.wake.hub import Hub, ThreadHub
-from waypost.wake.port import EVERYBODY, POLL_NOW, Topic
+from waypost.wake.port import ALL_SLEEPERS, POLL_NOW, Topic
 from waypost.wake.sqlite import FileHub, SocketTransport, WatchingTransport
 
 
@@ -50,12 +50,12 @@ def test_a_notification_to_all_reaches_every_listener_of_its_topic_and_no_other(
     here, there = channel.pair()
     notes = [listen(here, channel.topic, name) for name in ("a", "b", None)]
     elsewhere = listen(here, channel.topic._replace(queue="billing"), "a")
-    there.send(channel.topic, [EVERYBODY])
+    there.send(channel.topic, [ALL_SLEEPERS])
     for one in notes:
-        assert one.wait_for(EVERYBODY)
+        assert one.wait_for(ALL_SLEEPERS)
     there.send(channel.topic._replace(queue="billing"), ["a"])
     assert elsewhere.wait_for("a")
-    assert EVERYBODY not in elsewhere.notifications
+    assert ALL_SLEEPERS not in elsewhere.notifications
 
 
 @pytest.mark.promise("WAKE-1")
@@ -73,8 +73,8 @@ def test_namespaces_do_not_receive_each_others_notifications(channel: ChannelSet
     here, there = channel.pair()
     notes = listen(here, channel.topic, "a")
     there.send(channel.topic._replace(namespace="others"), ["a"])
-    there.send(channel.topic, [EVERYBODY])
-    assert notes.wait_for(EVERYBODY)
+    there.send(channel.topic, [ALL_SLEEPERS])
+    assert notes.wait_for(ALL_SLEEPERS)
     assert "a" not in notes.notifications
 
 

@@ -210,7 +210,7 @@ def test_a_worker_runs_once_at_a_time_and_may_run_again(harness: Harness) -> Non
         harness.done(worker.start())
         with pytest.raises(ConfigurationError, match="already running"):
             harness.done(worker.start())
-        until(lambda: harness.ledger("orders").done > number)  # noqa: B023 - it is asked within this turn
+        until(lambda: harness.ledger("orders").done > number)  # noqa: B023 - it is called within this turn
         harness.done(worker.stop())
         assert not worker.is_running
 
@@ -241,28 +241,28 @@ def test_the_first_signal_stops_the_worker_and_the_second_has_its_default_action
     untouched = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
     # The process that runs the tests may ignore it (nohup, a shell's background).
     before = signal.signal(number, untouched)
-    asked: list[str] = []
+    stops: list[str] = []
     try:
-        with StopSignals(asked.append):
+        with StopSignals(stops.append):
             signal.raise_signal(number)
             assert signal.getsignal(number) == untouched
     finally:
         signal.signal(number, before)
-    assert asked == [name]
+    assert stops == [name]
 
 
 @pytest.mark.promise("LEASE-11")
 def test_a_signal_that_has_a_handler_is_left_to_it() -> None:
     mine: list[int] = []
-    asked: list[str] = []
+    stops: list[str] = []
     before = signal.signal(signal.SIGTERM, lambda number, frame: mine.append(number))
     try:
-        with StopSignals(asked.append):
+        with StopSignals(stops.append):
             signal.raise_signal(signal.SIGTERM)
     finally:
         signal.signal(signal.SIGTERM, before)
     assert mine == [signal.SIGTERM]
-    assert asked == []
+    assert stops == []
 
 
 @pytest.mark.promise("LEASE-13")

@@ -28,7 +28,7 @@ from waypost.values import (
     Removal,
     Stats,
 )
-from waypost.wake.port import EVERYBODY
+from waypost.wake.port import ALL_SLEEPERS
 from waypost.wake.wakeups import hash_key
 
 T = TypeVar("T")
@@ -219,7 +219,7 @@ def check(
             break
     if any(damage.mended for damage in damages):
         # Sleeping workers may have work again.
-        context.wake({queue: [EVERYBODY]})
+        context.wake({queue: [ALL_SLEEPERS]})
     balance: int | None = None
     with suppress(StoreFailed):  # unreadable counters are one kind of damage
         balance = (yield from context.attempt(context.store.stats(queue))).ledger.balance

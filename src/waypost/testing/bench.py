@@ -552,7 +552,7 @@ class Bench:
             self.check_queue(queue)
 
     def check_queue(self, queue: str) -> None:
-        """Check that the ledger balances and agrees with the listings; no key has two waiting or two leased messages."""
+        """Check that the ledger balances and agrees with the listings, and the number of messages of each key."""
         ledger = self.ledger(queue=queue)
         assert ledger.balance == 0, ledger
         assert ledger.unexplained == 0, ledger

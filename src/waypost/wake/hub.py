@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from weakref import WeakValueDictionary
 
 from waypost.urls import redact_text
-from waypost.wake.port import EVERYBODY, POLL_NOW, OnNotification, State, Topic
+from waypost.wake.port import ALL_SLEEPERS, POLL_NOW, OnNotification, State, Topic
 from waypost.wake.transport import ChannelUnusable, Transport
 
 log = logging.getLogger("waypost")
@@ -117,10 +117,8 @@ class Hub:
                 return
             chosen: list[tuple[Listener, str]] = []
             for notification in notifications:
-                everybody = notification in (EVERYBODY, POLL_NOW)
-                for listeners in (
-                    list(names.values()) if everybody else (names.get(notification, ()), names.get(None, ()))
-                ):
+                to_all = notification in (ALL_SLEEPERS, POLL_NOW)
+                for listeners in list(names.values()) if to_all else (names.get(notification, ()), names.get(None, ())):
                     chosen += [(listener, notification) for listener in listeners]
         for listener, notification in chosen:
             try:

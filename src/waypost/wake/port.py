@@ -15,7 +15,7 @@ Kind: TypeAlias = Literal["ready", "held", "poll"]
 #: `idle`: there is no listener. `broken`: it will be retried; until then listeners must poll.
 State: TypeAlias = Literal["idle", "starting", "working", "broken"]
 
-EVERYBODY = "*"
+ALL_SLEEPERS = "*"
 #: What listeners get when the channel starts or stops working: poll once, notifications may have been missed.
 POLL_NOW = ""
 

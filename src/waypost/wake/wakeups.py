@@ -8,7 +8,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from waypost.wake.port import EVERYBODY, Channel, Kind, Listening, OnNotification, State, Topic
+from waypost.wake.port import ALL_SLEEPERS, Channel, Kind, Listening, OnNotification, State, Topic
 
 if TYPE_CHECKING:
     import asyncio
@@ -149,7 +149,7 @@ class Wakeups:
         if self.channel is None:
             return
         for queue, names in woken.items():
-            others = [name for name in names if not self._by_store or not name.startswith((BY_STORE, EVERYBODY))]
+            others = [name for name in names if not self._by_store or not name.startswith((BY_STORE, ALL_SLEEPERS))]
             if others:
                 self.channel.send(Topic(self.namespace, "ready", queue), others)
 

@@ -24,7 +24,7 @@ from waypost.operations.settle_target import HeldMessages
 from waypost.policy import CHUNK_MESSAGES_MAX
 from waypost.store.port import AsyncExecutor
 from waypost.values import Claimed, Drained, Settlement
-from waypost.wake.port import EVERYBODY
+from waypost.wake.port import ALL_SLEEPERS
 from waypost.wake.wakeups import hash_key
 from waypost.worker.handler import Handler, current_slot
 from waypost.worker.handler_calls import Caller, Ending, Slot, log_failure
@@ -228,7 +228,7 @@ class Consumer:
     def _on_cancel_request(self, notification: str) -> None:
         """A message is to be cancelled; if it is one of ours, the next renewal is now."""
         for message in list(self._held):
-            if notification in (EVERYBODY, message.id) or (
+            if notification in (ALL_SLEEPERS, message.id) or (
                 message.key is not None and notification == hash_key(message.key)
             ):
                 self._renewer.renew_now(self)

@@ -216,15 +216,15 @@ class PostgresBulkReader:
         page = PageSize(FIRST_PAGE_MESSAGES, MESSAGES_A_PAGE, PAGE_BYTES)
         high = "" if span.high is None else f" AND m.id < {_quoted(span.high)}"
         while True:
-            asked = page.rows
+            limit = page.rows
             found = self._copied(
                 f"SELECT m.id, m.rank{selected}{data} FROM {table} WHERE m.queue = {known} "
                 f"AND m.state = {STATES[span.state]} AND m.id {compare} {_quoted(low)}{high} "
-                f"ORDER BY m.id LIMIT {asked}"
+                f"ORDER BY m.id LIMIT {limit}"
             ).combine_chunks()
             if found.num_rows:
                 yield _messages_batch(span, found, names, columns, bodies)
-            if found.num_rows < asked:
+            if found.num_rows < limit:
                 return
             page.learn(found.num_rows, found.nbytes)
             low, compare = found.column("id")[-1].as_py(), ">"

@@ -90,15 +90,15 @@ class SqliteBulkReader:
         high = int(span.high or 2**63 - 1)
         page = PageSize(FIRST_PAGE_ROWS, ROWS_A_PAGE, PAGE_BYTES)
         while True:
-            asked = page.rows
-            rows = self._rows(query, (span.queue, low, high, asked))
+            limit = page.rows
+            rows = self._rows(query, (span.queue, low, high, limit))
             if rows:
                 extra = {
                     "state": constant(span.state, len(rows)),
                     "size": pa.array([len(row[-1]) for row in rows], pa.int64()),
                 }
                 yield _batch(MESSAGES, span.queue, columns, names, [row[1:] for row in rows], extra)
-            if len(rows) < asked:
+            if len(rows) < limit:
                 return
             page.learn(len(rows), _size(rows, True))
             low = rows[-1][0] + 1

@@ -1,6 +1,6 @@
 """`waypost pipeline …` in a process that kills itself at a chosen point, like a machine that loses power.
 
-python -m tests.spark.killed POINT pipeline run --store … --lake …
+python -m tests.spark.killed_pipeline POINT pipeline run --store … --lake …
 """
 
 from __future__ import annotations
