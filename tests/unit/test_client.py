@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,19 +14,6 @@ import waypost
 from tests.unit.clients import MODES, open_client
 from waypost import CONTENT, Queue, errors
 from waypost.testing.clock import ManualClock
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture(params=[(mode, store) for mode in MODES for store in ("memory", "sqlite")], ids="-".join)
-def post(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) -> Iterator[Any]:
-    mode, store = request.param
-    url = "memory://" if store == "memory" else f"sqlite:///{tmp_path / 'queues.db'}"
-    with open_client(mode, url, clock=clock) as client:
-        yield client
 
 
 class Order(msgspec.Struct):

@@ -7,9 +7,7 @@ import logging
 import signal
 import sys
 import threading
-from collections.abc import Iterator
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,19 +19,6 @@ from waypost.policy import ERROR_CHARACTERS_MAX
 from waypost.store.memory import MemoryStore
 from waypost.store.port import Draft
 from waypost.testing.clock import ClockTime, ManualClock
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture(params=[(mode, store) for mode in MODES for store in ("memory", "sqlite")], ids="-".join)
-def post(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) -> Iterator[Any]:
-    mode, store = request.param
-    url = "memory://" if store == "memory" else f"sqlite:///{tmp_path / 'queues.db'}"
-    with open_client(mode, url, clock=clock) as client:
-        yield client
 
 
 def the_only(post: Any, state: str) -> Any:
