@@ -9,11 +9,11 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.wake.test_postgres import Listener, put_to_sleep
 
 from tests.servers.pgbouncer import PgBouncer
 from tests.unit.clients import begin_operation
 from tests.waiting import until
+from tests.wake.test_postgres_notifications import Listener, put_to_sleep
 from waypost import Retry, Waypost
 from waypost.testing.postgres import PostgresServer
 

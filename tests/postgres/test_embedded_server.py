@@ -6,8 +6,8 @@ import stat
 
 import psycopg
 import pytest
-from tests.fault.test_servers import is_gone
 
+from tests.fault.test_embedded_servers import is_gone
 from waypost import Waypost
 from waypost.store.postgres import migrate
 from waypost.testing.postgres import FOLDERS, PostgresServer

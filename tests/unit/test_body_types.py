@@ -132,7 +132,7 @@ TABLE = [
     row("a msgspec `Struct`", "itself", Order(1, 2.5), Order, {"id": 1, "total": 2.5}, "a `dict` of its fields"),
     row("a dataclass, its fields of any type of this table", "itself", PARCEL, Parcel, codec.JSON,
         "a `dict` of its fields, as JSON has them"),
-    row("a pydantic model", "itself", Model(at=AT), Model, codec.JSON, "a `dict`, as its own serializers make it"),
+    row("a pydantic model", "itself", Model(at=AT), Model, codec.JSON, "a `dict` made by its own serializers"),
     row("`Struct`, dataclass or model inside a `dict` or `list`", "`list[Order]`", [Order(1)], list[Order]),
     row("pydantic models in a `list`", "`list[Model]`", [Model(at=AT)], list[Model]),
     Row("anything else", "any", object(), object, REFUSED, "refused", REFUSED, "refused"),
