@@ -79,7 +79,7 @@ class Subject:
             messages: list[Message[Any]] = [Message(queue, lease) for lease in claimed.leases]
             if not messages:
                 return done
-            settlements = [Settlement(m.id, m.token, m.lease.nonce) for m in messages]
+            settlements = [Settlement(m.id, m.token, m._lease.nonce) for m in messages]
             run(store.settle(queue, settlements, self.session.operation(queue)))
             done += len(messages)
 

@@ -22,7 +22,7 @@ def main() -> None:
             time.sleep(0.01)
     print(len(set(instants)) == len(instants), "each instant once")
     for schedule in post.schedules(count=2):
-        rule = schedule.cron or f"every {schedule.every:g} s"
+        rule = schedule.cron if schedule.every is None else f"every {schedule.every.total_seconds():g} s"
         print(schedule.name, "·", rule, "·", len(schedule.next_fires), "next fires known")
 
 

@@ -10,21 +10,11 @@ from waypost.errors import WaypostError
 from waypost.message import Dead, Drop, Message, Outcome, Queue, Retry, Snooze, StoredMessage
 from waypost.middleware import Middleware, Outgoing
 from waypost.operations.publish import CONTENT
-from waypost.policy import ByException, CatchUp, Constant, Exponential, Linear, NoRetry, Policy, RetryPolicy
+from waypost.policy import ByException, CatchUp, Constant, Exponential, Linear, NoRetry, RetryPolicy
 from waypost.release import VERSION
 from waypost.schedule.schedule import Schedule
-from waypost.values import (
-    Drained,
-    Event,
-    Health,
-    JournalPage,
-    Ledger,
-    Observed,
-    Published,
-    Redriven,
-    RegisteredWorker,
-    Stats,
-)
+from waypost.values import Drained, Health, Ledger, Published, Redriven
+from waypost.views import Event, JournalPage, Observed, Policy, RegisteredWorker, Stats
 
 __version__ = VERSION
 

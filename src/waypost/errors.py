@@ -181,7 +181,7 @@ class OperationTooOld(StoreError):
     def __init__(self, message: str, *, store_ms: int | None = None) -> None:
         super().__init__(message)
         #: The store's time in milliseconds when it refused; None if too many other calls of the session came after it.
-        self.store_ms = store_ms
+        self._store_ms = store_ms
 
 
 class SessionInUse(StoreError):

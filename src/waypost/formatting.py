@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import unicodedata
+from datetime import timedelta
 
 
-def format_age(milliseconds: float | None) -> str:
+def format_age(age: timedelta | None) -> str:
     """Return a duration in a few characters."""
-    if milliseconds is None:
+    if age is None:
         return "–"
-    seconds = milliseconds / 1000
+    seconds = age.total_seconds()
     if seconds < 1:
-        return f"{milliseconds:.0f} ms"
+        return f"{seconds * 1000:.0f} ms"
     if seconds < 100:
         return f"{seconds:.1f} s"
     for size, unit in ((60, "min"), (3600, "h"), (86_400, "d")):

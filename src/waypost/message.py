@@ -6,7 +6,7 @@ Nothing here does I/O. A `Message` records what its handler decided; the client 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from waypost import codec
@@ -23,6 +23,7 @@ from waypost.policy import (
     RetryPolicy,
     check_priority,
 )
+from waypost.times import Duration, to_datetime, to_timedelta
 from waypost.values import Continuation, Lease, MessageState, Settlement, SettleStatus, Stored
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 S = TypeVar("S")
-Duration = float | timedelta
 
 #: A continuation is part of its settle, which is one atomic step: so many of them may hang on one message.
 THEN_MAX = 128
@@ -79,9 +79,14 @@ class Retry(Outcome):
     """It failed: try again after this time, or when the retry policy decides. Counts as an attempt, so it ends."""
 
     def __init__(self, after: Duration | None = None, reason: str | None = None) -> None:
-        self.after_ms = None if after is None else after_ms(after)
+        self._after_ms = None if after is None else after_ms(after)
         self.reason = None if reason is None else check_text("reason", reason, ERROR_CHARACTERS_MAX)
         super().__init__(reason or "retry")
+
+    @property
+    def after(self) -> timedelta | None:
+        """The pause before the next try; None: the retry policy decides."""
+        return to_timedelta(self._after_ms)
 
 
 class Snooze(Outcome):
@@ -89,7 +94,12 @@ class Snooze(Outcome):
 
     def __init__(self, after: Duration) -> None:
         super().__init__("snooze")
-        self.after_ms = after_ms(after)
+        self._after_ms = after_ms(after)
+
+    @property
+    def after(self) -> timedelta:
+        """The pause before the next delivery."""
+        return to_timedelta(self._after_ms)
 
 
 class Dead(Outcome):
@@ -221,75 +231,91 @@ class _Readable(Generic[T]):
 _UNREAD: Any = object()
 
 
-def _moment(ms: int) -> datetime:
-    return datetime.fromtimestamp(ms / 1000, UTC)
-
-
 class StoredMessage(_Readable[T]):
-    """A message as it is in the store, for listings. `stored` has all its fields."""
+    """A message as it is in the store, for listings. Times are by the store's clock."""
 
-    __slots__ = ("queue", "stored")
+    __slots__ = ("_stored", "queue")
 
     def __init__(self, queue: str, stored: Stored, as_type: type[T] | None = None) -> None:
         super().__init__(stored.envelope, as_type)
         self.queue = queue
-        self.stored = stored
+        self._stored = stored
 
     @property
     def id(self) -> str:
         """Its id."""
-        return self.stored.id
+        return self._stored.id
 
     @property
     def state(self) -> MessageState:
         """`ready`, `delayed`, `waiting`, `leased`, `dead` or `done`."""
-        return self.stored.state
+        return self._stored.state
 
     @property
     def key(self) -> str | None:
         """Its key, if it has one."""
-        return self.stored.key
+        return self._stored.key
 
     @property
     def group(self) -> str | None:
         """Its group, if it has one."""
-        return self.stored.group
+        return self._stored.group
 
     @property
     def priority(self) -> int:
         """0 to 9; higher goes first."""
-        return self.stored.priority
+        return self._stored.priority
+
+    @property
+    def token(self) -> int:
+        """The fencing token of its last claim; 0 if it was never claimed."""
+        return self._stored.token
 
     @property
     def deliveries(self) -> int:
         """How often it was handed out, less what was given back."""
-        return self.stored.deliveries
+        return self._stored.deliveries
 
     @property
     def attempts(self) -> int:
         """How often its handler failed."""
-        return self.stored.attempts
+        return self._stored.attempts
+
+    @property
+    def worker(self) -> str | None:
+        """The worker that holds its lease."""
+        return self._stored.worker
+
+    @property
+    def cancel_requested(self) -> bool:
+        """Whether a cancel was requested while it is handled."""
+        return self._stored.cancel_requested
+
+    @property
+    def size(self) -> int:
+        """Bytes of the body and the rest of its envelope."""
+        return len(self._stored.envelope)
 
     @property
     def reason(self) -> str | None:
         """Why it is dead."""
-        return self.stored.reason
+        return self._stored.reason
 
     @property
     def error_type(self) -> str | None:
         """The class of its last error."""
-        return self.stored.error_type
+        return self._stored.error_type
 
     @property
     def error(self) -> str | None:
         """The text of its last error."""
-        return self.stored.error
+        return self._stored.error
 
     @property
     def note(self) -> str | None:
         """What the reason leaves open: that `max_deliveries` ended it though its retry policy allowed more."""
         # A failure that the policy had given up on would have buried it as `retries_exhausted`.
-        if self.stored.reason != "max_deliveries" or self.stored.attempts == 0:
+        if self._stored.reason != "max_deliveries" or self._stored.attempts == 0:
             return None
         return (
             f"max_deliveries ended it after {self.deliveries} deliveries, {self.attempts} of them failures after which "
@@ -299,17 +325,27 @@ class StoredMessage(_Readable[T]):
     @property
     def published_at(self) -> datetime:
         """When the store took it in."""
-        return _moment(self.stored.published_ms)
+        return to_datetime(self._stored.published_ms)
 
     @property
     def ready_at(self) -> datetime:
         """When it may be claimed, or could have been when it was."""
-        return _moment(self.stored.ready_ms)
+        return to_datetime(self._stored.ready_ms)
+
+    @property
+    def claimed_at(self) -> datetime | None:
+        """When it was claimed last; None if it is not leased."""
+        return to_datetime(self._stored.claimed_ms)
+
+    @property
+    def lease_end_at(self) -> datetime | None:
+        """When its lease ends unless it is renewed; None if it is not leased."""
+        return to_datetime(self._stored.lease_end_ms)
 
     @property
     def ended_at(self) -> datetime | None:
         """When it died or finished."""
-        return None if self.stored.ended_ms is None else _moment(self.stored.ended_ms)
+        return to_datetime(self._stored.ended_ms)
 
     def __repr__(self) -> str:
         return f"StoredMessage(queue={self.queue!r}, id={self.id!r}, state={self.state!r})"
@@ -331,8 +367,8 @@ class Message(_Readable[T]):
     """A message under a lease, as a handler sees it. `done`, `retry`, … decide its outcome; once is enough."""
 
     __slots__ = (
-        "_result", "_result_ttl_ms", "_then", "cancel_requested", "fenced", "lease", "lease_lost",
-        "lease_seconds", "lease_until", "outcome", "queue", "settle_target", "settled",
+        "_lease", "_lease_seconds", "_lease_until", "_result", "_result_ttl_ms", "_then", "cancel_requested", "fenced",
+        "lease_lost", "outcome", "queue", "settle_target", "settled",
     )  # fmt: skip
 
     def __init__(
@@ -352,14 +388,14 @@ class Message(_Readable[T]):
         self.undecodable = None
         self.queue = queue
         #: What the claim handed out: the fence (token and nonce), counts and times.
-        self.lease = lease
+        self._lease = lease
         #: True once the lease was lost, or could not be renewed before its end: another worker may have the message.
         self.lease_lost = False
-        #: True once the store error_fields so: then a settle could only be refused.
+        #: True once the store has refused it: then a settle could only be refused.
         self.fenced = False
         #: How long the lease is, and the moment by `lease_clock` at which it ends unless it is renewed.
-        self.lease_seconds = lease_seconds
-        self.lease_until = lease_until
+        self._lease_seconds = lease_seconds
+        self._lease_until = lease_until
         #: True once it is known that a cancel of this message was requested.
         self.cancel_requested = False
         #: What the handler decided by hand: None until it does.
@@ -375,52 +411,62 @@ class Message(_Readable[T]):
     @property
     def id(self) -> str:
         """Its id."""
-        return self.lease.id
+        return self._lease.id
 
     @property
     def token(self) -> int:
         """The fencing token: it only grows for this message. Show it to other systems so that they can refuse older."""
-        return self.lease.token
+        return self._lease.token
 
     @property
     def key(self) -> str | None:
         """Its key, if it has one."""
-        return self.lease.key
+        return self._lease.key
 
     @property
     def group(self) -> str | None:
         """Its group, if it has one."""
-        return self.lease.group
+        return self._lease.group
 
     @property
     def priority(self) -> int:
         """0 to 9; higher goes first."""
-        return self.lease.priority
+        return self._lease.priority
 
     @property
     def deliveries(self) -> int:
         """Which delivery this is: 1 for the first, less what was given back."""
-        return self.lease.deliveries
+        return self._lease.deliveries
 
     @property
     def attempts(self) -> int:
         """How often a handler failed before."""
-        return self.lease.attempts
+        return self._lease.attempts
 
     @property
     def chain_id(self) -> str | None:
         """The chain that it belongs to: begun by a publish with `chain=True`, gone on with by `then`."""
-        return self.lease.chain
+        return self._lease.chain
 
     @property
     def published_at(self) -> datetime:
-        """When the store took it in."""
-        return _moment(self.lease.published_ms)
+        """When the store took it in, by the store's clock."""
+        return to_datetime(self._lease.published_ms)
+
+    @property
+    def ready_at(self) -> datetime:
+        """When it could be claimed."""
+        return to_datetime(self._lease.ready_ms)
+
+    @property
+    def claimed_at(self) -> datetime:
+        """When it was claimed."""
+        return to_datetime(self._lease.claimed_ms)
 
     @property
     def at_most_once(self) -> bool:
         """Whether it left the store with its claim (`lease=None`): then there is nothing to settle."""
-        return self.lease.lease_end_ms is None
+        return self._lease.lease_end_ms is None
 
     def __repr__(self) -> str:
         return f"Message(queue={self.queue!r}, id={self.id!r}, deliveries={self.deliveries})"
@@ -495,7 +541,7 @@ class Message(_Readable[T]):
             0 if delay is None else check_delay("delay", delay),
             check_priority(priority),
             None if group is None else check_text("group", group, GROUP_CHARACTERS_MAX),
-            self.lease.chain,
+            self._lease.chain,
         )
         self._then = (*self._then, next_one)
         return next_id
@@ -521,7 +567,7 @@ class Message(_Readable[T]):
         encoded = codec.Encoded(codec.CONTENT_TYPES.index(envelope.content_type), envelope.data, envelope.type_name)
         again = Continuation(
             next_id, self.queue, codec.make_envelope(next_id, encoded, head), self.key, delay_ms,
-            self.priority, self.group, self.lease.chain, again=True,
+            self.priority, self.group, self._lease.chain, again=True,
         )  # fmt: skip
         self._decide("done")
         self._then = (*self._then, again)
@@ -577,16 +623,16 @@ class Message(_Readable[T]):
             case Retry():
                 return self._retried(outcome, retry)
             case Snooze():
-                return self._ending("snooze", after_ms=outcome.after_ms)
+                return self._ending("snooze", after_ms=outcome._after_ms)
             case Dead():
                 kind = None if outcome.error is None else error_type(outcome)
                 return self._ending("dead", reason=outcome.reason, error_type=kind, error=outcome.error)
             case Drop():
                 return self._ending("drop")
         return Settlement(
-            self.lease.id,
-            self.lease.token,
-            self.lease.nonce,
+            self._lease.id,
+            self._lease.token,
+            self._lease.nonce,
             result=self._result,
             result_ttl_ms=self._result_ttl_ms,
             then=self._then,
@@ -596,11 +642,11 @@ class Message(_Readable[T]):
         """The settlement of a delivery without outcome, result or continuation: the common case, cheap."""
         if self.outcome is not None or self._then or self._result is not None or self.lease_lost:
             return None
-        lease = self.lease
+        lease = self._lease
         return None if lease.lease_end_ms is None else Settlement(lease.id, lease.token, lease.nonce)
 
     def _ending(self, outcome: Literal["retry", "snooze", "dead", "drop", "release"], **more: Any) -> Settlement:
-        return Settlement(self.lease.id, self.lease.token, self.lease.nonce, outcome, **more)
+        return Settlement(self._lease.id, self._lease.token, self._lease.nonce, outcome, **more)
 
     def _failed(self, error: BaseException, retry: RetryPolicy) -> Settlement:
         error_fields = {"error_type": error_type(error), "error": error_text(error)}
@@ -611,14 +657,14 @@ class Message(_Readable[T]):
 
     def _retried(self, outcome: Retry, retry: RetryPolicy) -> Settlement:
         error_fields = {} if outcome.reason is None else {"error_type": error_type(outcome), "error": outcome.reason}
-        return self._again(outcome, retry, outcome.after_ms, error_fields)
+        return self._again(outcome, retry, outcome._after_ms, error_fields)
 
     def _again(
         self, error: BaseException, retry: RetryPolicy, wanted_ms: int | None, error_fields: dict[str, str]
     ) -> Settlement:
-        """Another try if the retry policy allows one, after `wanted_ms` if the handler error_fields so."""
+        """Another try if the retry policy allows one, after `wanted_ms` if the handler asked for that."""
         try:
-            seconds = retry.delay(self.lease.attempts + 1, error)
+            seconds = retry.delay(self._lease.attempts + 1, error)
             pause_ms = None if seconds is None else after_ms(seconds)
         except Exception as failure:
             return self._policy_failed(failure)

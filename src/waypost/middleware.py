@@ -26,7 +26,8 @@ from msgspec import Struct, structs
 from waypost.checks import check_items, show
 from waypost.errors import ConfigurationError
 from waypost.message import Message
-from waypost.values import Observed, Published
+from waypost.values import Published
+from waypost.views import Observed
 
 OnEvent = Callable[[Observed], object]
 

@@ -1,6 +1,6 @@
 """The settings of queues and handlers: every default and limit, with what would break without it.
 
-No clock and no I/O. `Policy` is stored with its queue, the same for all clients. Retry policies
+No clock and no I/O. `PolicyRecord` is stored with its queue, the same for all clients. Retry policies
 belong to the handler's process and only compute numbers.
 """
 
@@ -9,12 +9,13 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Mapping
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 from msgspec import Struct, structs
 
 from waypost.checks import check_choice, check_count, check_number, check_seconds, show
 from waypost.errors import InvalidPolicy, InvalidSchedule
+from waypost.times import Duration
 
 OnConflict = Literal["keep", "replace", "extend", "error"]
 Overload = Literal["raise", "block", "drop_oldest"]
@@ -157,7 +158,7 @@ RATE = re.compile(r"(\d{1,9})/(\d{0,6})(ms|s|m|h)")
 UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000}
 
 
-class Policy(Struct, frozen=True, forbid_unknown_fields=True):
+class PolicyRecord(Struct, frozen=True, forbid_unknown_fields=True):
     """The settings of a queue: kept in the store, the same for every client.
 
     Milliseconds here; `configure` takes seconds and validates. A change takes effect at the next call.
@@ -184,7 +185,7 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True):
     #: How many completed messages are kept for listings.
     completed_max: int = 0
 
-    def changed(self, changes: Mapping[str, Any]) -> Policy:
+    def changed(self, changes: Mapping[str, Any]) -> PolicyRecord:
         """This policy with store-level changes applied."""
         return structs.replace(self, **changes)
 
@@ -194,13 +195,13 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True):
         return max(CHUNK_MESSAGES_MAX, self.journal_max // JOURNAL_SLACK_PART)
 
 
-DEFAULT_POLICY = Policy()
+DEFAULT_POLICY = PolicyRecord()
 #: What `completed=True` keeps.
 COMPLETED_DEFAULT = 1_000
 
 
 def policy_changes(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn the keywords of `configure` (seconds, "100/m", True) into validated fields of `Policy`."""
+    """Turn the keywords of `configure` (seconds, "100/m", True) into validated fields of `PolicyRecord`."""
     changes: dict[str, Any] = {}
     for name, value in settings.items():
         match name:
@@ -223,7 +224,7 @@ def policy_changes(settings: Mapping[str, Any]) -> dict[str, Any]:
                 if isinstance(value, bool) or value is None:
                     changes["completed_max"] = COMPLETED_DEFAULT if value else 0
                 else:
-                    changes["completed_max"] = _positive(name, value)
+                    changes["completed_max"] = check_count(name, value, 0, 2**40, InvalidPolicy)
             case _:
                 raise InvalidPolicy(
                     f"unknown queue setting {name!r}; known are lease, max_deliveries, max_pending, overload, "
@@ -241,6 +242,15 @@ def parse_rate(value: str) -> tuple[int, int]:
     if count < 1 or times < 1:
         raise InvalidPolicy(f"rate must be at least one per window, not {show(value)}; use pause to stop a queue")
     return count, times * unit
+
+
+def format_rate(count: int | None, per_ms: int | None) -> str | None:
+    """Return a rate as `parse_rate` reads it, with the largest unit that fits; None for none."""
+    if count is None or per_ms is None:
+        return None
+    unit = next(unit for unit in ("h", "m", "s", "ms") if per_ms % UNIT_MS[unit] == 0)
+    times = per_ms // UNIT_MS[unit]
+    return f"{count}/{times if times > 1 else ''}{unit}"
 
 
 def _positive(name: str, value: Any) -> int:
@@ -264,19 +274,19 @@ def _lease_ms(value: Any) -> int:
 class RetryPolicy(Protocol):
     """Decides about retries after failures. Any object with `delay` is one."""
 
-    def delay(self, attempt: int, error: BaseException | None = None) -> float | None:
-        """Seconds before the next try after failure number `attempt` (the first is 1), or None: no more."""
+    def delay(self, attempt: int, error: BaseException | None = None) -> Duration | None:
+        """The pause in seconds, or as a timedelta, after failure number `attempt` (the first is 1); None: no more."""
 
 
 class _Bounded(Struct, frozen=True, kw_only=True):
-    """What the ready-made policies share."""
+    """What the ready-made policies share. Durations are given in seconds or as timedeltas and kept in seconds."""
 
     #: The number of attempts, including the first.
     attempts: int = 10
     #: A thousand messages that failed together must not all be retried at the same time.
     jitter: float = 0.2
     #: No more retries once the sum of the delays (without jitter) would exceed this; None: only `attempts` counts.
-    total_cap: float | None = None
+    total_cap: Duration | None = None
 
     def __post_init__(self) -> None:
         check_count("attempts", self.attempts, 1, 2**31, InvalidPolicy)
@@ -301,7 +311,7 @@ class _Bounded(Struct, frozen=True, kw_only=True):
         pause = self._base(attempt)
         if self.total_cap is not None:
             waited = sum(self._base(earlier) for earlier in range(1, attempt))
-            if waited + pause > self.total_cap:
+            if waited + pause > cast("float", self.total_cap):
                 return None
         return self._spread(pause)
 
@@ -309,32 +319,33 @@ class _Bounded(Struct, frozen=True, kw_only=True):
 class Exponential(_Bounded, frozen=True, kw_only=True):
     """1 s, 2 s, 4 s … up to `cap`. The default."""
 
-    first: float = 1.0
+    first: Duration = 1.0
     factor: float = 2.0
-    cap: float = 300.0
+    cap: Duration = 300.0
 
     def _base(self, attempt: int) -> float:
         # 2 ** 1000 would overflow a float long before the cap is applied.
-        return min(self.cap, self.first * self.factor ** min(attempt - 1, 60))
+        first, cap = cast("float", self.first), cast("float", self.cap)
+        return min(cap, first * self.factor ** min(attempt - 1, 60))
 
 
 class Linear(_Bounded, frozen=True, kw_only=True):
     """`step`, 2 × `step`, 3 × `step` … up to `cap`."""
 
-    step: float = 5.0
-    cap: float = 300.0
+    step: Duration = 5.0
+    cap: Duration = 300.0
 
     def _base(self, attempt: int) -> float:
-        return min(self.cap, self.step * attempt)
+        return min(cast("float", self.cap), cast("float", self.step) * attempt)
 
 
 class Constant(_Bounded, frozen=True, kw_only=True):
     """The same delay every time."""
 
-    pause: float = 5.0
+    pause: Duration = 5.0
 
     def _base(self, attempt: int) -> float:
-        return self.pause
+        return cast("float", self.pause)
 
 
 class NoRetry(Struct, frozen=True):
@@ -376,8 +387,8 @@ class ByException:
         """All the policies that may decide."""
         return [*(policy for _, policy in self._rules), self.otherwise]
 
-    def delay(self, attempt: int, error: BaseException | None = None) -> float | None:
-        """Seconds before the next try after failure number `attempt`, or None: no more."""
+    def delay(self, attempt: int, error: BaseException | None = None) -> Duration | None:
+        """The pause after failure number `attempt` by the policy that fits the error, or None: no more."""
         for kinds, policy in self._rules:
             if isinstance(error, kinds):
                 return policy.delay(attempt, error)

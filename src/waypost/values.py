@@ -1,12 +1,14 @@
 """What travels: the values that cross every border of waypost.
 
 Everything here is plain data, frozen and slotted, and imports nothing of ours. Times are integer milliseconds
-by the store's clock (`_ms`); a duration ends in `_ms` too. Ids sort by the time the publisher made them, but the
-order of delivery is the store's own sequence, never the id.
+by the store's clock (`_ms`); a duration ends in `_ms` too. What a client returns of these has datetimes and timedeltas
+instead (`waypost.views`). Ids sort by the time the publisher made them, but the order of delivery is the store's own
+sequence, never the id.
 """
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Literal
 
 from msgspec import Struct, structs
@@ -264,7 +266,7 @@ class Page(Struct, frozen=True):
     cursor: str | None
 
 
-class Event(Struct, frozen=True):
+class EventRecord(Struct, frozen=True):
     """One state change, as the journal keeps it. Fields that an event has no use for are None."""
 
     queue: str
@@ -292,38 +294,6 @@ class Event(Struct, frozen=True):
     schedule: str | None = None
     #: The envelope, at journal level `full` only (redacted if the publisher has a redact hook).
     body: bytes | None = None
-
-
-class Observed(Struct, frozen=True):
-    """An event for `on_event`, named as in the journal; `at_ms` is this process's own clock.
-
-    `outcome` is how the step itself went: `success`, `failure`, `skipped` (there was nothing to do) or `unknown` (its
-    reply was lost). That a handler failed is in `handled`, and in the error of `retried` and `dead`.
-    """
-
-    event: str
-    outcome: ObservedOutcome
-    queue: str
-    at_ms: int
-    worker: str
-    message_id: str | None = None
-    key: str | None = None
-    group: str | None = None
-    priority: int | None = None
-    token: int | None = None
-    deliveries: int | None = None
-    attempts: int | None = None
-    #: How many messages a step concerned, where one event stands for all of them.
-    count: int | None = None
-    reason: str | None = None
-    error_type: str | None = None
-    error: str | None = None
-    #: Of a handler call, to the microsecond.
-    run_ms: float | None = None
-    wait_ms: int | None = None
-    #: Of a tick: timers left, and instants that were missed.
-    depth: int | None = None
-    missed: int | None = None
 
 
 class StoredSchedule(Struct, frozen=True):
@@ -477,10 +447,10 @@ class Drained(Struct, frozen=True):
         return Drained(*(one + another for one, another in zip(mine, theirs, strict=True)))
 
 
-class JournalPage(Struct, frozen=True):
+class EventPage(Struct, frozen=True):
     """A run of events. `last` is the offset to go on from; `first_kept` is the oldest event still there."""
 
-    events: list[Event]
+    events: list[EventRecord]
     last: int
     first_kept: int
     newest: int
@@ -489,7 +459,7 @@ class JournalPage(Struct, frozen=True):
 class TracePage(Struct, frozen=True):
     """Part of one message's history. Stores with an index answer in one page; `cursor` None ends it."""
 
-    events: list[Event]
+    events: list[EventRecord]
     cursor: str | None
 
 
@@ -522,7 +492,7 @@ class Removal(Struct, frozen=True):
     made_again: bool = False
 
 
-class WorkerQueue(Struct, frozen=True):
+class WorkerQueueRecord(Struct, frozen=True):
     """A queue as one worker serves it. `handled` counts handler calls since the worker started."""
 
     name: str
@@ -533,7 +503,7 @@ class WorkerQueue(Struct, frozen=True):
     last_claim_ms: int | None
 
 
-class RegisteredWorker(Struct, frozen=True):
+class WorkerRecord(Struct, frozen=True):
     """A worker as it last reported to the store. `until_ms` is when the store forgets it unless it reports again."""
 
     name: str
@@ -549,20 +519,20 @@ class RegisteredWorker(Struct, frozen=True):
     started_ms: int
     seen_ms: int
     until_ms: int
-    queues: list[WorkerQueue]
+    queues: list[WorkerQueueRecord]
     #: Queues that it serves too, and that its record had no room for.
     unlisted: int
 
 
 class QueueHealth(Struct, frozen=True):
-    """How a worker stands with one queue. `last_claim_seconds` is how long ago the store answered a claim."""
+    """How a worker stands with one queue. `last_claim_age` is how long ago the store answered a claim."""
 
     name: str
     concurrency: int
     running: int
     in_flight: int
     handled: int
-    last_claim_seconds: float | None
+    last_claim_age: timedelta | None
 
 
 class Health(Struct, frozen=True):
@@ -636,14 +606,14 @@ MINUTE_COUNTERS = (
 )
 
 
-class Minute(Struct, frozen=True):
+class MinuteRecord(Struct, frozen=True):
     """Counters of one minute; `at_ms` is its start."""
 
     at_ms: int
     counts: dict[str, int]
 
 
-class Stats(Struct, frozen=True):
+class StatsRecord(Struct, frozen=True):
     """The state of a queue. Ages are in milliseconds by the store's clock."""
 
     queue: str
@@ -659,7 +629,7 @@ class Stats(Struct, frozen=True):
     journal_first: int
     journal_last: int
     journal_readers: dict[str, int]
-    minutes: list[Minute]
+    minutes: list[MinuteRecord]
     #: Records that steps met, could not use and set aside: `check` lists and mends them.
     damaged: int = 0
 

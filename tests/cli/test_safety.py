@@ -8,7 +8,7 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import closing, suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -247,18 +247,18 @@ FULL: dict[str, Any] = {
 }  # fmt: skip
 CHANGES: list[tuple[list[str], dict[str, Any]]] = [
     (["--cron", "0 10 * * *"], {"cron": "0 10 * * *"}),
-    (["--every", "5"], {"cron": None, "every": 5.0, "tz": "UTC"}),
+    (["--every", "5"], {"cron": None, "every": timedelta(seconds=5), "tz": "UTC"}),
     (["--tz", "UTC"], {"tz": "UTC"}),
     (["--body", "[2]"], {"body": [2]}),
     (["--missed", "once"], {"missed": "once"}),
     (["--missed", "9"], {"missed": CatchUp(9)}),
-    (["--grace", "5s"], {"grace": 5.0}),
+    (["--grace", "5s"], {"grace": timedelta(seconds=5)}),
     (["--start", "2026-02-01T00:00:00Z"], {"start": datetime(2026, 2, 1, tzinfo=UTC)}),
     (["--start", "none"], {"start": None}),
     (["--end", "none"], {"end": None}),
     (["--max-fires", "none"], {"max_fires": None}),
     (["--max-fires", "5"], {"max_fires": 5}),
-    (["--jitter", "0"], {"jitter": 0.0}),
+    (["--jitter", "0"], {"jitter": timedelta(0)}),
     (["--priority", "9"], {"priority": 9}),
     (["--group", "none"], {"group": None}),
     (["--header", "x=y", "--header", "z="], {"headers": {"x": "y", "z": ""}}),
@@ -283,7 +283,8 @@ def test_saving_an_existing_schedule_changes_only_the_named_settings(cli: Comman
         post.save_schedule("rollup", queue="reports", key="by-python", **FULL)
         cli.run("schedules", "save", "rollup", "--queue", "reports", "--cron", "0 9 * * *", "--reset")
         (after,) = post.schedules("reports")
-        assert (after.tz, after.missed, after.grace, after.jitter, after.body) == ("UTC", "skip", 60, 0, None)
+        assert (after.tz, after.missed, after.body) == ("UTC", "skip", None)
+        assert (after.grace, after.jitter) == (timedelta(seconds=60), timedelta(0))
         assert (after.max_fires, after.end, after.group, after.headers, after.priority) == (None, None, None, {}, 5)
         assert after.key == "by-python"
     cli.run("schedules", "save", "rollup", "--queue", "reports", "--reset", code=2)

@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -344,12 +345,12 @@ def test_message_text_cannot_move_the_cursor_of_a_terminal() -> None:
 
 
 @pytest.mark.parametrize(
-    ("milliseconds", "printed"),
-    [(None, "–"), (5, "5 ms"), (1_500, "1.5 s"), (150_000, "2.5 min"), (7_200_000, "2.0 h"), (10**9, "11.6 d"),
-     (10**10, "116 d")],
+    ("seconds", "printed"),
+    [(None, "–"), (0.005, "5 ms"), (1.5, "1.5 s"), (150, "2.5 min"), (7_200, "2.0 h"), (10**6, "11.6 d"),
+     (10**7, "116 d")],
 )  # fmt: skip
-def test_a_duration_is_formatted_in_a_few_characters(milliseconds: int | None, printed: str) -> None:
-    assert formatting.format_age(milliseconds) == printed
+def test_a_duration_is_formatted_in_a_few_characters(seconds: float | None, printed: str) -> None:
+    assert formatting.format_age(None if seconds is None else timedelta(seconds=seconds)) == printed
 
 
 def on_a_terminal(cli: CommandRunner, **environment: str) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -61,7 +62,7 @@ def test_a_client_goes_on_in_a_new_queue_at_once(post: Any) -> None:
     assert post.queues() == []
     assert post.publish("orders", 2, key="k", window=3600).status == "queued"
     assert post.queues() == ["orders"]
-    assert post.policy("orders").lease_ms == 60_000
+    assert post.policy("orders").lease == timedelta(seconds=60)
     with post.receive("orders") as message:
         assert message.body == 2
     ledger = post.ledger("orders")

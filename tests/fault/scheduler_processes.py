@@ -123,7 +123,7 @@ def run_faulty_schedulers(
             assert instant is not None
             at_ms = round(instant.timestamp() * 1000)
             report.seen[message.headers["waypost-schedule"], at_ms] += 1
-            report.early += message.stored.published_ms < at_ms
+            report.early += message.published_at < instant
         report.fired = report.seen.total()
         report.doubles = sum(count - 1 for count in report.seen.values())
         for name, schedule in anchors.items():

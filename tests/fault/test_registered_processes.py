@@ -106,7 +106,7 @@ def test_a_killed_worker_is_forgotten_after_its_time_and_a_stopped_one_at_once(g
     until(lambda: group.pids() == {kept.pid}, "the end of the killed one's time")
     (left,) = group.post.workers()
     # Not before its time was over by the store's clock, by the record of the worker that is left.
-    until(lambda: group.post.workers()[0].seen_ms >= last.until_ms, "the next heartbeat")
+    until(lambda: group.post.workers()[0].seen_at >= last.expires_at, "the next heartbeat")
     assert left.pid == kept.pid
     assert [(queue.name, queue.concurrency) for queue in left.queues] == [("slow", 5)]
     group.stop(kept)

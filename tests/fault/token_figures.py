@@ -34,7 +34,8 @@ from waypost.store.opening import open_store
 from waypost.store.postgres import migrate
 from waypost.testing.clock import ClockTime
 from waypost.testing.postgres import PostgresServer
-from waypost.values import Event, Settlement
+from waypost.values import Settlement
+from waypost.views import Event
 
 ROOT = Path(__file__).parents[2]
 PROCESSES = 3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,7 +27,8 @@ from waypost.schedule.scheduler import POLL_SECONDS, READ_SECONDS, Scheduler, Ti
 from waypost.store.memory import MemoryStore
 from waypost.store.port import Call, Draft, Executor, Store
 from waypost.testing.clock import START_MS, ClockTime, ManualClock
-from waypost.values import Observed, StoredSchedule
+from waypost.values import StoredSchedule
+from waypost.views import Observed
 
 QUEUE = "reports"
 
@@ -114,10 +115,15 @@ def test_a_leader_sleeps_until_the_next_fire_and_fires_it(world: World) -> None:
     first = world.tick(scheduler)
     assert first.election == "elected"
     assert first.fires == 0
-    assert first.sleep_seconds == pytest.approx(1.001)
+    assert first.sleep == timedelta(seconds=1.001)
     world.clock.advance(1.001)
     second = world.tick(scheduler)
-    assert (second.election, second.fires, second.missed, second.lateness_ms) == ("leading", 1, 0, 1)
+    assert (second.election, second.fires, second.missed, second.lateness) == (
+        "leading",
+        1,
+        0,
+        timedelta(milliseconds=1),
+    )
     assert world.instants() == [1_000]
 
 
@@ -129,7 +135,7 @@ def test_intervals_of_parts_of_a_second_all_fire(world: World, missed: Missed) -
     until = world.clock() + 6_010
     while world.clock() <= until:
         tick = world.tick(scheduler)
-        world.clock.advance(max(0.001, round(tick.sleep_seconds, 3)))
+        world.clock.advance(max(0.001, round(tick.sleep.total_seconds(), 3)))
     assert world.instants() == [300 * number for number in range(1, 21)]
     assert world.stored().missed_fires == 0
 
@@ -260,7 +266,7 @@ def test_a_full_queue_delays_fires_and_fires_past_the_grace_are_missed(world: Wo
     world.clock.advance(10)
     held = world.tick(scheduler)
     assert (held.fires, held.missed) == (0, 0)
-    assert held.sleep_seconds >= 0.5
+    assert held.sleep >= timedelta(seconds=0.5)
     world.clock.advance(20)
     session = Session(ClockTime(world.clock))
     claimed = world.executor.run(world.store.claim(QUEUE, 1, session.operation(QUEUE), worker="w"))
@@ -296,12 +302,12 @@ def test_ticks_report_fires_misses_and_lateness(world: World) -> None:
     world.tick(scheduler)
     world.clock.advance(3.2)
     world.tick(scheduler)
-    assert [(tick.election, tick.fires, tick.missed, tick.lateness_ms) for tick in seen] == [
-        ("elected", 0, 0, 0),
-        ("leading", 1, 2, 200),
+    assert [(tick.election, tick.fires, tick.missed, tick.lateness) for tick in seen] == [
+        ("elected", 0, 0, timedelta(0)),
+        ("leading", 1, 2, timedelta(milliseconds=200)),
     ]
     fired = [event for event in world.events if event.event == "fired"]
-    assert [(event.count, event.missed, event.wait_ms) for event in fired] == [(1, 2, 200)]
+    assert [(event.count, event.missed, event.wait_time) for event in fired] == [(1, 2, timedelta(milliseconds=200))]
     ticks = [event for event in world.events if event.event == "scheduler_tick"]
     assert [(event.reason, event.count) for event in ticks] == [("elected", 0), ("leading", 1)]
 
@@ -312,7 +318,7 @@ def test_a_leader_that_hands_over_is_replaced_at_once(world: World) -> None:
     world.tick(first)
     waiting = world.tick(second)
     assert waiting.election == "following"
-    assert waiting.sleep_seconds == pytest.approx(15.001)
+    assert waiting.sleep == timedelta(seconds=15.001)
     drive(world.executor, first.hand_over())
     assert world.tick(world.scheduler("c")).election == "elected"
 
@@ -341,7 +347,7 @@ def test_an_idle_leader_sends_less_than_a_command_a_second(world: World) -> None
     drive(Counting(), scheduler.tick())
     sent, began = 0, world.clock()
     while world.clock() < began + 120_000:
-        world.clock.advance(drive(Counting(), scheduler.tick()).sleep_seconds + 0.001)
+        world.clock.advance(drive(Counting(), scheduler.tick()).sleep.total_seconds() + 0.001)
     assert sent < 120
 
 
@@ -442,7 +448,7 @@ def test_a_schedule_that_cannot_be_served_does_not_stop_the_others(world: World)
     world.clock.advance(1)
     tick = world.tick(scheduler)
     assert tick.fires == 1
-    assert tick.sleep_seconds > 0.2
+    assert tick.sleep > timedelta(seconds=0.2)
     assert [one.name for one in drive(world.executor, operations.schedules(world.context, None, 1))] == [
         "broken",
         "fine",
@@ -477,14 +483,14 @@ def test_a_promoter_makes_ready_wakes_and_reports(world: World) -> None:
     promoter = Promoter(world.new_context("p"), on_tick=seen.append)
     follower = Promoter(world.new_context("q"), on_tick=seen.append)
     first = drive(world.executor, promoter.tick())
-    assert first.sleep_seconds == pytest.approx(0.501)
+    assert first.sleep == timedelta(seconds=0.501)
     world.clock.advance(0.501)
     drive(world.executor, promoter.tick())
     drive(world.executor, follower.tick())
-    assert [(tick.election, tick.promoted, tick.depth, tick.oldest_lag_ms) for tick in seen] == [
-        ("elected", 0, 2, 0),
-        ("leading", 1, 1, 1),
-        ("following", 0, 0, 0),
+    assert [(tick.election, tick.promoted, tick.depth, tick.oldest_lag) for tick in seen] == [
+        ("elected", 0, 2, timedelta(0)),
+        ("leading", 1, 1, timedelta(milliseconds=1)),
+        ("following", 0, 0, timedelta(0)),
     ]
     assert world.woken == [{QUEUE: ["w"]}]
     ticks = [(event.reason, event.count, event.depth) for event in world.events if event.event == "promoter_tick"]

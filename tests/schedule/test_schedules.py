@@ -293,7 +293,7 @@ class StubTicker:
         self.ticking.set()
         if not self._fails:
             yield Sleep(3600)
-        return Tick("leading", sleep_seconds=0.01)
+        return Tick("leading", _sleep_seconds=0.01)
 
     def hand_over(self) -> Any:
         yield Sleep(0)

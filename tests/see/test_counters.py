@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -190,7 +191,8 @@ def test_its_metrics_can_be_in_the_callers_registry() -> None:
 def test_two_workers_of_a_process_are_summed() -> None:
     class Standing(WatchedWorker):
         def __init__(self, status: Any, age: float | None) -> None:
-            self._health = Health(status, [], [QueueHealth("orders", 4, 1, 2, 9, age)])
+            claimed = None if age is None else timedelta(seconds=age)
+            self._health = Health(status, [], [QueueHealth("orders", 4, 1, 2, 9, claimed)])
 
         @property
         def is_ready(self) -> bool:
@@ -230,7 +232,7 @@ def test_fires_and_misses_of_schedules_are_counted() -> None:
 def test_durations_fall_into_the_bucket_that_they_do_not_exceed() -> None:
     counters = Counters(buckets=(0.1, 1, 10))
     for wait_ms in (100, 101, 1000, 999_999):
-        counters.on_event(event("claimed", wait_ms=wait_ms))
+        counters.on_event(event("claimed", _wait_ms=wait_ms))
     wait = counters.read()["orders"].wait
     assert wait.counts == [1, 2, 0, 1]
     assert wait.cumulative() == [1, 3, 3, 4]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
-from waypost.values import Event
+from waypost.values import EventRecord
 
 T = TypeVar("T", bound="Happening")
 
@@ -137,7 +137,7 @@ class StoreStep(Happening):
     arguments: dict[str, Any]
     result: Any
     error: str | None
-    events: tuple[Event, ...]
+    events: tuple[EventRecord, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -228,7 +228,7 @@ class Player:
         run = self.recorder.next_run(message.queue, label)
         self._running[message.id, message.token] = run
         self.recorder.add(
-            HandlerStarted, self.name, message.queue, message.id, message.token, message.lease.nonce,
+            HandlerStarted, self.name, message.queue, message.id, message.token, message._lease.nonce,
             label, run, kind, message.deliveries, message.attempts,
         )  # fmt: skip
         return run

@@ -14,7 +14,7 @@ from typing import Any
 from tests.simulator.history import FaultBegan, Happening, StoreRestarted, StoreStep
 from tests.simulator.records import AT_HEAD, FINAL, LIVE, Claim, Entry, Finding, QueueRecords
 from waypost.codec import open_envelope
-from waypost.values import Event
+from waypost.values import EventRecord
 
 #: The store's records are compared in full after so many steps; in between, those of the messages that changed.
 COMPARE_ALL_EVERY = 100
@@ -137,7 +137,7 @@ class StepChecker:
             self._check_keys(self.queue(name), ids)
             self.queue(name).replaced.clear()
 
-    def _event(self, step: StoreStep, event: Event) -> None:
+    def _event(self, step: StoreStep, event: EventRecord) -> None:
         queue = self.queue(event.queue)
         if event.message_id is None:
             if event.event in ("paused", "resumed"):
@@ -162,7 +162,7 @@ class StepChecker:
 
     # ---- events ----------------------------------------------------------------------------------------
 
-    def _published(self, step: StoreStep, event: Event, queue: QueueRecords) -> None:
+    def _published(self, step: StoreStep, event: EventRecord, queue: QueueRecords) -> None:
         id = event.message_id or ""
         if id in queue.entries:
             self._find("once", id, f"{show(queue.entries[id])} was stored a second time under the same id")
@@ -198,14 +198,14 @@ class StepChecker:
         entry.position, entry.ready_at = queue.sequence, step.at
         queue.move(entry, "ready")
 
-    def _postponed(self, step: StoreStep, event: Event, queue: QueueRecords, entry: Entry) -> None:
+    def _postponed(self, step: StoreStep, event: EventRecord, queue: QueueRecords, entry: Entry) -> None:
         if entry.state not in ("ready", "delayed", "waiting"):
             self._find("states", entry, f"{show(entry)} was postponed while it was {entry.state}")
         entry.due_ms = event.due_ms or step.store_ms
         if entry.state != "waiting":
             self._make_claimable(step, queue, entry)
 
-    def _promoted(self, step: StoreStep, event: Event, queue: QueueRecords, entry: Entry) -> None:
+    def _promoted(self, step: StoreStep, event: EventRecord, queue: QueueRecords, entry: Entry) -> None:
         expected = "delayed" if event.cause == "due" else "waiting"
         if entry.state != expected:
             self._find("states", entry, f"{show(entry)} was promoted ({event.cause}) while it was {entry.state}")
@@ -215,7 +215,7 @@ class StepChecker:
             entry.due_ms = max(entry.due_ms, step.store_ms)
         self._make_claimable(step, queue, entry)
 
-    def _claimed(self, step: StoreStep, event: Event, queue: QueueRecords, entry: Entry) -> None:
+    def _claimed(self, step: StoreStep, event: EventRecord, queue: QueueRecords, entry: Entry) -> None:
         if queue.paused:
             self._find("paused", entry, f"{show(entry)} was claimed although its queue is paused")
         if entry.state == "leased":
@@ -260,7 +260,7 @@ class StepChecker:
         queue.claimed_ms.append(step.store_ms)
         queue.move(entry, "leased")
 
-    def _back(self, step: StoreStep, event: Event, queue: QueueRecords, entry: Entry) -> None:
+    def _back(self, step: StoreStep, event: EventRecord, queue: QueueRecords, entry: Entry) -> None:
         """Expired, released, retried or snoozed: it goes back."""
         what = event.event
         if entry.state != "leased":
@@ -287,7 +287,7 @@ class StepChecker:
             entry.position, entry.ready_at = AT_HEAD, step.at
             queue.move(entry, "ready")
 
-    def _ended(self, step: StoreStep, event: Event, queue: QueueRecords, entry: Entry) -> None:
+    def _ended(self, step: StoreStep, event: EventRecord, queue: QueueRecords, entry: Entry) -> None:
         how = event.event
         if entry.state == "dead":
             self._find("no revival", entry, f"{how} of {show(entry)}, which is a dead letter")
@@ -301,7 +301,7 @@ class StepChecker:
         queue.move(entry, ENDS[how])
         self._free_window(queue, entry, how)
 
-    def _dead(self, step: StoreStep, event: Event, queue: QueueRecords, entry: Entry) -> None:
+    def _dead(self, step: StoreStep, event: EventRecord, queue: QueueRecords, entry: Entry) -> None:
         most = queue.policy.max_deliveries
         if event.reason == "max_deliveries" and (most is None or entry.deliveries < most):
             self._find(
@@ -319,12 +319,12 @@ class StepChecker:
         if how != "done" and entry.key is not None and queue.windows.get(entry.key, ("", 0))[0] == entry.id:
             del queue.windows[entry.key]
 
-    def _cancel_requested(self, step: StoreStep, event: Event, queue: QueueRecords, entry: Entry) -> None:
+    def _cancel_requested(self, step: StoreStep, event: EventRecord, queue: QueueRecords, entry: Entry) -> None:
         if entry.state != "leased":
             self._find("states", entry, f"a cancel of {show(entry)} was requested while it was {entry.state}")
         entry.cancel_requested = True
 
-    def _redriven(self, step: StoreStep, event: Event, queue: QueueRecords, entry: Entry) -> None:
+    def _redriven(self, step: StoreStep, event: EventRecord, queue: QueueRecords, entry: Entry) -> None:
         if entry.state != "dead":
             self._find("states", entry, f"{show(entry)} was redriven while it was {entry.state}")
         entry.deliveries = entry.attempts = 0
@@ -333,7 +333,7 @@ class StepChecker:
         queue.counts["redriven"] += 1
         self._make_claimable(step, queue, entry)
 
-    def _trimmed(self, step: StoreStep, event: Event, queue: QueueRecords, entry: Entry) -> None:
+    def _trimmed(self, step: StoreStep, event: EventRecord, queue: QueueRecords, entry: Entry) -> None:
         if entry.state != "dead":
             self._find("states", entry, f"{show(entry)} was removed from the dead letters, but was {entry.state}")
         queue.move(entry, "trimmed")
@@ -588,7 +588,7 @@ AFTER: dict[str, Rule] = {
     "trigger_schedule": StepChecker._after_publish,
     "configure": StepChecker._after_configure,
 }
-EVENTS: dict[str, Callable[[StepChecker, StoreStep, Event, QueueRecords, Entry], None]] = {
+EVENTS: dict[str, Callable[[StepChecker, StoreStep, EventRecord, QueueRecords, Entry], None]] = {
     "postponed": StepChecker._postponed,
     "promoted": StepChecker._promoted,
     "claimed": StepChecker._claimed,

@@ -17,7 +17,7 @@ from waypost.store.checkup import Checkup
 from waypost.store.memory.queue import QueueModel
 from waypost.store.memory.store import MemoryCheckup, MemoryStore, ModelCall
 from waypost.store.port import Call, Capabilities, NaturalChannel, Store
-from waypost.values import Event
+from waypost.values import EventRecord
 from waypost.wake.port import Topic
 
 if TYPE_CHECKING:
@@ -102,8 +102,8 @@ class StoreNode:
                     self.observe_store(step, store)
         return results, steps
 
-    def _new_events(self) -> tuple[Event, ...]:
-        events: tuple[Event, ...] = ()
+    def _new_events(self) -> tuple[EventRecord, ...]:
+        events: tuple[EventRecord, ...] = ()
         journals = self._journals
         for name, model in self.store._queues.items():
             seen = journals.get(name, 0)

@@ -14,7 +14,7 @@ from waypost.spark.source.credentials import Place
 from waypost.store.bulk.columns import events_batch, stored_batch
 from waypost.store.bulk.tables import JOURNAL, MESSAGES
 from waypost.testing.clock import ClockTime
-from waypost.values import Event, MessageState, Settlement, Stored
+from waypost.values import EventRecord, MessageState, Settlement, Stored
 
 
 class Shop:
@@ -69,9 +69,9 @@ class Shop:
                 bulk.run(bulk.store.settle(queue, settlements, self._session.operation(queue)))
                 handled += len(claimed.leases)
 
-    def events(self, queue: str = "orders") -> list[Event]:
+    def events(self, queue: str = "orders") -> list[EventRecord]:
         """Read the journal event by event: a bulk read is compared with it."""
-        events: list[Event] = []
+        events: list[EventRecord] = []
         with self.bulk() as bulk:
             while True:
                 page = bulk.run(bulk.store.journal(queue, events[-1].number if events else 0, 1000))
@@ -109,7 +109,7 @@ def _ends(number: int) -> dict[str, Any]:
     return {}
 
 
-def rows_of(events: list[Event]) -> list[dict[str, Any]]:
+def rows_of(events: list[EventRecord]) -> list[dict[str, Any]]:
     """Return events as rows, in the order of their numbers."""
     return as_rows([events_batch(events, list(JOURNAL.columns))], "number")
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, assert_type
 
 from waypost import (
@@ -100,6 +100,11 @@ def receives() -> None:
     assert_type(post.messages(orders, "dead", reason="rejected"), Iterator[StoredMessage[Order]])
     post.messages(orders, reasons="rejected")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
     assert_type(post.configure("orders", lease=5), Policy)
+    assert_type(post.configure("orders", lease=timedelta(seconds=5)).lease, timedelta | None)
+    assert_type(post.stats("orders").at, datetime)
+    post.policy("orders").lease_ms  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+    post.wait_result("orders", "id", timeout=timedelta(seconds=5))
+    Constant(pause=timedelta(seconds=5), total_cap=60)
     post.configure("orders", leases=5)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     post.configure("orders", overload="wait")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     assert_type(post.history(post.publish(orders, Order(1))), list[Event])
@@ -146,10 +151,85 @@ def handlers() -> None:
     charge(Mail("you"), _message(), {}).close()  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     as_it_was: Callable[[list[int], list[Message[int]]], None] = add
     add(["one"], [])  # type: ignore[list-item]  # pyright: ignore[reportArgumentType]
-    post.handler("orders")(7)  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]
-    post.handler("orders", retry=5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    post.handler("orders", process="yes")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    post.handler("orders")(7)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
+    post.handler("orders", retry=5)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
+    post.handler("orders", process="yes")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
+    post.handler("orders", concurency=5)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
+    post.cron("@daily", handler={"concurency": 5})  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    post.cron("@daily", handler={"batch": 5, "timeout": timedelta(seconds=5)})
     as_it_was([1], [])
+
+
+class Session:
+    """Stands for a session of a database."""
+
+
+def first(order: Order) -> None: ...
+def message_alone(message: Message[Order]) -> None: ...
+def message_first(message: Message[Order], order: Order) -> None: ...
+def session_first(session: Session, order: Order, headers: Mapping[str, str]) -> None: ...
+def wider(order: Order | Mail) -> None: ...
+def widest(order: object) -> None: ...
+def nothing() -> None: ...
+def mail(mail: Mail) -> None: ...
+def mail_message(message: Message[Mail]) -> None: ...
+def mail_behind_session(session: Session, mail: Mail) -> None: ...
+def batch(orders: list[Order], messages: list[Message[Order]]) -> None: ...
+def batch_of_messages(messages: list[Message[Order]]) -> None: ...
+def batch_of_mails(mails: list[Mail]) -> None: ...
+async def awaited(order: Order) -> str:
+    return str(order.id)
+
+
+def handlers_of_a_typed_queue() -> None:
+    post.handler(orders)(first)
+    post.handler(orders)(message_alone)
+    post.handler(orders)(message_first)
+    post.handler(orders)(session_first)
+    post.handler(orders)(wider)
+    post.handler(orders)(widest)
+    post.handler(orders)(nothing)
+    post.handler(orders)(awaited)
+    post.handler(orders)(lambda order: order.id)
+    post.handler(orders, batch=10)(batch)
+    post.handler(orders, batch=10, process=True)(batch_of_messages)
+
+    post.handler(orders)(mail)  # type: ignore[arg-type]  # pyright: ignore[reportCallIssue, reportArgumentType]
+    post.handler(orders)(mail_message)  # type: ignore[arg-type]  # pyright: ignore[reportCallIssue, reportArgumentType]
+    post.handler(orders)(mail_behind_session)  # type: ignore[arg-type]  # pyright: ignore[reportCallIssue, reportArgumentType]
+    post.handler(orders)(batch)  # type: ignore[arg-type]  # pyright: ignore[reportCallIssue, reportArgumentType]
+    post.handler(orders, batch=10)(first)  # type: ignore[arg-type]  # pyright: ignore[reportCallIssue, reportArgumentType]
+    post.handler(orders, batch=10)(batch_of_mails)  # type: ignore[arg-type]  # pyright: ignore[reportCallIssue, reportArgumentType]
+    async_post.handler(orders)(mail)  # type: ignore[arg-type]  # pyright: ignore[reportCallIssue, reportArgumentType]
+    async_post.handler(orders, batch=10)(batch_of_mails)  # type: ignore[arg-type]  # pyright: ignore[reportCallIssue, reportArgumentType]
+
+
+async def handlers_publish() -> None:
+    assert_type(charge.publish(Order(7), key="order:7", delay=timedelta(minutes=1)), Published)
+    charge.publish(Mail("you"))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    charge.publish(Order(7), priority="high")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    add.publish(1)
+    add.publish([1])  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+    for typed in (post.handler(orders)(message_alone), post.handler(orders)(message_first)):
+        typed.publish(Order(7))
+        typed.publish(Mail("you"))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    post.handler(orders)(session_first).publish(Order(7))
+    post.handler(orders)(wider).publish(Mail("you"))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    post.handler(orders, batch=10)(batch).publish([Order(7)])  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+    post.handler("orders")(first).publish(Order(7))
+    post.handler("orders")(first).publish(Mail("you"))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    post.handler("orders")(message_alone).publish(Mail("you"))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    post.handler("orders", batch=5)(batch_of_messages).publish(Mail("you"))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    post.handler("orders")(widest).publish(Mail("you"))
+    post.handler("orders")(nothing).publish(Mail("you"))
+
+    waiting = async_post.handler(orders)(awaited)
+    assert_type(await waiting.publish(Order(7)), Published)
+    assert_type(await waiting(Order(7)), str)
+    await waiting.publish(Mail("you"))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    waiting.publish(Order(7)).status  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
 
 
 def _message() -> Message[Order]:

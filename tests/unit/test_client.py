@@ -262,7 +262,7 @@ def test_a_paused_queue_hands_out_nothing(post: Any) -> None:
 def test_a_policy_is_the_same_for_every_client(post: Any) -> None:
     changed = post.configure("orders", lease=30, rate="100/m", completed=True)
     assert post.policy("orders") == changed
-    assert (changed.lease_ms, changed.rate_count, changed.completed_max) == (30_000, 100, 1_000)
+    assert (changed.lease, changed.rate, changed.completed) == (timedelta(seconds=30), "100/m", 1_000)
 
 
 @pytest.mark.promise("SEE-5")

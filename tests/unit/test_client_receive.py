@@ -19,6 +19,7 @@ from waypost.policy import ERROR_CHARACTERS_MAX
 from waypost.store.memory import MemoryStore
 from waypost.store.port import Draft
 from waypost.testing.clock import ClockTime, ManualClock
+from waypost.times import to_datetime
 
 
 def the_only(post: Any, state: str) -> Any:
@@ -56,7 +57,7 @@ def test_an_outcome_may_be_called_or_raised(
     assert stored.attempts == (1 if name == "retry" else 0)
     assert stored.deliveries == (0 if name == "snooze" else 1)
     if state == "delayed":
-        assert stored.stored.ready_ms == clock() + 5_000
+        assert stored.ready_at == to_datetime(clock() + 5_000)
     else:
         assert stored.reason == "bad address"
 
@@ -91,7 +92,7 @@ def test_an_error_is_retried_and_reaches_the_caller(post: Any, clock: ManualCloc
         raise KeyError("x" * 10_000)
     stored = the_only(post, "delayed")
     assert stored.attempts == 1
-    assert stored.stored.ready_ms == clock() + 7_000
+    assert stored.ready_at == to_datetime(clock() + 7_000)
     clock.advance(7)
     with pytest.raises(KeyError), post.receive("orders", retry=retry) as message:
         raise KeyError("x" * 10_000)
@@ -263,7 +264,7 @@ def test_waiting_ends_with_a_timer_that_comes_due(mode: str) -> None:
         post.publish("orders", 7, delay=0.02)
         with post.receive("orders", wait=30) as message:
             assert message.body == 7
-        assert post.history("orders", message.id)[2].wait_ms >= 0
+        assert post.history("orders", message.id)[2].wait_time >= timedelta(0)
 
 
 # ---- envelopes and bodies that cannot be read ------------------------------------------------------------------------
@@ -289,7 +290,7 @@ def test_a_newer_envelope_is_left_for_newer_workers(mode: str, clock: ManualCloc
             assert message.body == "readable"
         stored = the_only(post, "delayed")
         assert (stored.id, stored.deliveries, stored.attempts) == (message_id, 0, 0)
-        assert stored.stored.ready_ms == clock() + 5_000
+        assert stored.ready_at == to_datetime(clock() + 5_000)
 
 
 @pytest.mark.promise("DEAD-1")

@@ -133,11 +133,11 @@ def test_a_problem_that_does_not_stop_work_makes_a_worker_degraded() -> None:
 
 def test_each_queue_is_reported_with_its_figures() -> None:
     consumer = Consumer(handled=7, running=2, in_flight=3)
-    assert judged(consumer).queues[0].last_claim_seconds is None
+    assert judged(consumer).queues[0].last_claim_age is None
     consumer.liveness.claimed()
     (queue,) = judged(consumer).queues
     assert (queue.name, queue.concurrency, queue.running, queue.in_flight, queue.handled) == ("orders", 3, 2, 3, 7)
-    assert queue.last_claim_seconds is not None
+    assert queue.last_claim_age is not None
 
 
 @pytest.mark.parametrize("window", [0, -1, float("inf"), float("nan"), True, "15"])

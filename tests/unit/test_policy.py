@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from waypost import checks, policy
 from waypost.errors import InvalidName, InvalidPolicy, InvalidTime
-from waypost.policy import Constant, Exponential, Linear, NoRetry, Policy, policy_changes
+from waypost.policy import Constant, Exponential, Linear, NoRetry, PolicyRecord, policy_changes
 
 
 @pytest.mark.promise("QUEUE-2")
@@ -33,7 +33,7 @@ from waypost.policy import Constant, Exponential, Linear, NoRetry, Policy, polic
 )
 def test_settings_become_fields_of_a_policy(settings: dict[str, Any], changes: dict[str, Any]) -> None:
     assert policy_changes(settings) == changes
-    changed = Policy().changed(changes)
+    changed = PolicyRecord().changed(changes)
     assert {name: getattr(changed, name) for name in changes} == changes
 
 

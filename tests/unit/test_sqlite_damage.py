@@ -14,7 +14,7 @@ from waypost.store.port import Store
 from waypost.store.sqlite import SqliteStore
 from waypost.testing.bench import Bench
 from waypost.testing.conformance.damage import check
-from waypost.values import Observed
+from waypost.views import Observed
 
 pytestmark = pytest.mark.promise("SEE-5", "STORE-3")
 

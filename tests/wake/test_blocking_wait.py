@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,8 @@ from tests.worker.harness import Harness
 from waypost import Waypost
 from waypost.operations import receive
 from waypost.testing.servers import EmbeddedServer, RedisServer
-from waypost.values import Claimed, Observed
+from waypost.values import Claimed
+from waypost.views import Observed
 from waypost.wake.wakeups import BLOCKING_WAITS_MAX, Wakeups
 
 #: Less than the safety poll of these tests, which would otherwise find what no notification announced.
@@ -171,7 +173,7 @@ def test_there_is_no_blocking_wait_for_what_would_be_lost_or_late(waits: Waits, 
         assert until(lambda: waits.started == [1], "the start")
         before = len(waits.polls)
         waits.other.publish("elsewhere", 1, delay=0.6)
-        assert until(lambda: waits.other.stats("elsewhere").next_due_ms == 0, "the time")
+        assert until(lambda: waits.other.stats("elsewhere").next_due_in == timedelta(0), "the time")
         assert len(waits.polls) <= before + 2
 
 

@@ -10,6 +10,7 @@ import itertools
 import threading
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from waypost import AsyncWaypost, Retry, Waypost
 from waypost.errors import ChainFailed, MessageDead, MessageRemoved
 from waypost.operations import receive, wait
 from waypost.testing.servers import ValkeyServer
-from waypost.values import Claimed, Observed, Published
+from waypost.values import Claimed, Published
+from waypost.views import Observed
 
 STORES = ("memory", "sqlite", "valkey", "postgres")
 LONG_SECONDS = 600.0
@@ -111,7 +113,7 @@ def test_an_idle_worker_sends_its_store_nothing(scene: Scene) -> None:
         before = scene.count()
         # Long enough for many polls, if there were any.
         scene.other.publish("elsewhere", 1, delay=0.6)
-        assert until(lambda: scene.other.stats("elsewhere").next_due_ms == 0, "the time")
+        assert until(lambda: scene.other.stats("elsewhere").next_due_in == timedelta(0), "the time")
         assert scene.count() == before
 
 
@@ -444,7 +446,7 @@ def waiting_for(
 def let_a_lease_end(scene: Scene) -> None:
     """Claim the message, and let its lease end."""
     assert scene.other.receive("orders", wait=0, renew=False).__enter__() is not None
-    assert until(lambda: scene.other.stats("orders").next_lease_ms == 0, "the end of the lease")
+    assert until(lambda: scene.other.stats("orders").next_lease_end_in == timedelta(0), "the end of the lease")
 
 
 @pytest.mark.promise("WAKE-1", "CHAIN-1", "LEASE-5")

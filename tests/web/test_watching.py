@@ -14,7 +14,7 @@ from waypost import AsyncWaypost, Waypost
 from waypost.store.memory import MemoryStore
 from waypost.web.charts import WIDTH, make_chart, timeline_bars
 from waypost.web.documents import Minute
-from waypost.web.figures import HistoryEvent, figures_of, format_rate
+from waypost.web.figures import HistoryEvent, figures_of
 from waypost.web.timeline import make_timeline
 from waypost.web.trouble import queue_troubles, sentence
 from waypost.web.watching import NOTIFICATIONS_MAX, READ_TOGETHER, STREAMS_MAX, Change, StoreWatch
@@ -279,12 +279,3 @@ def test_a_chart_has_a_point_for_each_part_of_the_time_and_counts_everything_onc
     assert day.series[0].total == 20
     assert len(day.series[0].points.split()) <= 72
     assert make_chart([], ("done",), at, 60).largest == 0
-
-
-@pytest.mark.parametrize(
-    ("count", "per_ms", "text"),
-    [(100, 60_000, "100/m"), (5, 1_000, "5/s"), (10, 500, "10/500ms"), (3, 7_200_000, "3/2h")],
-)
-def test_a_rate_is_shown_as_it_was_given(count: int, per_ms: int, text: str) -> None:
-    assert format_rate(count, per_ms) == text
-    assert format_rate(None, None) is None

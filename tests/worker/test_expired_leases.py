@@ -59,7 +59,7 @@ def test_an_async_handler_is_stopped_when_its_lease_ends_though_the_store_is_sil
             await asyncio.Event().wait()
         except asyncio.CancelledError:
             # Before another worker can claim it, by the store's own clock.
-            ends.append((message.lease_lost, lease_clock.now() < message.lease_until + LEASE / 20 + 20))
+            ends.append((message.lease_lost, lease_clock.now() < message._lease_until + LEASE / 20 + 20))
             raise
 
     if kind == "async":
@@ -153,7 +153,7 @@ def test_a_message_that_waits_for_a_free_slot_does_not_start_after_its_lease(
 
     @harness.handler("orders", concurrency=1)
     def handle(message: Message[int]) -> None:
-        starts.append((message.body, lease_clock.now() < message.lease_until))
+        starts.append((message.body, lease_clock.now() < message._lease_until))
         if not first.is_set():
             first.set()
             until(lambda: message.lease_lost)
@@ -208,7 +208,7 @@ def test_a_claim_that_is_answered_after_its_leases_starts_no_handler(
 
     @harness.handler("orders")
     async def handle(message: Message[int]) -> None:
-        starts.append(lease_clock.now() < message.lease_until)
+        starts.append(lease_clock.now() < message._lease_until)
 
     harness.publish_many("orders", range(10))
     with harness.working():
@@ -231,7 +231,7 @@ def test_a_block_does_not_begin_with_a_lease_that_has_ended(harness: Harness, mo
     harness.publish("orders", 1)
     with harness.receive("orders", wait=20) as message:
         assert (message.deliveries, message.lease_lost) == (1, False)
-        assert message.lease_until > lease_clock.now()
+        assert message._lease_until > lease_clock.now()
     ledger = harness.ledger("orders")
     assert (ledger.done, ledger.released) == (1, 1)
 

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
 from typing import Any, cast
 
 import pytest
@@ -17,7 +18,8 @@ from waypost import Waypost, lease_clock
 from waypost.operations import receive
 from waypost.operations.receive import Nap, safety_poll_seconds
 from waypost.store.port import BlockingWaits, Executor, Idle
-from waypost.values import Claimed, Observed, PolledQueue
+from waypost.values import Claimed, PolledQueue
+from waypost.views import Observed
 from waypost.wake.port import Listening, OnNotification, State, Topic
 from waypost.wake.wakeups import BLOCKING_WAITS_MAX, NO_WAKEUPS, Wakeups
 from waypost.worker import waiter as waiters
@@ -76,8 +78,8 @@ class Scene:
     def polled(self, times: int) -> None:
         """Wait for `times` polls: each carries a heartbeat."""
         for _ in range(times):
-            (seen,) = [worker.seen_ms for worker in self.other.workers()] or [0]
-            until(lambda s=seen: any(one.seen_ms > s for one in self.other.workers()), "a poll")  # type: ignore[misc]
+            (seen,) = [worker.seen_at for worker in self.other.workers()] or [datetime.min.replace(tzinfo=UTC)]
+            until(lambda s=seen: any(one.seen_at > s for one in self.other.workers()), "a poll")  # type: ignore[misc]
 
 
 @pytest.fixture(params=["sync", "async"])

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import threading
 from collections import Counter
+from datetime import timedelta
 from typing import Any
 from unittest.mock import ANY
 
@@ -358,7 +359,12 @@ def test_claims_whose_holders_die_or_come_too_late_are_closed_once(mode: str, ur
         harness.configure("orders", lease=0.4, max_deliveries=2)
         dies = harness.publish("orders", "dies")
         for _ in range(2):
-            until(lambda: harness.stats("orders").ledger.leased == 0 or harness.stats("orders").next_lease_ms == 0)
+            until(
+                lambda: (
+                    harness.stats("orders").ledger.leased == 0
+                    or harness.stats("orders").next_lease_end_in == timedelta(0)
+                )
+            )
             abandon(harness, "orders")
         until(lambda: receive_one(harness, "orders") is None and harness.ledger("orders").dead == 1)
         late = harness.publish("orders", "late")
@@ -394,7 +400,7 @@ def test_drops_trims_and_promotions_are_reported_as_events(mode: str, url: str, 
         harness.configure("orders", max_pending=2, overload="drop_oldest", dead_max=1)
         dropped = [harness.publish("orders", 1), *harness.publish_many("orders", [2, 3])]
         timer = harness.publish("orders", 4, delay=0.01)
-        until(lambda: harness.stats("orders").next_due_ms == 0)
+        until(lambda: harness.stats("orders").next_due_in == timedelta(0))
         trimmed = []
         for _ in range(2):
             with harness.receive("orders", wait=0) as message:

@@ -52,7 +52,7 @@ def test_the_lease_of_a_block_is_renewed_while_it_runs(harness: Harness, url: st
         with Waypost(url, namespace=namespace) as other, other.receive("orders", wait=2.5 * LEASE) as second:
             assert second is None
         assert not message.lease_lost
-        assert message.lease_until > lease_clock.now()
+        assert message._lease_until > lease_clock.now()
     ledger = harness.ledger("orders")
     assert (ledger.done, ledger.expired) == (1, 0)
 
@@ -117,8 +117,8 @@ def test_the_threads_that_renew_end_when_no_block_is_left_and_with_the_client() 
         with post.receive("orders") as message:
             assert message is not None
             assert len(renewing_threads()) == before + 2
-            first_end = message.lease_until
-            until(lambda: message.lease_until > first_end)
+            first_end = message._lease_until
+            until(lambda: message._lease_until > first_end)
         with post.receive("orders"):
             pass
     until(lambda: len(renewing_threads()) == before)

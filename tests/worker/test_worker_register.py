@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -58,7 +59,7 @@ def test_a_worker_is_listed_while_it_works_and_removed_as_soon_as_it_stops(harne
         assert (found.name, found.host, found.pid) == (worker.name, socket.gethostname(), os.getpid())
         assert (found.version, found.state, found.status, found.reasons) == (__version__, "running", "green", [])
         assert [(queue.name, queue.concurrency) for queue in found.queues] == [("orders", 3), ("mails", 10)]
-        assert found.started_ms == found.seen_ms == found.until_ms - 30_000
+        assert found.started_at == found.seen_at == found.expires_at - timedelta(seconds=30)
         assert (found.processes, found.unlisted) == (1, 0)
     assert harness.workers() == []
 
@@ -72,10 +73,10 @@ def test_the_record_of_a_worker_follows_its_work(harness: Harness) -> None:
         first = until(lambda: listed(harness))
         until(lambda: record(harness).queues[0].handled == 5)
         last = record(harness)
-    assert last.started_ms == first.started_ms <= last.seen_ms
-    claimed = last.queues[0].last_claim_ms
+    assert last.started_at == first.started_at <= last.seen_at
+    claimed = last.queues[0].last_claim_at
     assert claimed is not None
-    assert first.started_ms - 1_000 < claimed <= last.seen_ms
+    assert first.started_at - timedelta(seconds=1) < claimed <= last.seen_at
     assert last.queues[0].in_flight == 0
 
 
@@ -137,8 +138,8 @@ def test_a_worker_at_full_concurrency_is_healthy(harness: Harness) -> None:
     harness.publish_many("orders", range(5))
     with working(harness) as worker:
         until(lambda: worker.health().queues[0].running == 2)
-        since = record(harness).seen_ms
-        until(lambda: record(harness).seen_ms > since + 3_000 * WINDOW)
+        since = record(harness).seen_at
+        until(lambda: record(harness).seen_at > since + timedelta(seconds=3 * WINDOW))
         # A heartbeat may be late on a busy machine; a loop with overdue claims would stay red.
         assert until(lambda: worker.health().status == "green")
         assert worker.health().queues[0].running == 2
@@ -156,8 +157,8 @@ def test_a_worker_of_a_paused_or_empty_queue_is_healthy(harness: Harness) -> Non
     harness.pause("orders")
     harness.publish("orders", 1)
     with working(harness) as worker:
-        since = until(lambda: listed(harness)).seen_ms
-        until(lambda: record(harness).seen_ms > since + 3_000 * WINDOW)
+        since = until(lambda: listed(harness)).seen_at
+        until(lambda: record(harness).seen_at > since + timedelta(seconds=3 * WINDOW))
         assert until(lambda: worker.health().status == "green")
         assert record(harness).status == "green"
     assert harness.ledger("orders").ready == 1

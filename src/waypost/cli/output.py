@@ -13,7 +13,7 @@ import sys
 from base64 import b64encode
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -21,8 +21,10 @@ import msgspec
 from waypost.errors import Undecodable
 from waypost.formatting import format_age, printable
 from waypost.message import StoredMessage
+from waypost.times import format_datetime
 from waypost.urls import redact_text
-from waypost.values import REDELIVERY_CAUSES, Event, Ledger, Stats
+from waypost.values import REDELIVERY_CAUSES, Ledger
+from waypost.views import Event, Stats, to_json
 
 WIDTH = 80
 #: No column is made narrower than this.
@@ -52,8 +54,8 @@ def escape_lines(text: str) -> str:
 
 
 def write_json(value: Any, *, indent: int = 0) -> None:
-    """Write one JSON document, on one line unless indented."""
-    document = msgspec.json.encode(value)
+    """Write one JSON document, on one line unless indented. Times and durations are those of `to_json`."""
+    document = msgspec.json.encode(to_json(value))
     sys.stdout.write(
         escape_json((msgspec.json.format(document, indent=indent) if indent else document).decode()) + "\n"
     )
@@ -176,12 +178,9 @@ def format_pairs(pairs: Iterable[tuple[str, object]]) -> list[str]:
 # ---- messages, events and queues ---------------------------------------------------------------------------------
 
 
-def format_time(milliseconds: int | None) -> str | None:
-    """Return a time in milliseconds as text in UTC."""
-    if milliseconds is None:
-        return None
-    text = datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds")
-    return text.replace("+00:00", "Z").replace(".000Z", "Z")
+def format_time(at: datetime | None) -> str | None:
+    """Return a time as text in UTC, None for None."""
+    return None if at is None else format_datetime(at)
 
 
 def body_json(message: StoredMessage[Any]) -> Any:
@@ -201,30 +200,29 @@ def format_body(message: StoredMessage[Any]) -> str:
 
 def message_json(message: StoredMessage[Any]) -> dict[str, Any]:
     """Return all fields of a message for JSON."""
-    stored = message.stored
     fields: dict[str, Any] = {
         "queue": message.queue,
-        "id": stored.id,
-        "state": stored.state,
-        "key": stored.key,
-        "group": stored.group,
-        "priority": stored.priority,
+        "id": message.id,
+        "state": message.state,
+        "key": message.key,
+        "group": message.group,
+        "priority": message.priority,
         # A number above 2**53 is not exact in many readers of JSON.
-        "token": str(stored.token),
-        "deliveries": stored.deliveries,
-        "attempts": stored.attempts,
-        "published_at": format_time(stored.published_ms),
-        "ready_at": format_time(stored.ready_ms),
-        "claimed_at": format_time(stored.claimed_ms),
-        "lease_end_at": format_time(stored.lease_end_ms),
-        "worker": stored.worker,
-        "cancel_requested": stored.cancel_requested,
-        "ended_at": format_time(stored.ended_ms),
-        "reason": stored.reason,
-        "error_type": stored.error_type,
-        "error": stored.error,
+        "token": str(message.token),
+        "deliveries": message.deliveries,
+        "attempts": message.attempts,
+        "published_at": format_time(message.published_at),
+        "ready_at": format_time(message.ready_at),
+        "claimed_at": format_time(message.claimed_at),
+        "lease_end_at": format_time(message.lease_end_at),
+        "worker": message.worker,
+        "cancel_requested": message.cancel_requested,
+        "ended_at": format_time(message.ended_at),
+        "reason": message.reason,
+        "error_type": message.error_type,
+        "error": message.error,
         "note": message.note,
-        "bytes": len(stored.envelope),
+        "bytes": message.size,
         "body": body_json(message),
     }
     with suppress(Undecodable):
@@ -239,13 +237,7 @@ def message_json(message: StoredMessage[Any]) -> dict[str, Any]:
 
 def event_json(event: Event) -> dict[str, Any]:
     """Return the fields of an event for JSON, without empty ones."""
-    fields = {name: value for name, value in msgspec.structs.asdict(event).items() if value is not None}
-    fields["at"] = format_time(fields.pop("at_ms"))
-    if "token" in fields:
-        fields["token"] = str(fields["token"])
-    if "body" in fields:
-        fields["body"] = {"base64": b64encode(fields["body"]).decode()}
-    return fields
+    return {name: value for name, value in to_json(event).items() if value is not None}
 
 
 def print_events(events: Sequence[Event], *, with_id: bool = False) -> None:
@@ -253,7 +245,7 @@ def print_events(events: Sequence[Event], *, with_id: bool = False) -> None:
     rows = [
         (
             event.number,
-            str(format_time(event.at_ms))[:23],
+            str(format_time(event.at))[:23],
             event.event,
             *([event.message_id] if with_id else []),
             format_event(event),
@@ -271,9 +263,9 @@ def format_event(event: Event) -> str:
     parts += [event.cause] if event.cause else []
     parts += [event.reason] if event.reason else []
     parts += [event.error_type] if event.error_type else []
-    parts += [f"waited {format_age(event.wait_ms)}"] if event.wait_ms is not None else []
-    parts += [f"ran {format_age(event.run_ms)}"] if event.run_ms is not None else []
-    parts += [f"due {format_time(event.due_ms)}"] if event.due_ms is not None else []
+    parts += [f"waited {format_age(event.wait_time)}"] if event.wait_time is not None else []
+    parts += [f"ran {format_age(event.run_time)}"] if event.run_time is not None else []
+    parts += [f"due {format_time(event.due_at)}"] if event.due_at is not None else []
     parts += [f"by {event.worker}"] if event.worker else []
     return ", ".join(parts)
 
@@ -296,7 +288,7 @@ def print_queues(queues: Sequence[Stats]) -> None:
     headers = ("queue", "ready", "delayed", "waiting", "leased", "dead", "done", "oldest", "")
     rows = [
         (stats.queue, one.ready, one.delayed, one.waiting, one.leased, one.dead_kept, one.done,
-         format_age(stats.oldest_ready_ms), "paused" if stats.paused else "")
+         format_age(stats.oldest_ready_age), "paused" if stats.paused else "")
         for stats in queues for one in [stats.ledger]
     ]  # fmt: skip
     for line in format_table(headers, rows, flexible=(0,)):

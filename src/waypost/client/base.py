@@ -32,10 +32,12 @@ from waypost.checks import (
     check_text,
     show,
 )
+from waypost.client.handler_types import HandlerPublish, with_publish
 from waypost.client.in_progress import Blocks, Gate
 from waypost.client.options import (
     RULE_OPTIONS,
     HandlerKeywords,
+    HandlerOptions,
     ListingFilters,
     PageFilters,
     PublishManyKeywords,
@@ -46,7 +48,7 @@ from waypost.client.options import (
 from waypost.client.registry import Registry
 from waypost.errors import ConfigurationError, ForkedClient, InvalidInput, InvalidName, QueueDrained
 from waypost.identity import Session
-from waypost.message import Duration, Message, MessagePage, Queue, StoredMessage, queue_name, queue_type
+from waypost.message import Message, MessagePage, Queue, StoredMessage, queue_name, queue_type
 from waypost.middleware import Middleware, Outgoing, observed_by, published_through
 from waypost.operations import manage, receive, schedules
 from waypost.operations.flow import ClientContext, Flow, OnEvent
@@ -73,20 +75,21 @@ from waypost.schedule.rule import Spec, unpack_spec
 from waypost.schedule.schedule import Schedule
 from waypost.schedule.scheduler import Scheduler, log
 from waypost.store.opening import StoreOptions, open_store, store_from_client
+from waypost.times import Duration
 from waypost.values import (
     CancelStatus,
     CheckReport,
     Drained,
+    EventPage,
     ExtendStatus,
-    JournalPage,
     MessageState,
     Published,
     Redriven,
-    Stats,
+    StatsRecord,
 )
 from waypost.wake.opening import open_wakeups
 from waypost.wake.wakeups import Wakeups
-from waypost.worker.handler import CONCURRENCY, MAX_RUN_SECONDS, Handler, OnLeaseLost
+from waypost.worker.handler import Handler
 from waypost.worker.signals import is_stop_request
 
 if TYPE_CHECKING:
@@ -137,8 +140,8 @@ class BaseClient:
         client: object | None = None,
         store: Store | None = None,
         namespace: str = "wp",
-        retry_budget: float = RETRY_BUDGET_SECONDS,
-        start_timeout: float = START_TIMEOUT_SECONDS,
+        retry_budget: Duration = RETRY_BUDGET_SECONDS,
+        start_timeout: Duration = START_TIMEOUT_SECONDS,
         durability: Durability = "server",
         redact: Redact | None = None,
         on_event: OnEvent | None = None,
@@ -233,57 +236,35 @@ class BaseClient:
         return receive.extend(self._context, message.queue, [message])
 
     def use(self, *middleware: Middleware) -> None:
-        """Add middleware, inside of what there is: around the publishes and for the workers made from now on."""
+        """Add `middleware`, inside of what there is: around the publishes and for the workers made from now on.
+
+        Raises `ConfigurationError` for what is no `Middleware`, or one whose methods do not fit this client's handlers.
+        """
         self._context.on_event = observed_by(
             self._context.on_event, self._registry.use(middleware, awaited=self._awaited)
         )  # fmt: skip
 
-    def handler(
-        self,
-        queue: QueueName,
-        *,
-        concurrency: int = CONCURRENCY,
-        retry: RetryPolicy = DEFAULT_RETRY,
-        timeout: float | None = None,
-        batch: int | None = None,
-        manual: bool = False,
-        process: bool = False,
-        max_run: float = MAX_RUN_SECONDS,
-        on_lease_lost: OnLeaseLost | None = None,
-        result_ttl: Duration | None = None,
-        engine: object = None,
-    ) -> Callable[[F], F]:
-        """Register a function for the messages of a queue; a worker runs it.
-
-        It is given the body, as the annotated type of its first parameter, and by annotation or name the `Message`, the
-        `headers` and the client's `state`. An async function runs on the worker's event loop, any other in a thread,
-        or with `process=True` in a process of its own, which is killed where a coroutine would be cancelled.
-        It ends by returning (done), by returning or raising `Retry`, `Snooze`, `Dead` or `Drop`, or by an error, for
-        which `retry` decides. `manual=True`: unless it settles by `message.done()` and the like, it is retried.
-
-        `concurrency` calls run at once in a worker. `timeout` ends a handler that can be stopped, which then has
-        failed; `max_run` does so too, and also ends the renewal of its lease. With `batch` it is given lists of up to
-        so many. `on_lease_lost` is called with a message whose lease was lost while it was handled. With `result_ttl`
-        what it returns is kept as the result of the message for so long (`wait_result`).
-
-        A parameter annotated as a session or connection of SQLAlchemy, psycopg or sqlite3 is given a transaction of the
-        store's database, committed together with the settle; `engine` is where SQLAlchemy's come from, an engine or a
-        maker of sessions, if it is not the client's own.
-        """
-
+    def _register_handler(
+        self, queue: QueueName, batch: int | None, options: HandlerOptions, publish: Callable[..., Any] | None
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """The decorator of a handler. `publish` is that of the client; None: the function is to have none."""
         if callable(queue) and not isinstance(queue, str | Queue):
             raise _missing_arguments("handler", queue, '@post.handler("orders")')
-        queue_name(queue)
+        name = queue_name(queue)
+        check_options("handler", options, HandlerOptions.__annotations__)
+        given: HandlerOptions = {"retry": DEFAULT_RETRY, **options}
 
-        def register(function: F) -> F:
+        def register(function: Callable[..., Any]) -> Callable[..., Any]:
             self._registry.check_handled(queue)
             handler = Handler(
-                queue, function, concurrency=concurrency, retry=retry, timeout=timeout, batch=batch, manual=manual,
-                process=process, max_run=max_run, on_lease_lost=on_lease_lost, result_ttl=result_ttl,
-                state=self._registry.state, middleware=self._registry.middleware, store=self._store, engine=engine,
+                queue, function, batch=batch, state=self._registry.state, middleware=self._registry.middleware,
+                store=self._store, **given,
             )  # fmt: skip
             self._registry.add(handler)
-            return function
+            if publish is None:
+                return function
+            target = queue if handler.as_type is None else Queue(name, handler.as_type)
+            return with_publish(function, HandlerPublish(publish, target))
 
         return register
 
@@ -295,9 +276,9 @@ class BaseClient:
         batch: int = RELAY_BATCH,
         key: str | Callable[[Message[Any]], str | None] | None = None,
         headers: Mapping[str, str] | Callable[[Message[Any]], Mapping[str, str]] | None = None,
-        hold: float = RELAY_HOLD_SECONDS,
+        hold: Duration = RELAY_HOLD_SECONDS,
     ) -> Relay:
-        """Send the messages of a queue on: to Kafka, RabbitMQ, NATS JetStream, a stream, another store, or the lake.
+        """Send the messages of a `queue` on: to Kafka, RabbitMQ, NATS JetStream, a stream, another store, or the lake.
 
         `to` is a URL (`kafka://host:9092/topic`, `amqp://host/vhost?exchange=…`, `nats://host:4222/subject`,
         `valkey+stream://host:6379/stream`, `postgresql://host/database#queue`, `lake:///folder`) or a
@@ -337,7 +318,7 @@ class BaseClient:
     def _make_worker(
         self,
         queues: Iterable[QueueName] | None,
-        health_window: float,
+        health_window: Duration,
         *,
         scheduler: bool = True,
         promoter: bool = False,
@@ -430,11 +411,18 @@ class BaseClient:
         handler: HandlerKeywords | None = None,
         **rule: Unpack[RuleKeywords],
     ) -> Callable[[F], F]:
-        """Run a function by a cron pattern: the handler of its own queue. Workers save the schedule as they start.
+        """Run a function by a cron `pattern` in zone `tz`: it is the handler of a queue of its own.
 
-        `queue` and `name` are the function's own name unless given; `handler` has options of `handler`, such as
-        `{"timeout": 30}`. Another pattern for the same name changes the schedule. One whose function is gone stays in
-        the store until it is removed; workers log it when they start.
+        Workers save the schedule when they start. `queue` and `name` are the function's own name unless given;
+        `handler` has options of `handler`, such as `{"timeout": 30}`; the others are those of `save_schedule`:
+        `missed`, `grace`, `start`, `end`, `max_fires`, `jitter`, `body`, `priority`, `group` and `headers`. Another
+        pattern for the same name changes the schedule. One whose function is gone stays in the store until it is
+        removed; workers log it when they start.
+
+        Raises `InvalidSchedule` for a pattern, zone or rule that makes no sense.
+
+            @post.cron("0 9 * * *", tz="Europe/Madrid", missed="once")
+            def rollup() -> None: ...
         """
         if callable(pattern):
             raise _missing_arguments("cron", pattern, '@post.cron("0 9 * * *")')
@@ -449,7 +437,14 @@ class BaseClient:
         handler: HandlerKeywords | None = None,
         **rule: Unpack[RuleKeywords],
     ) -> Callable[[F], F]:
-        """Run a function every so many seconds, parts of a second included. The rest is as for `cron`."""
+        """Run a function at an `interval` of seconds, or a timedelta: it is the handler of a queue of its own.
+
+        The rest is as for `cron`: `name`, `queue`, `handler`, and of the rule `missed`, `grace`, `start`, `end`,
+        `max_fires`, `jitter`, `body`, `priority`, `group` and `headers`.
+
+            @post.every(timedelta(minutes=5))
+            def refresh() -> None: ...
+        """
         if callable(interval):
             raise _missing_arguments("every", interval, "@post.every(60)")
         return self._declare(name, queue, handler, {"every": interval, **rule})
@@ -472,7 +467,10 @@ class BaseClient:
                 raise ConfigurationError(f"queue {place} has a schedule {chosen!r} already; give it another name=")
             # The name is the key: a pattern that changes in the program changes the schedule, and adds none.
             self._declared[place, chosen] = DeclaredSchedule(place, chosen, spec)
-            return self.handler(place if queue is None else queue, **(handler or {}))(function)
+            options: HandlerKeywords = {**(handler or {})}
+            batch = options.pop("batch", None)
+            self._register_handler(place if queue is None else queue, batch, options, None)(function)
+            return function
 
         return register
 
@@ -602,11 +600,11 @@ class BaseClient:
     def _purge_flow(self, queue: QueueName, state: MessageState) -> Flow[int]:
         return manage.purge(self._context, self._name(queue), check_state(state, PURGED_STATES))
 
-    def _stats_call(self, queue: QueueName, minutes: int = 0) -> Call[Stats]:
+    def _stats_call(self, queue: QueueName, minutes: int = 0) -> Call[StatsRecord]:
         check_count("minutes", minutes, 0, MINUTES_KEPT)
         return self._store.stats(queue_name(queue), minutes=minutes)
 
-    def _stats_many_flow(self, queues: Iterable[QueueName], minutes: int) -> Flow[list[Stats]]:
+    def _stats_many_flow(self, queues: Iterable[QueueName], minutes: int) -> Flow[list[StatsRecord]]:
         check_count("minutes", minutes, 0, MINUTES_KEPT)
         names = [queue_name(queue) for queue in check_items("queues", queues)]
         return manage.stats_of(self._context, names, minutes)
@@ -618,7 +616,7 @@ class BaseClient:
         check_options("page", filters, PageFilters.__annotations__)
         return _one_page(Listing(self._context, queue, state, **filters, limit=limit).from_cursor(cursor))
 
-    def _journal_call(self, queue: QueueName, after: int, limit: int) -> Call[JournalPage]:
+    def _journal_call(self, queue: QueueName, after: int, limit: int) -> Call[EventPage]:
         check_count("after", after, 0, 2**53)
         return self._store.journal(queue_name(queue), after, check_count("limit", limit, 1, PAGE_MAX))
 
@@ -824,6 +822,6 @@ def check_stop(stop: threading.Event | None) -> None:
         raise ConfigurationError(f"stop must be a threading.Event, not {show(stop)}")
 
 
-def ttl_ms(ttl: float) -> int:
+def ttl_ms(ttl: Duration) -> int:
     """Return the time to live of a leader in milliseconds."""
     return round(check_seconds("ttl", ttl, least=0.05, most=3600, error=ConfigurationError) * 1000)

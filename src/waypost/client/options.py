@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, TypedDict
 
-from waypost.message import Duration, Queue
+from waypost.message import Queue
 from waypost.operations.publish import Group, Key, ManyKey
 from waypost.policy import JournalLevel, Missed, OnConflict, Overload, RetryPolicy
+from waypost.times import Duration
 from waypost.values import Published
 from waypost.worker.handler import OnLeaseLost
 
@@ -26,7 +27,7 @@ class _PublishOptions(TypedDict, total=False):
     trace: Mapping[str, str] | None
     correlation_id: str | None
     reply_to: str | None
-    timeout: float | None
+    timeout: Duration | None
     chain: bool
     after: str | Published | Iterable[str | Published]
     transaction: object
@@ -69,19 +70,24 @@ class ScheduleKeywords(RuleKeywords, total=False):
     reply_to: str | None
 
 
-class HandlerKeywords(TypedDict, total=False):
-    """The options of `handler` that the function of a schedule may have."""
+class HandlerOptions(TypedDict, total=False):
+    """The options of `handler` besides `batch`, by which its types differ."""
 
     concurrency: int
     retry: RetryPolicy
-    timeout: float | None
-    batch: int | None
+    timeout: Duration | None
     manual: bool
     process: bool
-    max_run: float
+    max_run: Duration
     on_lease_lost: OnLeaseLost | None
     result_ttl: Duration | None
     engine: object
+
+
+class HandlerKeywords(HandlerOptions, total=False):
+    """All options of `handler`, as the function of a schedule may have them."""
+
+    batch: int | None
 
 
 class QueueSettings(TypedDict, total=False):

@@ -20,7 +20,14 @@ from waypost.client.base import (
     is_stop,
     ttl_ms,
 )
+from waypost.client.handler_types import (
+    PlainBatchDecorator,
+    PlainDecorator,
+    TypedBatchDecorator,
+    TypedDecorator,
+)
 from waypost.client.options import (
+    HandlerOptions,
     ListingFilters,
     PageFilters,
     PublishKeywords,
@@ -29,32 +36,30 @@ from waypost.client.options import (
     QueueSettings,
     ScheduleKeywords,
 )
-from waypost.message import Duration, Message, MessagePage, Queue, Retry, StoredMessage, queue_name, queue_type
+from waypost.message import Message, MessagePage, Queue, Retry, StoredMessage, queue_name, queue_type
 from waypost.middleware import Outgoing
 from waypost.operations import manage, publish, publish_middleware, receive, schedules, wait
 from waypost.operations.flow import Flow, drive
 from waypost.operations.publish import PublishOptions, split_transaction, validate_options
 from waypost.operations.settle_target import SettleTarget
-from waypost.policy import HEALTH_WINDOW_SECONDS, LEADER_TTL_MS, PAGE_MAX, Policy, RetryPolicy
+from waypost.policy import HEALTH_WINDOW_SECONDS, LEADER_TTL_MS, PAGE_MAX, RetryPolicy
 from waypost.schedule.promoter import Promoter, PromoterTick
 from waypost.schedule.schedule import Schedule
 from waypost.schedule.scheduler import Scheduler, Tick
+from waypost.times import Duration
 from waypost.values import (
     CancelStatus,
     CheckReport,
     Drained,
-    Event,
     ExtendStatus,
     FoundMessage,
-    JournalPage,
     Lease,
     Ledger,
     MessageState,
     Published,
     Redriven,
-    RegisteredWorker,
-    Stats,
 )
+from waypost.views import Event, JournalPage, Policy, RegisteredWorker, Stats
 
 if TYPE_CHECKING:
     from waypost.store.port import Call, Executor
@@ -147,21 +152,39 @@ class Consumed(Message[T]):
 class Waypost(BaseClient):
     """A client that blocks. Threads may share it; a forked child must make its own.
 
-    Give a URL (`sqlite:///orders.db`, `valkey://127.0.0.1:6379`, `memory://`), or your own redis client with
-    `client=`. It connects at the first use, within `start_timeout`; after that, connections that fail are retried
-    for `retry_budget` seconds (0: never) without doing anything twice.
+    Give a `url` (`sqlite:///orders.db`, `valkey://127.0.0.1:6379`, `postgresql://…`, `memory://`), or your own client,
+    pool or engine as `client`, which stays yours, or a `store`. It connects at the first use, within `start_timeout`
+    (3 s); after that, connections that fail are tried again for `retry_budget` (120 s; 0: never) without doing anything
+    twice. The other options:
+
+    - `namespace` ("wp") keeps its queues apart from others on the same server.
+    - `durability="fsync"` reports a write as done when it is on the disk of a Valkey server.
+    - `queues` declares queues; with `strict_queues=True` only those, and those with handlers, can be used.
+    - `middleware` stands around publishes and handlers; `state` is given to handlers that ask for it.
+    - `on_event` is called with an `Observed` for every step; `redact` removes secrets from what the journal keeps.
+    - `wake` chooses how idle workers are woken; `clock` is a clock for tests.
+
+    Each method checks its arguments before anything is sent, and raises an `InvalidInput` that names the wrong one.
+    Those that talk to the store raise `StoreUnavailable` if nothing was done, and `OutcomeUnknown` if the reply was
+    lost for longer than the retry budget. All errors are in `waypost.errors`.
     """
 
     _executor: Executor | None = None
 
     def open(self) -> Self:
-        """Connect now rather than at the first use, or again after `close`."""
+        """Connect now rather than at the first use, or again after `close`, and return the client.
+
+        Raises `StoreUnavailable` if the store does not answer within `start_timeout`.
+        """
         self._closed = False
         self._connected()
         return self
 
     def close(self) -> None:
-        """Give the connections back. A client handed in with `client=` stays open: it is yours."""
+        """Give the connections back. It may be called again, and `open` connects anew.
+
+        A client handed in with `client=` stays open: it is yours. Workers are not stopped: `drain` does that.
+        """
         executor, self._executor, self._closed = self._executor, None, True
         # In a forked child the connections are the parent's, and closing them would disturb it.
         if self._session.pid == os.getpid():
@@ -204,19 +227,28 @@ class Waypost(BaseClient):
     @overload
     def publish(self, queue: str, body: object, **options: Unpack[PublishKeywords]) -> Published: ...
     def publish(self, queue: QueueName, body: object, **options: Unpack[PublishKeywords]) -> Published:
-        """Publish a message: bytes, text, a JSON value, a dataclass, a msgspec Struct or a pydantic model.
+        """Publish a message and return its id and what happened to it.
 
-        `key` (text, a function of the body, or `CONTENT`) makes it the only one of its key: while it is unfinished,
-        or for `window` seconds. `on_conflict` decides what happens to a second one: `keep` the first (the default),
-        `replace` it, `extend` its due time, or `error` (`KeyInUse`).
-        `delay` (seconds, timedelta) or `at` (with a time zone) makes it a timer. `priority` is 0 to 9, higher first.
-        `group`, `headers`, `trace` (W3C), `correlation_id` and `reply_to` travel along. `chain=True` begins a chain,
-        which goes on with `message.then` and can be waited for; `after` (chain ids, or what `publish` returned for
-        their first messages) holds this message back until those chains have ended. On a full queue whose policy is
-        `block`, waits for room up to `timeout` seconds (1), then raises `QueueFull`.
+        That is `queued`, `delayed`, `duplicate`, `replaced` or `extended`. `body` is bytes, text, a JSON value, a
+        dataclass, a msgspec Struct or a pydantic model; with a `Queue("orders", Order)` as `queue` it must be an
+        `Order`. The options:
 
-        `transaction` (a SQLAlchemy session or connection, a connection of psycopg, asyncpg, Django or sqlite3) makes
-        the message a part of it: it is there if and only if that transaction commits, which is left to you.
+        - `key` (text, a function of the body, or `CONTENT`) makes it the only message of its key while it is
+          unfinished, or for `window` (seconds, timedelta). `on_conflict` decides about a second one: `keep` the first
+          (the default), `replace` it, `extend` its due time, or `error`.
+        - `delay` (seconds, timedelta) or `at` (a datetime with a time zone) makes it a timer.
+        - `priority` is 0 to 9 (5), higher first. `group`, `headers`, `trace` (W3C), `correlation_id` and `reply_to`
+          travel along.
+        - `chain=True` begins a chain, which `message.then` continues and `wait_chain` waits for. `after` (chain ids, or
+          what `publish` returned for their first messages) holds this message back until those chains have ended.
+        - `timeout` (1 s) is how long it waits for room in a full queue whose policy is `block`.
+        - `transaction` (a SQLAlchemy session or connection, a connection of psycopg, asyncpg, Django or sqlite3) makes
+          the message a part of it: it exists if and only if that transaction commits, which is left to you.
+
+        Raises `QueueFull` if there is no room, `KeyInUse` with `on_conflict="error"`, `InvalidBody`, `BodyTooLarge` or
+        `BodyTooDeep` for a body that cannot be sent, `QueueDrained` after `drain`.
+
+            post.publish("orders", {"id": 7}, key="order:7", delay=timedelta(minutes=1))
         """
         name = self._name(queue)
         with self._gate.publish():
@@ -252,12 +284,16 @@ class Waypost(BaseClient):
     def publish_many(
         self, queue: QueueName, bodies: Iterable[Any], **options: Unpack[PublishManyKeywords]
     ) -> list[Published]:
-        """Publish a batch with the options of `publish` for all; the results are in the order of the bodies.
+        """Publish a batch and return the results in the order of `bodies`.
 
-        `bodies` may be a generator: it is encoded while earlier parts are under way. `key` and `group` may be
-        functions of the body. The batch goes in parts of up to 512 messages, each of them whole or not at all. If a
-        part fails after others are stored, or a body is refused, `PartialPublish` says what is known of each; if
-        nothing was stored, the error itself is raised.
+        `bodies` may be a generator: it is encoded while earlier parts are on their way. The options are those of
+        `publish`, for all messages of the batch; `key` and `group` may be functions of the body, and one key cannot be
+        that of many. The batch is sent in parts of up to 512 messages, each stored whole or not at all.
+
+        Raises `PartialPublish`, which says what is known of each message, if a part fails or a body is refused after
+        others were stored; the error itself if nothing was.
+
+            post.publish_many(orders, (Order(number) for number in range(10_000)), key=lambda order: str(order.id))
         """
         name = self._name(queue)
         with self._gate.publish():
@@ -286,17 +322,22 @@ class Waypost(BaseClient):
     def receive(
         self, queue: QueueName, *, wait: Duration | None = 0, retry: RetryPolicy = DEFAULT_RETRY, renew: bool = True
     ) -> Reception[Any]:
-        """Claim a message for a `with` block, waiting up to `wait` seconds (None: for ever); None if none came.
+        """Claim a message of a `queue` for a `with` block, whose end settles it; None if none came in `wait` seconds.
 
-        The block's end settles it. By default it is done; `message.retry()`, `.snooze()`, `.dead()` and `.drop()`
-        decide otherwise, and so do `Retry`, `Snooze`, `Dead` and `Drop` when raised. Any other exception is a failure:
-        `retry` decides when it comes back or that it is dead, and the exception reaches the caller. `SystemExit` is a
-        failure too. A stop from outside releases the message as it was: `KeyboardInterrupt`, what a signal handler of
-        the program raises, the cancellation of the task, and the end of a generator that the block is in.
+        `wait=None` waits for ever. By default the message is done; `message.retry()`, `.snooze()`, `.dead()` and
+        `.drop()` decide otherwise, and so do `Retry`, `Snooze`, `Dead` and `Drop` when raised. Any other exception is a
+        failure: `retry` decides when the message comes back or that it is dead, and the exception reaches the caller.
+        `SystemExit` is a failure too. A stop from outside releases the message as it was: `KeyboardInterrupt`, what a
+        signal handler of the program raises, the cancellation of the task, and the end of a generator that the block is
+        in.
 
         The lease is renewed while the block runs, from a thread; `renew=False` leaves that to you (`extend`). If it is
         lost all the same, that is logged, `message.lease_lost` is True, the settle changes nothing, and no error is
         raised.
+
+            with post.receive("orders", wait=5) as message:
+                if message is not None:
+                    charge(message.body)
         """
         self._check_receive(queue, wait, retry, renew)
         return Reception(self, queue, wait, queue_type(queue), retry, renew)
@@ -312,11 +353,15 @@ class Waypost(BaseClient):
     def consume(
         self, queue: QueueName, *, wait: Duration | None = None, retry: RetryPolicy = DEFAULT_RETRY, renew: bool = True
     ) -> Iterator[Consumed[Any]]:
-        """One message after the other, each for a `with` block of its own as in `receive`; ends with a drain.
+        """Yield the messages of a `queue`, each for a `with` block of its own as in `receive`; ends with a drain.
 
-        `wait` ends it when none came for this time. A message that is settled neither by its block nor by a call
-        (`message.done()`) before the next one is retried; one that a `break` abandons is given back.
-        Leases are renewed as in `receive`.
+        `wait` (seconds, timedelta) ends it when none came for this time; without it, it goes on. `retry` and `renew`
+        are those of `receive`. A message that is settled neither by its block nor by a call (`message.done()`) before
+        the next one is retried; one that a `break` abandons is given back.
+
+            for message in post.consume("orders", wait=30):
+                with message:
+                    charge(message.body)
         """
         self._check_receive(queue, wait, retry, renew)
         return self._consumed(queue, wait, retry, renew)
@@ -343,13 +388,20 @@ class Waypost(BaseClient):
             message._end(None if message.outcome is not None else Retry(reason="left unsettled"))
 
     def extend(self, message: Message[Any]) -> ExtendStatus:
-        """Renew the lease of a message: `ok`, `lost`, or `cancel` if a cancel was requested."""
+        """Renew the lease of a received `message`: `ok`, `lost`, or `cancel` if a cancel was requested.
+
+        Only with `renew=False` is it needed. After `lost` another worker may have the message, and its settle changes
+        nothing.
+        """
         return self._run(self._extend_flow(message))[0]
 
     def cancel(self, queue: QueueName | Published, id: str | None = None, *, key: str | None = None) -> CancelStatus:
         """Cancel a message: `cancelled`, `requested` (it is running), `finished` or `unknown`.
 
-        Give what `publish` returned, or a queue with an id or a `key`.
+        Give what `publish` returned as `queue`, or a queue with an `id` or a `key`. A running handler learns of the
+        request with the next renewal of its lease at the latest; what it has done already stays done.
+
+            post.cancel("orders", key="order:7")
         """
         return self._run(self._cancel_flow(queue, id, key))
 
@@ -363,7 +415,9 @@ class Waypost(BaseClient):
     ) -> Any:
         """Return the result that a handler kept for a message, `default` if there is none or it is too old.
 
-        Give what `publish` returned, or a queue and an id.
+        Give what `publish` returned as `queue`, or a queue and an `id`. `as_type` decodes the result as this type.
+
+        Raises `ResultNotKept` if the result could not be encoded, `Undecodable` if it is not of `as_type`.
         """
         return self._result_value(self._call(self._result_call(queue, id, as_type)), default, as_type)
 
@@ -372,52 +426,110 @@ class Waypost(BaseClient):
         queue: QueueName | Published,
         id: str | None = None,
         *,
-        timeout: float = 60.0,
+        timeout: Duration = 60.0,
         as_type: type[Any] | None = None,
     ) -> Any:
-        """Wait until a message is done and return the result that its handler kept, None if it kept none this long.
+        """Wait until a message is done and return the result that its handler kept, None if it kept none.
 
-        Give what `publish` returned, or a queue and an id. Raises `MessageDead` or `MessageRemoved` if it ends in
-        another way, `EndUnknown` if no trace of it is left, and `WaitTimeout` when the time is up, which changes
-        nothing: it can be waited for again.
+        Give what `publish` returned as `queue`, or a queue and an `id`; `timeout` is in seconds or a timedelta.
+        `as_type` decodes the result as this type.
+
+        Raises `MessageDead` or `MessageRemoved` if it ends in another way, `ResultNotKept` if its result could not be
+        encoded, `EndUnknown` if no trace of it is left, and `WaitTimeout` when the time is up, which changes nothing:
+        it can be waited for again.
+
+            published = post.publish("sums", [1, 2, 3])
+            total = post.wait_result(published, timeout=5)
         """
         return self._run(wait.wait_result(self._context, *self._reference(queue, id), timeout, as_type))
 
-    def wait_chain(self, chain: str | Published, timeout: float = 60.0, *, as_type: type[Any] | None = None) -> Any:
-        """Wait until every message of a chain is done; the result that the last one kept, None if it kept nothing.
+    def wait_chain(self, chain: str | Published, timeout: Duration = 60.0, *, as_type: type[Any] | None = None) -> Any:
+        """Wait until every message of a chain is done and return the result that the last one kept, None if none.
+
+        `chain` is what `publish(…, chain=True)` returned, or its `chain_id`; `timeout` is in seconds or a timedelta.
+        `as_type` decodes the result as this type.
 
         Raises `ChainFailed` if a message of it ends in another way, `EndUnknown` if no such chain is known, and
         `WaitTimeout` when the time is up.
         """
         return self._run(wait.wait_chain(self._context, chain, timeout, as_type))
 
-    # ---- workers -----------------------------------------------------------------------------------------
+    # ---- handlers and workers ----------------------------------------------------------------------------
+
+    @overload
+    def handler(
+        self, queue: Queue[T], *, batch: None = None, **options: Unpack[HandlerOptions]
+    ) -> TypedDecorator[T, Published]: ...
+    @overload
+    def handler(
+        self, queue: Queue[T], *, batch: int, **options: Unpack[HandlerOptions]
+    ) -> TypedBatchDecorator[T, Published]: ...
+    @overload
+    def handler(
+        self, queue: str, *, batch: None = None, **options: Unpack[HandlerOptions]
+    ) -> PlainDecorator[Published]: ...
+    @overload
+    def handler(
+        self, queue: str, *, batch: int, **options: Unpack[HandlerOptions]
+    ) -> PlainBatchDecorator[Published]: ...
+    def handler(self, queue: QueueName, *, batch: int | None = None, **options: Unpack[HandlerOptions]) -> Any:
+        """Register a function for the messages of a `queue`; a worker runs it.
+
+        It is given the body, as the annotated type of its first parameter, and by annotation or name the `Message`, the
+        `headers` and the client's `state`. An async function runs on the worker's event loop, any other in a thread,
+        or with `process=True` in a process of its own, which is killed where a coroutine would be cancelled.
+        It ends by returning (done), by returning or raising `Retry`, `Snooze`, `Dead` or `Drop`, or by an error, for
+        which `retry` decides (`Exponential()`). `manual=True`: unless it settles by `message.done()` and the like, it
+        is retried.
+
+        `concurrency` calls (10) run at once in a worker. `timeout` ends a handler that can be stopped, which then has
+        failed; `max_run` (an hour) does so too, and also ends the renewal of its lease. With `batch` it is given lists
+        of up to so many. `on_lease_lost` is called with a message whose lease was lost while it was handled. With
+        `result_ttl` what it returns is kept as the result of the message for so long (`wait_result`).
+
+        A parameter annotated as a session or connection of SQLAlchemy, psycopg or sqlite3 is given a transaction of the
+        store's database, committed together with the settle; `engine` is where SQLAlchemy's come from, an engine or a
+        maker of sessions, if it is not the client's own.
+
+        The function stays what it is and gets a method `publish`, which publishes to this queue with the handler's
+        body type. Raises `ConfigurationError` for options or parameters that do not go together.
+
+            @post.handler(Queue("orders", Order), concurrency=50, timeout=30)
+            async def charge(order: Order, message: Message[Order]) -> None: ...
+
+            charge.publish(Order(7), key="order:7")
+        """
+        return self._register_handler(queue, batch, options, self.publish)
 
     def worker(
         self,
         queues: Iterable[QueueName] | None = None,
         *,
-        health_window: float = HEALTH_WINDOW_SECONDS,
+        health_window: Duration = HEALTH_WINDOW_SECONDS,
         scheduler: bool = True,
         promoter: bool = False,
     ) -> SyncWorker:
-        """A worker for the registered handlers, or for those of some queues only.
+        """Return a worker for the registered handlers, or for those of `queues` only.
 
-        `run` it until it is stopped; or let it work in the background for the length of a `with` block. Its
-        `health()` is red when it could have claimed and did not for `health_window` seconds. It also fires schedules,
-        unless `scheduler=False`, and with `promoter=True` it promotes timers of all queues: of all workers one does so
-        at a time.
+        `run` it until it is stopped, or let it work in the background for the length of a `with` block. Its `health()`
+        is red when it could have claimed and did not for `health_window` (30 s). It also fires schedules, unless
+        `scheduler=False`, and with `promoter=True` it promotes timers of all queues: of all workers one does so at a
+        time.
+
+        Raises `ConfigurationError` if there is no handler for one of the queues, or none at all.
+
+            post.worker().run()
         """
         from waypost.worker.sync_worker import SyncWorker
 
         return SyncWorker(self._make_worker(queues, health_window, scheduler=scheduler, promoter=promoter))
 
-    def drain(self, timeout: float = 25.0) -> Drained:
+    def drain(self, timeout: Duration = 25.0) -> Drained:
         """Stop claiming and publishing, wait for what is under way, give back what has not started, and report.
 
-        Publishes raise `QueueDrained` from here on, but for those of handlers that still run; `receive` gives None.
-        Workers of this client are stopped. It may be called again; with `timeout=0` it changes nothing and only
-        reports. Other clients, also of the same queues, go on.
+        Workers of this client are stopped; handlers have `timeout` (25 s, or a timedelta) to end. Publishes raise
+        `QueueDrained` from here on, but for those of handlers that still run; `receive` gives None. It may be called
+        again; with `timeout=0` it changes nothing and only reports. Other clients, also of the same queues, go on.
         """
         timeout = check_seconds("timeout", timeout, least=-SECONDS_MAX)
         for pause in self._drain_pauses(timeout):
@@ -434,7 +546,7 @@ class Waypost(BaseClient):
     @overload
     def peek(self, queue: str, n: int = 10, state: MessageState = "ready") -> list[StoredMessage[Any]]: ...
     def peek(self, queue: QueueName, n: int = 10, state: MessageState = "ready") -> list[StoredMessage[Any]]:
-        """Return the first `n` messages of a state as a list: `messages` with a limit."""
+        """Return the first `n` messages of a `state` in a `queue` as a list: `messages` with a limit."""
         check_count("n", n, 1, PAGE_MAX)
         return list(self.messages(queue, state, limit=n))
 
@@ -453,10 +565,14 @@ class Waypost(BaseClient):
     def messages(
         self, queue: QueueName, state: MessageState = "ready", **filters: Unpack[ListingFilters]
     ) -> Iterator[StoredMessage[Any]]:
-        """List the messages of a state, page by page, without changing them.
+        """List the messages of a `queue` in a `state`, page by page, without changing them.
 
-        `id`, `key`, `group` and `reason` select; `before` (a datetime with a time zone) selects timers by their due
-        time; `limit` ends the listing. Messages that change meanwhile may be missed or listed twice.
+        The states are `ready`, `delayed`, `waiting`, `leased`, `dead` and `done`. `id`, `key`, `group` and `reason`
+        select; `before` (a datetime with a time zone) selects timers by their due time; `limit` ends the listing.
+        Messages that change meanwhile may be missed or listed twice.
+
+            for letter in post.messages("orders", "dead", reason="rejected", limit=100):
+                print(letter.id, letter.ended_at, letter.error)
         """
         return self._pages(Listing(self._context, queue, state, **filters))
 
@@ -489,75 +605,111 @@ class Waypost(BaseClient):
         limit: int = 50,
         **filters: Unpack[PageFilters],
     ) -> MessagePage[Any]:
-        """Return one part of a listing, and the cursor of the next one, for programs that page through it.
+        """Return one part of a listing of a `queue`, and the cursor of the next one, for programs that page through it.
 
-        The filters are those of `messages`. Give the cursor back with the same queue, state and filters; None is the
-        beginning, and the end. A part may have fewer than `limit` messages, or none, and a cursor all the same.
+        `state` and the filters (`id`, `key`, `group`, `reason`, `before`) are those of `messages`. Give the `cursor` of
+        a part with the same queue, state and filters to read on; None is the beginning, and the end. A part may have
+        fewer than `limit` messages, or none, and a cursor all the same.
+
+            page = post.page("orders", "dead", limit=20)
+            if page.cursor is not None:
+                page = post.page("orders", "dead", limit=20, cursor=page.cursor)
         """
         return self._run(self._page_flow(queue, state, cursor, limit, filters))
 
     def find(self, id: str) -> list[FoundMessage]:
-        """Find a message by its id in all queues: where it is, or how it ended if that is still known.
+        """Find a message by its `id` in all queues: where it is, or how it ended if that is still known.
 
-        All queues are asked in one flush. If none has it, their journals are searched for its events.
+        All queues are read in one flush. If none has it, their journals are searched for its events. The list is empty
+        if no trace of it is left.
         """
         return self._run(manage.find(self._context, check_id(id)))
 
     def dead_letters(self, queue: QueueName, **filters: Unpack[ListingFilters]) -> Iterator[StoredMessage[Any]]:
-        """List the dead letters of a queue, oldest first: `messages` with `state="dead"`."""
+        """List the dead letters of a `queue`, oldest first: `messages` with `state="dead"` and its filters.
+
+        These are `id`, `key`, `group`, `reason` and `limit`; `before` is for timers.
+        """
         return self.messages(queue, "dead", **filters)
 
     def timers(self, queue: QueueName, before: datetime | None = None) -> Iterator[StoredMessage[Any]]:
-        """List messages that are not due yet, soonest first: `messages` with `state="delayed"`."""
+        """List the messages of a `queue` that are not due yet, soonest first: `messages` with `state="delayed"`.
+
+        `before` (a datetime with a time zone) lists those that are due before it.
+        """
         return self.messages(queue, "delayed", before=before)
 
     def stats(self, queue: QueueName, minutes: int = 0) -> Stats:
-        """Return the state of a queue, with counters of its last `minutes`."""
-        return self._call(self._stats_call(queue, minutes))
+        """Return the state of a `queue`: its ledger, ages, readers of its journal, and counters of its last `minutes`.
+
+        Up to 1,440 minutes are kept. A queue that does not exist has nothing in it.
+        """
+        return Stats.from_record(self._call(self._stats_call(queue, minutes)))
 
     def stats_many(self, queues: Iterable[QueueName], minutes: int = 0) -> list[Stats]:
-        """Return the state of several queues, in their order, read in one flush."""
-        return self._run(self._stats_many_flow(queues, minutes))
+        """Return the state of several `queues`, in their order, read in one flush: `stats` for each.
+
+        `minutes` is that of `stats`.
+        """
+        return [Stats.from_record(one) for one in self._run(self._stats_many_flow(queues, minutes))]
 
     def ledger(self, queue: QueueName) -> Ledger:
-        """Where every message of a queue went. Its `balance` is 0."""
+        """Return where every message of a `queue` went. Its `balance` is 0, at any moment."""
         return self._call(self._stats_call(queue)).ledger
 
     def history(self, queue: QueueName | Published, id: str | None = None) -> list[Event]:
-        """Return all events of one message that the journal still has.
+        """Return all events of one message that the journal still has, oldest first.
 
-        Give what `publish` returned, or a queue and an id.
+        Give what `publish` returned as `queue`, or a queue and an `id`.
         """
-        return self._run(manage.history(self._context, *self._reference(queue, id)))
+        found = self._run(manage.history(self._context, *self._reference(queue, id)))
+        return [Event.from_record(one) for one in found]
 
     def queues(self) -> list[str]:
-        """The names of all queues in this namespace."""
+        """Return the names of all queues in this namespace."""
         return self._call(self._store.queues())
 
     def workers(self) -> list[RegisteredWorker]:
         """Return the registered workers: where they run, what they serve, and their health."""
-        return self._call(self._store.workers())
+        return [RegisteredWorker.from_record(one) for one in self._call(self._store.workers())]
 
     # ---- running a queue ---------------------------------------------------------------------------------
 
     def configure(self, queue: QueueName, **settings: Unpack[QueueSettings]) -> Policy:
-        """Change how a queue behaves, for every client, at once.
+        """Change how a `queue` behaves, for every client, and return its new policy.
 
-        Known are lease, max_deliveries, max_pending, overload ("raise", "block", "drop_oldest"), max_running, rate
-        ("100/m"), journal ("off", "failures", "all", "full"), journal_max, dead_max, dead_keep and completed.
+        A change acts on the next publish, claim or settle. Durations are seconds or timedeltas, and None removes a
+        limit. The settings:
+
+        - `lease`: how long a claimed message belongs to its worker (60 s). None: at most once, a claim removes it.
+        - `max_deliveries`: how often a message may be claimed before it is dead (10).
+        - `max_pending`: how many messages may wait, and `overload` what a publish past that does: `raise`, `block` or
+          `drop_oldest`.
+        - `max_running`: how many messages may be leased at once, over all workers. `rate`: claims in a window, as
+          "100/m".
+        - `journal`: what is journalled: `off`, `failures`, `all` or `full`. `journal_max`: how many events are kept.
+        - `dead_max`, `dead_keep`: how many dead letters are kept, and for how long.
+        - `completed`: how many finished messages are kept for listings; True for 1,000.
+
+        Raises `InvalidPolicy` for a setting or a value that makes no sense.
+
+            post.configure("orders", lease=timedelta(minutes=2), max_running=20, rate="100/m")
         """
-        return self._run(manage.configure(self._context, self._name(queue), settings))
+        return Policy.from_record(self._run(manage.configure(self._context, self._name(queue), settings)))
 
     def policy(self, queue: QueueName) -> Policy:
-        """How a queue behaves now."""
-        return self._call(self._store.policy(queue_name(queue)))
+        """Return how a `queue` behaves now, by the names of `configure`."""
+        return Policy.from_record(self._call(self._store.policy(queue_name(queue))))
 
     def pause(self, queue: QueueName) -> bool:
-        """Hand out nothing until `resume`; publishes and settles go on. Whether this changed anything."""
+        """Hand out nothing of a `queue` until `resume`; publishes, settles and renewals go on.
+
+        Returns whether this changed anything.
+        """
         return self._run(manage.pause(self._context, self._name(queue)))
 
     def resume(self, queue: QueueName) -> bool:
-        """Hand out messages again. Whether this changed anything."""
+        """Hand out messages of a `queue` again, and wake workers for them. Returns whether this changed anything."""
         return self._run(manage.resume(self._context, self._name(queue)))
 
     def redrive(
@@ -570,33 +722,40 @@ class Waypost(BaseClient):
         limit: int | None = None,
         rate: str | None = None,
     ) -> Redriven:
-        """Make dead letters ready again with fresh counts: one, some, those of a reason, or all; "100/s" at most.
+        """Make dead letters of a `queue` ready again with fresh counts, and return which.
 
-        A letter whose key is in use by now stays dead, as `duplicate`.
+        Choose one by its `id`, some by `ids`, those of a `reason`, or all. `limit` bounds their number, `rate`
+        ("100/s") the pace. A letter whose key is in use by now stays dead, and is among the `duplicates` of the result.
+
+            post.redrive("orders", reason="retries_exhausted", rate="100/s")
         """
         return self._run(self._redrive_flow(queue, id, ids, reason, limit, rate))
 
     def purge(self, queue: QueueName, state: MessageState = "ready") -> int:
-        """Remove all messages that are `ready`, `delayed`, `dead` or `done`; how many there were."""
+        """Remove all messages of a `queue` in a `state`, and return how many there were.
+
+        The states are `ready`, `delayed`, `waiting`, `dead` and `done`. It cannot be undone. In the ledger, messages
+        that were still to be handed out count as cancelled.
+        """
         return self._run(self._purge_flow(queue, state))
 
     def remove_queue(self, queue: QueueName) -> bool:
-        """Remove a queue that is empty, with its settings, counters, history and journal; whether there was one.
+        """Remove a `queue` that is empty, with its settings, counters, history and journal; whether there was one.
 
         Raises `QueueNotEmpty`, which names what is left, if it holds messages in any state, dead letters, schedules,
-        chains that have not finished, or registered readers of its journal. The next publish makes a new queue of
-        this name; a worker that still serves it does not.
+        chains that have not finished, or registered readers of its journal. The next publish makes a new queue of this
+        name; a worker that still serves it does not.
         """
         return self._run(manage.remove_queue(self._context, queue_name(queue)))
 
     def check(
         self, queue: QueueName, *, mend: bool = False, progress: Callable[[int], object] | None = None
     ) -> CheckReport:
-        """Find damaged records of a queue: messages that no claim can reach, missing bodies, wrong counters.
+        """Find damaged records of a `queue`: messages that no claim can reach, missing bodies, wrong counters.
 
-        It goes step by step and can run beside workers; `progress` gets the number of records read so far. With
-        `mend`, messages that can be handed out go back to the head of their priority, the rest is removed and counted
-        as dropped, and counters are corrected. Each change is journalled.
+        It goes step by step and can run beside workers; `progress` is called with the number of records read so far.
+        With `mend=True`, messages that can be handed out go back to the head of their priority, the rest is removed and
+        counted as dropped, and counters are corrected. Each change is journalled.
         """
         return self._run(self._check_flow(queue, mend, progress))
 
@@ -605,51 +764,72 @@ class Waypost(BaseClient):
     def save_schedule(
         self, name: str, *, queue: QueueName, key: str | None = None, **rule: Unpack[ScheduleKeywords]
     ) -> Schedule:
-        """Save a schedule: it publishes `body` to `queue` by a `cron` pattern in zone `tz`, or `every` n seconds.
+        """Save a schedule, which publishes `body` to `queue` by a `cron` pattern in zone `tz`, or `every` n seconds.
 
-        `missed` decides about instants that were not fired in time (`grace`, 60 s): `skip` them (the default),
-        fire `once` for all, or `CatchUp(n)`. `start`, `end` and `max_fires` bound it; `jitter` spreads its fires over
-        so many seconds. `priority`, `group`, `headers`, `correlation_id` and `reply_to` are those of its messages.
+        It is known by its queue and `key`, which is made of `name` and rule unless given. To save it again changes
+        nothing; another rule under the same key decides its next fire. The options:
 
-        It is known by queue and `key`, which is made of name and rule unless given. To save it again changes nothing;
-        another rule under the same key decides its next fire.
+        - `missed` decides about instants that were not fired in time (`grace`, 60 s): `skip` them (the default), fire
+          `once` for all, or `CatchUp(n)`.
+        - `start` and `end` (datetimes with a time zone) and `max_fires` bound it; `jitter` spreads its fires over so
+          long.
+        - `priority`, `group`, `headers`, `correlation_id` and `reply_to` are those of its messages.
+
+        Raises `InvalidSchedule` for a pattern, zone or rule that makes no sense.
+
+            post.save_schedule("rollup", queue="reports", cron="0 9 * * *", tz="Europe/Madrid", missed="once")
         """
         schedule = self._run(self._save_flow(name, queue, key, rule))
         self._refresh_schedulers()
         return schedule
 
     def remove_schedule(self, name: str, *, queue: QueueName | None = None) -> bool:
-        """Remove a schedule by key or name; whether there was one. What it has published stays."""
+        """Remove the schedule of this `name` or key; whether there was one. What it has published stays.
+
+        `queue` says in which queue, where several have one of that name: without it, `UnknownSchedule` is raised.
+        """
         return self._run(self._change_flow(schedules.remove, name, queue))
 
     def pause_schedule(self, name: str, *, queue: QueueName | None = None) -> bool:
-        """Fire no more until it is resumed; whether that changed anything."""
+        """Fire the schedule of this `name` or key no more until it is resumed; whether that changed anything.
+
+        `queue` says in which queue, where several have one of that name. Raises `UnknownSchedule` if there is none.
+        """
         return self._run(self._change_flow(schedules.pause, name, queue))
 
     def resume_schedule(self, name: str, *, queue: QueueName | None = None) -> bool:
-        """Fire again from the next instant on; whether that changed anything. The pause makes no missed fires."""
+        """Fire the schedule of this `name` or key again from its next instant on; whether that changed anything.
+
+        The pause makes no missed fires. `queue` says in which queue, where several have one of that name. Raises
+        `UnknownSchedule` if there is none.
+        """
         changed = self._run(self._change_flow(schedules.resume, name, queue))
         self._refresh_schedulers()
         return changed
 
     def trigger_schedule(self, name: str, *, queue: QueueName | None = None) -> Published:
-        """Publish a schedule's message now. Its next fire stays where it is."""
+        """Publish the message of the schedule of this `name` or key now. Its next fire stays where it is.
+
+        `queue` says in which queue, where several have one of that name. Raises `UnknownSchedule` if there is none, and
+        `QueueFull` if the queue has no room.
+        """
         return self._run(self._change_flow(schedules.trigger, name, queue))
 
     def schedules(self, queue: QueueName | None = None, *, count: int = 1) -> list[Schedule]:
-        """All schedules, or those of a queue, each with its next `count` fires."""
+        """Return all schedules, or those of a `queue`, each with its next `count` fires."""
         return self._run(self._schedules_flow(queue, count))
 
     def run_scheduler(
         self,
         stop: threading.Event | None = None,
         *,
-        ttl: float = LEADER_TTL_MS / 1000,
+        ttl: Duration = LEADER_TTL_MS / 1000,
         on_tick: Callable[[Tick], object] | None = None,
     ) -> None:
-        """Fire schedules in this thread until `stop` is set. Workers do this too; of all of them one leads at a time.
+        """Fire schedules until `stop` is set. Workers do this too; of all of them one leads at a time.
 
-        A leader that does not renew its lease for `ttl` seconds is replaced. `on_tick` gets the result of each tick.
+        A leader that does not renew its lease for `ttl` (15 s) is replaced. `on_tick` is called with the result of each
+        tick.
         """
         from waypost.schedule.loop import run_blocking
 
@@ -661,10 +841,14 @@ class Waypost(BaseClient):
         self,
         stop: threading.Event | None = None,
         *,
-        ttl: float = LEADER_TTL_MS / 1000,
+        ttl: Duration = LEADER_TTL_MS / 1000,
         on_tick: Callable[[PromoterTick], object] | None = None,
     ) -> None:
-        """Make timers ready when they are due and wake workers for them until `stop` is set. Nothing depends on it."""
+        """Make timers ready when they are due and wake workers for them until `stop` is set.
+
+        Claims do the first by themselves: no message depends on it. A leader that does not renew its lease for `ttl`
+        (15 s) is replaced. `on_tick` is called with the result of each tick.
+        """
         from waypost.schedule.loop import run_blocking
 
         check_stop(stop)
@@ -674,17 +858,31 @@ class Waypost(BaseClient):
     # ---- the journal -------------------------------------------------------------------------------------
 
     def journal(self, queue: QueueName, after: int = 0, limit: int = PAGE_MAX) -> JournalPage:
-        """Events of a queue after a number, in order. Go on from the page's `last`."""
-        return self._call(self._journal_call(queue, after, limit))
+        """Return up to `limit` events of a `queue` after the number `after`, in order. Go on from the page's `last`.
+
+        Events that were trimmed are missing: `first_kept` of the page says where the journal begins now.
+
+            page = post.journal("orders", after=0)
+            while page.events:
+                page = post.journal("orders", after=page.last)
+        """
+        return JournalPage.from_record(self._call(self._journal_call(queue, after, limit)))
 
     def journal_reader(self, queue: QueueName, name: str, read_to: int | None = None) -> int:
-        """Register a reader, or record how far it has read; return its position. Unread events are not trimmed."""
+        """Register a reader of a queue's journal, or record how far it has read; return its position.
+
+        Events of `queue` that the reader `name` has not read are not trimmed, up to `journal_max`. `read_to` is the
+        number of the last event that it needs no more; without it nothing changes but the registration.
+        """
         return self._call(self._reader_call(queue, name, read_to))
 
     def journal_forget(self, queue: QueueName, name: str) -> bool:
-        """Forget a reader. Whether it was known."""
+        """Forget the reader `name` of the journal of `queue`. Returns whether it was known."""
         return self._call(self._forget_call(queue, name))
 
     def journal_trim(self, queue: QueueName, up_to: int) -> int:
-        """Forget events up to a number, but none that a reader still needs; the first event kept."""
+        """Forget events of a `queue` up to the number `up_to`, but none that a reader still needs.
+
+        Returns the number of the first event that is kept.
+        """
         return self._call(self._trim_call(queue, up_to))

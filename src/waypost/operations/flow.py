@@ -33,11 +33,12 @@ from waypost.policy import (
     CLAIM_LEASE_PART,
     REPLAY_MAX,
     RETRY_BUDGET_SECONDS,
-    Policy,
+    PolicyRecord,
 )
 from waypost.redaction import Redact
 from waypost.store.port import AsyncExecutor, Call, Executor, Store, Woken
-from waypost.values import Claimed, Observed, ObservedOutcome, SideEffect
+from waypost.values import Claimed, ObservedOutcome, SideEffect
+from waypost.views import Observed
 from waypost.wake.wakeups import NO_WAKEUPS, WakeEvent, Wakeups
 
 if TYPE_CHECKING:
@@ -263,7 +264,7 @@ class ClientContext:
         self._lost_claims: dict[str, list[tuple[Operation, float]]] = {}
         self._lock = threading.Lock()
         self._hook_failure_logged = False
-        self._policies: dict[str, tuple[Policy, float]] = {}
+        self._policies: dict[str, tuple[PolicyRecord, float]] = {}
         #: How many bytes a claim of a queue may return, learned from its replies.
         self._claim_bytes: dict[str, int] = {}
 
@@ -404,7 +405,7 @@ class ClientContext:
         with self._lock:
             return [queue for queue, waiting in self._lost_claims.items() if waiting]
 
-    def policy(self, queue: str) -> Flow[Policy]:
+    def policy(self, queue: str) -> Flow[PolicyRecord]:
         """Return a queue's policy, at most a few seconds old."""
         cached = self._policies.get(queue)
         if cached is not None and cached[1] > self.monotonic():
@@ -429,7 +430,7 @@ class ClientContext:
             fits = max(self.claim_bytes(queue), min(fits, size * 4, CLAIM_BYTES_MAX))
         self._claim_bytes[queue] = int(fits)
 
-    def remember_policy(self, queue: str, policy: Policy) -> None:
+    def remember_policy(self, queue: str, policy: PolicyRecord) -> None:
         """Cache a policy that was just read or set."""
         self._policies[queue] = (policy, self.monotonic() + POLICY_CACHE_SECONDS)
 
@@ -533,8 +534,8 @@ class Sending(Generic[T]):
         replay_windows, too_old = self._context.replay_windows, isinstance(error, OperationTooOld)
         if self._anew > ANEW_MAX or (too_old and self.may_have_run and self.operation.stamp and not self._fenced):
             raise error
-        if isinstance(error, OperationTooOld) and error.store_ms is not None:
-            self._context.session.time.correct(error.store_ms)
+        if isinstance(error, OperationTooOld) and error._store_ms is not None:
+            self._context.session.time.correct(error._store_ms)
         else:
             replay_windows.renew(self.operation)
             log.warning(

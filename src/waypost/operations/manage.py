@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from waypost.checks import check_id, check_text
 from waypost.errors import InvalidInput, QueueNotEmpty, StoreFailed
 from waypost.operations.flow import ClientContext, Flow, Sleep, Together
-from waypost.policy import CHUNK_MESSAGES_MAX, KEY_CHARACTERS_MAX, Policy, parse_rate, policy_changes
+from waypost.policy import CHUNK_MESSAGES_MAX, KEY_CHARACTERS_MAX, PolicyRecord, parse_rate, policy_changes
 from waypost.store.port import Target
 from waypost.values import (
     FINAL_EVENTS,
@@ -18,7 +18,7 @@ from waypost.values import (
     CheckPage,
     CheckReport,
     Damage,
-    Event,
+    EventRecord,
     FoundMessage,
     MessageState,
     ObservedOutcome,
@@ -26,7 +26,7 @@ from waypost.values import (
     Purged,
     Redriven,
     Removal,
-    Stats,
+    StatsRecord,
 )
 from waypost.wake.port import ALL_SLEEPERS
 from waypost.wake.wakeups import hash_key
@@ -59,9 +59,9 @@ def page(
     return (yield from context.attempt(context.store.peek(queue, state, limit, cursor=cursor, **filters)))
 
 
-def history(context: ClientContext, queue: str, message_id: str) -> Flow[list[Event]]:
+def history(context: ClientContext, queue: str, message_id: str) -> Flow[list[EventRecord]]:
     """Return every event of one message that the journal still has, in order."""
-    events: list[Event] = []
+    events: list[EventRecord] = []
     cursor: str | None = None
     while True:
         part = yield from context.attempt(context.store.trace(queue, message_id, cursor))
@@ -71,9 +71,9 @@ def history(context: ClientContext, queue: str, message_id: str) -> Flow[list[Ev
             return events
 
 
-def stats_of(context: ClientContext, queues: Sequence[str], minutes: int) -> Flow[list[Stats]]:
+def stats_of(context: ClientContext, queues: Sequence[str], minutes: int) -> Flow[list[StatsRecord]]:
     """The state of several queues, in their order, a flush for each part of them."""
-    found: list[Stats] = []
+    found: list[StatsRecord] = []
     for at in range(0, len(queues), QUEUES_TOGETHER):
         part = queues[at : at + QUEUES_TOGETHER]
         results = yield Together([context.store.stats(queue, minutes=minutes) for queue in part])
@@ -245,7 +245,7 @@ def purge(context: ClientContext, queue: str, state: MessageState) -> Flow[int]:
     return removed
 
 
-def configure(context: ClientContext, queue: str, settings: Mapping[str, Any]) -> Flow[Policy]:
+def configure(context: ClientContext, queue: str, settings: Mapping[str, Any]) -> Flow[PolicyRecord]:
     """Change a queue's policy, for all clients."""
     changes = policy_changes(settings)
     policy = yield from context.attempt_and_wake(context.store.configure(queue, changes))

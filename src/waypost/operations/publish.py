@@ -34,7 +34,7 @@ from waypost.errors import (
     StoreUnavailable,
     WaypostError,
 )
-from waypost.message import Duration, error_text, error_type
+from waypost.message import error_text, error_type
 from waypost.operations.flow import REFUSALS, ClientContext, Flow, Sending, Sleep, Together
 from waypost.operations.outgoing import deliver_outgoing
 from waypost.policy import (
@@ -51,6 +51,7 @@ from waypost.policy import (
 )
 from waypost.redaction import journal_copy
 from waypost.store.port import Call, Draft
+from waypost.times import Duration
 from waypost.values import ObservedOutcome, Published, chain_id, split_chain_id
 
 log = logging.getLogger("waypost")
@@ -107,7 +108,7 @@ class PublishOptions:
         trace: Mapping[str, str] | None = None,
         correlation_id: str | None = None,
         reply_to: str | None = None,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
         chain: bool = False,
         after: str | Published | Iterable[str | Published] = (),
     ) -> None:

@@ -289,7 +289,7 @@ def log_late_claim(queue: str, count: int) -> None:
 def give_back(context: ClientContext, queue: str, leases: Sequence[Lease]) -> Flow[None]:
     """Release unused leases. There are no long retries: the leases will end anyway."""
     messages = [Message[Any](queue, lease) for lease in leases]
-    released = [Settlement(m.id, m.token, m.lease.nonce, "release") for m in messages]
+    released = [Settlement(m.id, m.token, m._lease.nonce, "release") for m in messages]
     try:
         yield from settle(context, queue, messages, released, budget=min(RELEASE_BUDGET_SECONDS, context.retry_budget))
     except WaypostError as error:
@@ -366,7 +366,7 @@ def emit_claimed(context: ClientContext, queue: str, claimed: Claimed) -> None:
         context.emit(
             "claimed", queue, message_id=lease.id, key=lease.key, group=lease.group, priority=lease.priority,
             token=lease.token, deliveries=lease.deliveries, attempts=lease.attempts,
-            wait_ms=lease.claimed_ms - lease.ready_ms,
+            _wait_ms=lease.claimed_ms - lease.ready_ms,
         )  # fmt: skip
 
 
@@ -387,7 +387,7 @@ def emit_settled(
     context: ClientContext, message: Message[Any], settlement: Settlement, event: str, *outcome: Any
 ) -> None:
     """Report the one event that closes a claim."""
-    lease = message.lease
+    lease = message._lease
     context.emit(
         event, message.queue, *outcome, message_id=lease.id, key=lease.key, group=lease.group,
         priority=lease.priority, token=lease.token, deliveries=lease.deliveries, attempts=lease.attempts,
@@ -413,7 +413,7 @@ def _readable(
         return None
     for lease in claimed.leases:
         message = make(queue, lease, as_type)
-        message.lease_seconds, message.lease_until = seconds, until
+        message._lease_seconds, message._lease_until = seconds, until
         try:
             message.open()
             if as_type is not None:
@@ -492,7 +492,7 @@ def settle(
     if context.on_event is not None:
         for message, settlement, status in zip(messages, settlements, statuses, strict=True):
             emit_settled(context, message, settlement, status, "failure" if status == "lost" else "success")
-    if any(s.then for s in settlements) or any(message.lease.chain is not None for message in messages):
+    if any(s.then for s in settlements) or any(message._lease.chain is not None for message in messages):
         yield from deliver_outgoing(context, queue)
     return statuses
 
@@ -539,7 +539,7 @@ def finish(
                 extra={"event": "outcome_ignored", "queue": message.queue, "message_id": message.id},
             )
         if context.on_event is not None:
-            emit_settled(context, message, Settlement(message.id, message.token, message.lease.nonce), "done")
+            emit_settled(context, message, Settlement(message.id, message.token, message._lease.nonce), "done")
         return is_outcome
     if message.settled is not None:
         return is_outcome  # settled in its own transaction
@@ -567,7 +567,7 @@ def finish(
 
 def extend(context: ClientContext, queue: str, messages: Sequence[Message[Any]]) -> Flow[list[ExtendStatus]]:
     """Renew the leases of messages of one queue: `ok`, `lost`, or `cancel` where a cancel was requested."""
-    holds = [Hold(message.id, message.token, message.lease.nonce) for message in messages]
+    holds = [Hold(message.id, message.token, message._lease.nonce) for message in messages]
     # From its first attempt: a repeat gets the result of that one.
     sent = lease_clock.now()
     statuses = yield from context.operate(
@@ -575,7 +575,7 @@ def extend(context: ClientContext, queue: str, messages: Sequence[Message[Any]])
     )
     for message, status in zip(messages, statuses, strict=True):
         if status != "lost":
-            message.lease_until = max(message.lease_until, lease_clock.local_end(sent, message.lease_seconds))
+            message._lease_until = max(message._lease_until, lease_clock.local_end(sent, message._lease_seconds))
             continue
         message.fenced = True
         if not message.lease_lost:

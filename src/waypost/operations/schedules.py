@@ -17,7 +17,6 @@ from msgspec import structs
 from waypost import codec
 from waypost.checks import check_count, check_moment, check_seconds, check_text, check_texts, show
 from waypost.errors import InvalidInput, InvalidSchedule, SchemaTooNew, StoreFailed, UnknownSchedule
-from waypost.message import Duration
 from waypost.operations.flow import ClientContext, Flow, Together
 from waypost.operations.publish import with_new_ids
 from waypost.operations.publish_middleware import pass_draft
@@ -33,9 +32,10 @@ from waypost.policy import (
 from waypost.redaction import journal_copy
 from waypost.schedule.cron import read_cron
 from waypost.schedule.rule import Fire, Spec, Timeline, fire_id, interval_ms, pack_spec, unpack_spec
-from waypost.schedule.schedule import Schedule, describe, format_time
+from waypost.schedule.schedule import Schedule, describe
 from waypost.schedule.zones import zone_name
 from waypost.store.port import Draft
+from waypost.times import Duration, format_datetime, to_datetime
 from waypost.values import Published, ScheduleList, StoredSchedule
 
 log = logging.getLogger("waypost")
@@ -138,7 +138,7 @@ def _span_ms(what: str, span: Duration) -> int:
 
 
 def _headers(spec: Spec, instant_ms: int) -> dict[str, str]:
-    return spec.headers | {SCHEDULE_HEADER: spec.name, INSTANT_HEADER: format_time(instant_ms)}
+    return spec.headers | {SCHEDULE_HEADER: spec.name, INSTANT_HEADER: format_datetime(to_datetime(instant_ms))}
 
 
 def _envelope(message_id: str, spec: Spec, instant_ms: int) -> bytes:

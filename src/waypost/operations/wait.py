@@ -12,6 +12,7 @@ from waypost.errors import ChainFailed, EndUnknown, MessageDead, MessageRemoved,
 from waypost.operations.flow import ClientContext, Flow, Sleep
 from waypost.operations.manage import history
 from waypost.policy import SAFETY_POLL_SECONDS, UNWOKEN_POLL_SECONDS
+from waypost.times import Duration
 from waypost.values import Published, Watched, split_chain_id
 
 #: The pause between the first polls: the end of a fast handler is noticed soon, also without wake-ups.
@@ -55,7 +56,7 @@ class _EndWait:
 
 
 def wait_result(
-    context: ClientContext, queue: str, message_id: str, timeout: float, as_type: type[object] | None = None
+    context: ClientContext, queue: str, message_id: str, timeout: Duration, as_type: type[object] | None = None
 ) -> Flow[object]:
     """Return the result of a message once it is done; None if there is none (any more)."""
     codec.check_type("as_type", as_type)
@@ -103,7 +104,7 @@ def _unfinished(what: str, watched: Watched) -> Unfinished:
 
 
 def wait_chain(
-    context: ClientContext, chain: str | Published, timeout: float, as_type: type[object] | None = None
+    context: ClientContext, chain: str | Published, timeout: Duration, as_type: type[object] | None = None
 ) -> Flow[object]:
     """Return the result of the message that ended a chain; None if there is none."""
     chain = check_chain(chain)

@@ -21,8 +21,9 @@ from datetime import timedelta
 from typing import Any
 
 from waypost.errors import ConfigurationError, InvalidName
-from waypost.message import Duration, Message
+from waypost.message import Message
 from waypost.outbox.transaction_adapters import Transaction, adapt, check_mode
+from waypost.times import Duration
 
 TABLE = "waypost_inbox"
 KEEP = timedelta(days=7)

@@ -30,7 +30,7 @@ class TickResult(Protocol):
     """The part of a tick's result that the loop needs."""
 
     @property
-    def sleep_seconds(self) -> float: ...
+    def _sleep_seconds(self) -> float: ...
 
 
 class Ticker(Protocol):
@@ -65,7 +65,7 @@ class _FailureLog:
 
     def succeeded(self, ticked: TickResult) -> float:
         self._failing = False
-        return ticked.sleep_seconds
+        return ticked._sleep_seconds
 
 
 def run_blocking(executor: Executor, ticker: Ticker, stop: threading.Event) -> None:

@@ -7,6 +7,7 @@ continuations whose sender died before it could.
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 
 from msgspec import Struct
 
@@ -15,6 +16,7 @@ from waypost.operations.flow import ClientContext, Flow, Together
 from waypost.operations.outgoing import deliver_outgoing
 from waypost.policy import LEADER_TTL_MS, PROMOTE_MAX
 from waypost.schedule.election import Candidate, Election, log
+from waypost.times import to_ms, to_timedelta
 from waypost.values import Promoted
 
 #: How late a timer published after the last poll is promoted at most, if no worker is awake to claim it.
@@ -25,13 +27,19 @@ QUEUES_PER_FLUSH = 64
 
 
 class PromoterTick(Struct, frozen=True):
-    """The result of a tick: timers made ready, timers left, and how late the oldest was, in milliseconds."""
+    """The result of a tick: timers made ready, timers left, and how late the oldest was."""
 
     election: Election
     promoted: int = 0
     depth: int = 0
-    oldest_lag_ms: int = 0
-    sleep_seconds: float = 0.0
+    oldest_lag: timedelta = timedelta(0)
+    # Exact: rounded to microseconds it could be 0 before there is something to do.
+    _sleep_seconds: float = 0.0
+
+    @property
+    def sleep(self) -> timedelta:
+        """How long until the next tick has something to do."""
+        return timedelta(seconds=self._sleep_seconds)
 
 
 class Promoter:
@@ -65,7 +73,7 @@ class Promoter:
         election = yield from self.candidate.elect()
         if election == "following":
             sleep = max(0.0, self.candidate.elect_at - self.context.monotonic())
-            return self._report(PromoterTick(election, sleep_seconds=sleep))
+            return self._report(PromoterTick(election, _sleep_seconds=sleep))
         if self.context.monotonic() >= self._queues_at:
             self._queues_at = self.context.monotonic() + QUEUES_SECONDS
             self._queues = yield from self.context.attempt(self.context.store.queues())
@@ -87,12 +95,12 @@ class Promoter:
                 timers = self.context.wake_and_report(result)
                 promoted, depth, lag = promoted + timers.promoted, depth + timers.depth, max(lag, timers.oldest_lag_ms)
                 sleep = min(sleep, _sleep_seconds(timers, POLL_SECONDS))
-        return self._report(PromoterTick(election, promoted, depth, lag, sleep))
+        return self._report(PromoterTick(election, promoted, depth, to_timedelta(lag), sleep))
 
     def _report(self, tick: PromoterTick) -> PromoterTick:
         self.context.emit(
             "promoter_tick", "", "success" if tick.promoted else "skipped", count=tick.promoted, depth=tick.depth,
-            wait_ms=tick.oldest_lag_ms, reason=tick.election,
+            _wait_ms=to_ms(tick.oldest_lag), reason=tick.election,
         )  # fmt: skip
         if self._on_tick is not None:
             self._on_tick(tick)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from msgspec import Struct
@@ -12,35 +12,25 @@ from waypost.errors import InvalidSchedule
 from waypost.policy import CatchUp, Missed
 from waypost.schedule.rule import Fire, Spec, Timeline, unpack_spec
 from waypost.schedule.zones import zone_of
+from waypost.times import to_datetime, to_timedelta
 from waypost.values import StoredSchedule
 
 
-def to_datetime(ms: int) -> datetime:
-    """Return milliseconds since the epoch as a datetime in UTC."""
-    return datetime.fromtimestamp(ms // 1000, UTC).replace(microsecond=ms % 1000 * 1000)
-
-
-def format_time(ms: int) -> str:
-    """Format milliseconds as headers and listings do: 2026-03-06T07:00:00Z, with milliseconds if there are any."""
-    at = to_datetime(ms)
-    return at.isoformat(timespec="milliseconds" if ms % 1000 else "seconds").replace("+00:00", "Z")
-
-
 class Schedule(Struct, frozen=True):
-    """A schedule: the rule as it was saved, and its state. Durations are in seconds, times in UTC."""
+    """A schedule: the rule as it was saved, and its state. Times are in UTC."""
 
     queue: str
     key: str
     name: str
     cron: str | None
-    every: float | None
+    every: timedelta | None
     tz: str
     missed: Missed
-    grace: float
+    grace: timedelta
     start: datetime | None
     end: datetime | None
     max_fires: int | None
-    jitter: float
+    jitter: timedelta
     paused: bool
     #: When it fires next, jitter included; empty if it is paused or has ended.
     next_fires: list[datetime]
@@ -87,19 +77,19 @@ def describe(queue: str, stored: StoredSchedule, count: int = 1) -> Schedule:
         key=stored.key,
         name=spec.name,
         cron=spec.cron,
-        every=None if spec.every_ms is None else spec.every_ms / 1000,
+        every=to_timedelta(spec.every_ms),
         tz=spec.tz,
         missed=missed_policy(spec),
-        grace=spec.grace_ms / 1000,
-        start=None if spec.start_ms is None else to_datetime(spec.start_ms),
-        end=None if spec.end_ms is None else to_datetime(spec.end_ms),
+        grace=to_timedelta(spec.grace_ms),
+        start=to_datetime(spec.start_ms),
+        end=to_datetime(spec.end_ms),
         max_fires=spec.max_fires,
-        jitter=spec.jitter_ms / 1000,
+        jitter=to_timedelta(spec.jitter_ms),
         paused=stored.paused,
         next_fires=[to_datetime(fire.due_ms) for fire in fires],
         fires=stored.fires,
         missed_fires=stored.missed,
-        last_fire=None if stored.last_ms is None else to_datetime(stored.last_ms),
+        last_fire=to_datetime(stored.last_ms),
         declared=spec.declared,
         priority=spec.priority,
         group=spec.group,

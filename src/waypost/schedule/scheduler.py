@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable
+from datetime import timedelta
 
 from msgspec import Struct, structs
 
@@ -23,6 +24,7 @@ from waypost.schedule.election import Candidate, Election
 from waypost.schedule.missed import Decision, decide
 from waypost.schedule.rule import Fire, Spec, unpack_spec
 from waypost.store.port import Call, Draft, FireStep, Woken
+from waypost.times import to_ms, to_timedelta
 from waypost.values import Fired, ScheduleList, StoredSchedule
 
 log = logging.getLogger("waypost")
@@ -45,12 +47,17 @@ class Tick(Struct, frozen=True):
     """What a tick did."""
 
     election: Election
-    #: Messages published, instants missed, and how late the latest fire was, in milliseconds by the store's clock.
+    #: Messages published, instants missed, and how late the latest fire was by the store's clock.
     fires: int = 0
     missed: int = 0
-    lateness_ms: int = 0
-    #: How long until the next tick has something to do.
-    sleep_seconds: float = 0.0
+    lateness: timedelta = timedelta(0)
+    # Exact: rounded to microseconds it could be 0 before there is something to do.
+    _sleep_seconds: float = 0.0
+
+    @property
+    def sleep(self) -> timedelta:
+        """How long until the next tick has something to do."""
+        return timedelta(seconds=self._sleep_seconds)
 
 
 class _KnownSchedule(Struct):
@@ -114,7 +121,7 @@ class Scheduler:
         due = self._due()
         for at in range(0, len(due), FIRES_PER_FLUSH):
             tick = yield from self._fire(due[at : at + FIRES_PER_FLUSH], tick)
-        return self._report(structs.replace(tick, sleep_seconds=self._sleep_seconds()))
+        return self._report(structs.replace(tick, _sleep_seconds=self._sleep_seconds()))
 
     def _follow(self, tick: Tick) -> Flow[Tick]:
         """Fire what the leader has not fired a second after its due time; the store compares as it does for a leader.
@@ -137,13 +144,13 @@ class Scheduler:
         fire = self._next_fire_seconds(self._standby_ms)
         if fire is not None:
             sleep = min(sleep, max(fire, self._until(self._standby_at)))
-        return structs.replace(tick, sleep_seconds=max(0.0, sleep))
+        return structs.replace(tick, _sleep_seconds=max(0.0, sleep))
 
     def _report(self, tick: Tick) -> Tick:
         if tick.election == "elected" or tick.fires or tick.missed or self._on_tick is not None:
             self.context.emit(
                 "scheduler_tick", "", "success" if tick.fires else "skipped", count=tick.fires, missed=tick.missed,
-                wait_ms=tick.lateness_ms, reason=tick.election,
+                _wait_ms=to_ms(tick.lateness), reason=tick.election,
             )  # fmt: skip
         if self._on_tick is not None:
             self._on_tick(tick)
@@ -331,12 +338,12 @@ class Scheduler:
                 "schedule %s of queue %s missed %d instants", key, queue, decision.missed,
                 extra={"event": "fires_missed", "queue": queue, "schedule": key, "missed": decision.missed},
             )  # fmt: skip
-        self.context.emit("fired", queue, key=key, count=len(decision.fires), missed=decision.missed, wait_ms=late)
+        self.context.emit("fired", queue, key=key, count=len(decision.fires), missed=decision.missed, _wait_ms=late)
         return structs.replace(
             tick,
             fires=tick.fires + len(decision.fires),
             missed=tick.missed + decision.missed,
-            lateness_ms=max(tick.lateness_ms, late),
+            lateness=max(tick.lateness, to_timedelta(late)),
         )
 
 

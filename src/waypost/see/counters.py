@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from waypost.errors import ConfigurationError
-from waypost.values import Observed
+from waypost.views import Observed
 
 #: Upper bounds in seconds. Handlers take milliseconds to an hour; messages of a stopped queue wait for days.
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0)
@@ -121,12 +121,12 @@ class Counters:
             # The three events of every message come first.
             if name == "claimed":
                 self._add(counters, "claimed", "")
-                if event.wait_ms is not None:
-                    self._observe(counters.wait, event.wait_ms / 1000)
+                if event._wait_ms is not None:
+                    self._observe(counters.wait, event._wait_ms / 1000)
             elif name == "handled":
                 self._add(counters, "handled", event.outcome)
-                if event.run_ms is not None:
-                    self._observe(counters.run, event.run_ms / 1000)
+                if event._run_ms is not None:
+                    self._observe(counters.run, event._run_ms / 1000)
             elif name in SETTLED:
                 if is_settled(event):
                     self._add(counters, "settled", name, event.count or 1)

@@ -19,11 +19,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from msgspec import structs
-
 from waypost.errors import ConfigurationError
 from waypost.store.port import Store
 from waypost.values import Health
+from waypost.views import to_json
 
 if TYPE_CHECKING:
     from waypost.see.prometheus import Prometheus
@@ -135,7 +134,7 @@ class Endpoint:
             "ready": self._worker.is_ready,
             "worker": self._worker.name,
             "reasons": health.reasons,
-            "queues": [structs.asdict(queue) for queue in health.queues],
+            "queues": [to_json(queue) for queue in health.queues],
         }
         return 200 if healthy else 503, JSON, json.dumps(document).encode() + b"\n"
 

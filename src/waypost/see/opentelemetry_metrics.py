@@ -17,10 +17,10 @@ from waypost.release import VERSION
 from waypost.see.counters import BUCKETS, QUEUES_MAX, SETTLED, SIDE_EFFECTS, QueueLabels, is_settled
 from waypost.see.store_reader import Reading, StoreReader, journal_lag
 from waypost.store.port import Store
-from waypost.values import Observed
+from waypost.views import Observed
 
 if TYPE_CHECKING:
-    from waypost.values import Stats
+    from waypost.values import StatsRecord
 
 STATES = ("ready", "delayed", "waiting", "leased")
 QUEUE = "messaging.destination.name"
@@ -65,12 +65,12 @@ class OpenTelemetryMetrics(Middleware):
         if name == "claimed":
             where = {QUEUE: self._names.label(event.queue)}
             self._claimed.add(1, where)
-            if event.wait_ms is not None:
-                self._wait.record(event.wait_ms / 1000, where)
+            if event._wait_ms is not None:
+                self._wait.record(event._wait_ms / 1000, where)
         elif name == "handled":
-            if event.run_ms is not None:
+            if event._run_ms is not None:
                 where = {QUEUE: self._names.label(event.queue)}
-                self._run.record(event.run_ms / 1000, where)
+                self._run.record(event._run_ms / 1000, where)
         elif name in SETTLED:
             if is_settled(event):
                 self._settled.add(event.count or 1, {QUEUE: self._names.label(event.queue), "waypost.outcome": name})
@@ -104,7 +104,7 @@ def _messages(reading: Reading) -> list[Observation]:
     return found
 
 
-def _per_queue(figure: Callable[[Stats], float]) -> Callable[[Reading], list[Observation]]:
+def _per_queue(figure: Callable[[StatsRecord], float]) -> Callable[[Reading], list[Observation]]:
     return lambda reading: [Observation(figure(stats), {QUEUE: stats.queue}) for stats in reading.queues]
 
 

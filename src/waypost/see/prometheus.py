@@ -25,7 +25,8 @@ from waypost.see.counters import BUCKETS, QUEUES_MAX, Counters, Histogram, Queue
 from waypost.see.metrics import METRICS
 from waypost.see.store_reader import Reading, StoreReader, journal_lag
 from waypost.store.port import Store
-from waypost.values import Health, HealthStatus, Observed, QueueHealth, RegisteredWorker, Stats
+from waypost.values import Health, HealthStatus, QueueHealth, StatsRecord, WorkerRecord
+from waypost.views import Observed
 
 STATES = ("ready", "delayed", "waiting", "leased")
 ENDS = ("done", "dead", "dropped", "cancelled", "replaced")
@@ -191,7 +192,7 @@ def _add_workers(families: _Families, workers: Sequence[WatchedWorker]) -> None:
         families.add("waypost_worker_concurrency", (name,), sum(queue.concurrency for queue in queues))
         families.add("waypost_worker_running", (name,), sum(queue.running for queue in queues))
         families.add("waypost_worker_in_flight", (name,), sum(queue.in_flight for queue in queues))
-        ages = [queue.last_claim_seconds for queue in queues if queue.last_claim_seconds is not None]
+        ages = [queue.last_claim_age.total_seconds() for queue in queues if queue.last_claim_age is not None]
         if ages:
             families.add("waypost_worker_claim_age_seconds", (name,), max(ages))
 
@@ -204,7 +205,7 @@ def _add_reading(families: _Families, reading: Reading) -> None:
         families.add("waypost_workers", (status,), sum(worker.status == status for worker in reading.workers))
 
 
-def _add_queue(families: _Families, stats: Stats, reading: Reading) -> None:
+def _add_queue(families: _Families, stats: StatsRecord, reading: Reading) -> None:
     ledger, queue = stats.ledger, (stats.queue,)
     for state in STATES:
         families.add("waypost_queue_messages", (stats.queue, state), getattr(ledger, state))
@@ -229,5 +230,5 @@ def _add_queue(families: _Families, stats: Stats, reading: Reading) -> None:
     families.add("waypost_journal_lag_events", queue, journal_lag(stats))
 
 
-def _serves(worker: RegisteredWorker, queue: str) -> bool:
+def _serves(worker: WorkerRecord, queue: str) -> bool:
     return any(served.name == queue for served in worker.queues)

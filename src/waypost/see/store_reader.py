@@ -17,7 +17,7 @@ from msgspec import Struct
 from waypost.errors import UnusableClient, WaypostError
 from waypost.policy import START_TIMEOUT_SECONDS
 from waypost.store.port import Executor, Store
-from waypost.values import RegisteredWorker, Stats
+from waypost.values import StatsRecord, WorkerRecord
 
 log = logging.getLogger("waypost")
 
@@ -32,10 +32,10 @@ QUEUES_READ_MAX = 100
 class Reading(Struct, frozen=True):
     """The figures of a store at one time."""
 
-    queues: list[Stats]
+    queues: list[StatsRecord]
     #: How late the oldest timer is that is due and not ready yet, in milliseconds by queue.
     late_ms: dict[str, int]
-    workers: list[RegisteredWorker]
+    workers: list[WorkerRecord]
     #: Queues that were not read because there are too many.
     unread: int = 0
 
@@ -142,19 +142,19 @@ class StoreReader:
         late = {stats.queue: self._late_ms(executor, stats) for stats in due}
         return Reading(found, late, executor.run(store.workers()), len(names) - len(chosen))
 
-    def _late_ms(self, executor: Executor, stats: Stats) -> int:
+    def _late_ms(self, executor: Executor, stats: StatsRecord) -> int:
         page = executor.run(self._store.peek(stats.queue, "delayed", 1))
         # It may have become ready between the two reads.
         return max((stats.at_ms - stored.ready_ms for stored in page.messages), default=0)
 
 
-def _raise_error(answer: Stats | Exception) -> Stats:
+def _raise_error(answer: StatsRecord | Exception) -> StatsRecord:
     if isinstance(answer, Exception):
         raise answer
     return answer
 
 
-def journal_lag(stats: Stats) -> int:
+def journal_lag(stats: StatsRecord) -> int:
     """Return how many events of the journal its slowest reader has not read."""
     readers: Sequence[int] = list(stats.journal_readers.values())
     return max(0, stats.journal_last - min(readers)) if readers else 0

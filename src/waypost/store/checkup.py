@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from waypost.values import Stats
+from waypost.views import Stats
 
 #: `ok`; `note`: for information; `wrong`: an action is required.
 Level = Literal["ok", "note", "wrong"]

@@ -16,7 +16,7 @@ from waypost.checks import check_text
 from waypost.errors import ForeignData, InvalidInput
 from waypost.policy import WORKER_CHARACTERS_MAX
 from waypost.store.port import Heartbeat
-from waypost.values import HealthStatus, RegisteredWorker, WorkerQueue, WorkerState
+from waypost.values import HealthStatus, WorkerQueueRecord, WorkerRecord, WorkerState
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Heartbeat).decode
@@ -49,18 +49,18 @@ def fitting(heartbeat: Heartbeat) -> Heartbeat:
     return structs.replace(heartbeat, queues=heartbeat.queues[:kept], unlisted=len(heartbeat.queues) - kept)
 
 
-def registered(name: str, record: bytes, at_ms: int, until_ms: int) -> RegisteredWorker:
+def registered(name: str, record: bytes, at_ms: int, until_ms: int) -> WorkerRecord:
     """Decode the record of a worker."""
     try:
         heartbeat = _decode(record)
     except msgspec.DecodeError:
         raise ForeignData(f"the record of worker {name} was not written by waypost; nothing was changed") from None
-    return RegisteredWorker(
+    return WorkerRecord(
         name, heartbeat.host, heartbeat.pid, heartbeat.version, cast(WorkerState, heartbeat.state),
         cast(HealthStatus, heartbeat.status), list(heartbeat.reasons), heartbeat.processes,
         at_ms if heartbeat.started_ms is None else heartbeat.started_ms, at_ms, until_ms,
         [
-            WorkerQueue(
+            WorkerQueueRecord(
                 queue.name, queue.concurrency, queue.in_flight, queue.handled,
                 None if queue.claim_age_ms is None else at_ms - queue.claim_age_ms,
             )

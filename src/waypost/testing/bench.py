@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar, cast
 
 from waypost.codec import encode_body, make_envelope, open_envelope
 from waypost.identity import Operation, Session, continuation_id
-from waypost.policy import CHUNK_MESSAGES_MAX, CLAIM_BYTES_MAX, OnConflict, Policy, policy_changes
+from waypost.policy import CHUNK_MESSAGES_MAX, CLAIM_BYTES_MAX, OnConflict, PolicyRecord, policy_changes
 from waypost.store.port import (
     AsyncExecutor,
     Call,
@@ -36,7 +36,7 @@ from waypost.values import (
     ChainState,
     Claimed,
     Continuation,
-    Event,
+    EventRecord,
     ExtendStatus,
     Lease,
     Ledger,
@@ -53,7 +53,7 @@ from waypost.values import (
     Settlement,
     SettleStatus,
     SideEffect,
-    Stats,
+    StatsRecord,
     Stored,
     Watched,
     chain_id,
@@ -424,7 +424,7 @@ class Bench:
 
     # ---- running a queue ---------------------------------------------------------------------------------
 
-    def configure(self, *, queue: str = QUEUE, **settings: Any) -> Policy:
+    def configure(self, *, queue: str = QUEUE, **settings: Any) -> PolicyRecord:
         """Change the queue's policy, with the keywords that users give."""
         self._queues_used.add(queue)
         return self._woken(self.store.configure(queue, policy_changes(settings)))
@@ -501,7 +501,7 @@ class Bench:
                 return found[0]
         raise AssertionError(f"{message_id} is not in queue {queue}")
 
-    def stats(self, *, queue: str = QUEUE, minutes: int = 0) -> Stats:
+    def stats(self, *, queue: str = QUEUE, minutes: int = 0) -> StatsRecord:
         """Return the statistics of the queue."""
         return self.run(self.store.stats(queue, minutes=minutes))
 
@@ -509,9 +509,11 @@ class Bench:
         """Return the ledger of the queue."""
         return self.stats(queue=queue).ledger
 
-    def events(self, *names: str, queue: str = QUEUE, after: int = 0, message_id: str | None = None) -> list[Event]:
+    def events(
+        self, *names: str, queue: str = QUEUE, after: int = 0, message_id: str | None = None
+    ) -> list[EventRecord]:
         """Return the journal after a number: all of it, or only events of some names or of one message."""
-        found: list[Event] = []
+        found: list[EventRecord] = []
         while True:
             page = self.run(self.store.journal(queue, after, 500))
             found += page.events
@@ -524,9 +526,9 @@ class Bench:
             if (not names or event.event in names) and (message_id is None or event.message_id == message_id)
         ]
 
-    def trace(self, message_id: str, *, queue: str = QUEUE) -> list[Event]:
+    def trace(self, message_id: str, *, queue: str = QUEUE) -> list[EventRecord]:
         """Return the history of one message."""
-        events: list[Event] = []
+        events: list[EventRecord] = []
         cursor: str | None = None
         while True:
             page = self.run(self.store.trace(queue, message_id, cursor))

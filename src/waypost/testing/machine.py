@@ -28,7 +28,7 @@ from waypost.testing.clock import ClockTime, ManualClock
 from waypost.values import (
     Claimed,
     Continuation,
-    Event,
+    EventRecord,
     Lease,
     Notice,
     OutcomeName,
@@ -600,9 +600,9 @@ class StoreMachine(RuleBasedStateMachine):
             for expected, actual in zip(*(self.trace(index, queue, id) for index in (0, 1)), strict=True):
                 assert without_number(actual, self.sent_on) == without_number(expected, self.sent_on)
 
-    def trace(self, index: int, queue: str, id: str) -> list[Event]:
+    def trace(self, index: int, queue: str, id: str) -> list[EventRecord]:
         """Return the whole history of one message on one store."""
-        events: list[Event] = []
+        events: list[EventRecord] = []
         cursor: str | None = None
         while True:
             page = self.executors[index].run(self.stores[index].trace(queue, id, cursor))
@@ -703,7 +703,7 @@ def ended(lease: Lease, ending: dict[str, Any]) -> Settlement:
     )  # fmt: skip
 
 
-def without_number(event: Event, sent_on: list[Continuation], *, whole: bool = False) -> Event:
+def without_number(event: EventRecord, sent_on: list[Continuation], *, whole: bool = False) -> EventRecord:
     """Return an event without its position in the step, and without its operation where a store may need two steps."""
     of_a_continuation = any(event.message_id == one.id for one in sent_on)
     if whole or (of_a_continuation and event.event in ("published", "duplicate")):

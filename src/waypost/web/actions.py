@@ -14,7 +14,8 @@ from msgspec import UNSET, Struct
 
 from waypost import CatchUp
 from waypost.formatting import format_count
-from waypost.policy import Policy, parse_rate, policy_changes
+from waypost.policy import parse_rate
+from waypost.views import Policy
 from waypost.web import documents
 from waypost.web.access import Scope
 from waypost.web.figures import settings_document
@@ -80,7 +81,7 @@ async def configure(place: Place, queue: str, request: documents.SettingsChange)
     if not wanted:
         raise Problem(422, "nothing-to-change", "name at least one setting")
     before = await place.post.policy(queue)
-    planned = before.changed(policy_changes(wanted))
+    planned = before.changed(wanted)
     changes = settings_changes(before, planned)
     if request.dry_run or not changes:
         text = f"{format_count(len(changes), 'setting')} of {queue} would change" if changes else "nothing would change"

@@ -1,16 +1,16 @@
-"""The figures of a queue and of a worker as the pages need them: times as datetimes, durations in seconds.
+"""The figures of a queue and of a worker as the pages need them: durations in seconds.
 
 What the client returns is converted here, and nowhere else.
 """
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import datetime, timedelta
 
 from msgspec import Struct
 
-from waypost.policy import Policy
-from waypost.values import Event, Ledger, RegisteredWorker, Stats
+from waypost.values import Ledger
+from waypost.views import Event, Policy, RegisteredWorker, Stats
 from waypost.web import documents
 
 #: How many last minutes are read of each queue, for rates and for what went wrong lately.
@@ -45,35 +45,25 @@ class Figures(Struct, frozen=True):
         return round(sum(counts.get(counter, 0) for counts in counted) / seconds, 2)
 
 
-def moment(ms: int) -> datetime:
-    """Milliseconds since the epoch as a datetime in UTC."""
-    return datetime.fromtimestamp(ms // 1000, UTC).replace(microsecond=ms % 1000 * 1000)
-
-
-def moment_or_none(ms: int | None) -> datetime | None:
-    """The same, of a time that may be missing."""
-    return None if ms is None else moment(ms)
-
-
-def seconds_or_none(ms: int | None) -> float | None:
-    """Milliseconds as seconds."""
-    return None if ms is None else ms / 1000
+def seconds_or_none(duration: timedelta | None) -> float | None:
+    """A duration in seconds, None if it is missing."""
+    return None if duration is None else duration.total_seconds()
 
 
 def figures_of(stats: Stats) -> Figures:
     """The figures in what the client returns of a queue."""
     return Figures(
         name=stats.queue,
-        at=moment(stats.at_ms),
+        at=stats.at,
         ledger=stats.ledger,
         paused=stats.paused,
-        oldest_ready=seconds_or_none(stats.oldest_ready_ms),
-        next_due=seconds_or_none(stats.next_due_ms),
-        next_lease=seconds_or_none(stats.next_lease_ms),
+        oldest_ready=seconds_or_none(stats.oldest_ready_age),
+        next_due=seconds_or_none(stats.next_due_in),
+        next_lease=seconds_or_none(stats.next_lease_end_in),
         sleepers=stats.sleepers,
         journal_last=stats.journal_last,
         journal_readers=stats.journal_readers,
-        minutes=[(moment(minute.at_ms), minute.counts) for minute in stats.minutes],
+        minutes=[(minute.at, minute.counts) for minute in stats.minutes],
         damaged=stats.damaged,
     )
 
@@ -89,15 +79,15 @@ def worker_document(worker: RegisteredWorker) -> documents.Worker:
         status=worker.status,
         reasons=worker.reasons,
         processes=worker.processes,
-        started_at=moment(worker.started_ms),
-        seen_at=moment(worker.seen_ms),
+        started_at=worker.started_at,
+        seen_at=worker.seen_at,
         queues=[
             documents.WorkerQueue(
                 name=queue.name,
                 concurrency=queue.concurrency,
                 in_flight=queue.in_flight,
                 handled=queue.handled,
-                last_claim_at=moment_or_none(queue.last_claim_ms),
+                last_claim_at=queue.last_claim_at,
             )
             for queue in worker.queues
         ],
@@ -107,29 +97,18 @@ def worker_document(worker: RegisteredWorker) -> documents.Worker:
 def settings_document(policy: Policy) -> documents.Settings:
     """The settings of a queue, by the names and in the units of `configure`."""
     return documents.Settings(
-        lease=seconds_or_none(policy.lease_ms),
+        lease=seconds_or_none(policy.lease),
         max_deliveries=policy.max_deliveries,
         max_pending=policy.max_pending,
         overload=policy.overload,
         max_running=policy.max_running,
-        rate=format_rate(policy.rate_count, policy.rate_per_ms),
+        rate=policy.rate,
         journal=policy.journal,
         journal_max=policy.journal_max,
         dead_max=policy.dead_max,
-        dead_keep=seconds_or_none(policy.dead_keep_ms),
-        completed=policy.completed_max,
+        dead_keep=seconds_or_none(policy.dead_keep),
+        completed=policy.completed,
     )
-
-
-def format_rate(count: int | None, per_ms: int | None) -> str | None:
-    """A rate as `configure` takes it."""
-    if count is None or per_ms is None:
-        return None
-    for unit, size in (("h", 3_600_000), ("m", 60_000), ("s", 1_000)):
-        if per_ms % size == 0:
-            times = per_ms // size
-            return f"{count}/{'' if times == 1 else times}{unit}"
-    return f"{count}/{per_ms}ms"
 
 
 class HistoryEvent(Struct, frozen=True):
@@ -150,7 +129,7 @@ def history_events(events: list[Event]) -> list[HistoryEvent]:
     """The history that the client returns of a message."""
     return [
         HistoryEvent(
-            moment(one.at_ms), one.event, moment_or_none(one.due_ms), one.cause, one.reason, one.error_type,
+            one.at, one.event, one.due_at, one.cause, one.reason, one.error_type,
             one.worker, one.token, one.deliveries,
         )
         for one in events

@@ -23,7 +23,7 @@ from waypost.web.figures import (
     Figures,
     figures_of,
     history_events,
-    moment_or_none,
+    seconds_or_none,
     settings_document,
     worker_document,
 )
@@ -221,14 +221,13 @@ def hidden_body(size: int) -> documents.Body:
 
 def message_document(place: Place, message: StoredMessage[Any], *, bodies: bool) -> documents.Message:
     """A message of the store."""
-    stored = message.stored
     bodies = place.shows_bodies(message.queue, allowed=bodies)
     type_name = correlation_id = headers = None
     try:
         envelope = message.open()
     except Undecodable:
         body = documents.Body(
-            form="unreadable", content_type="", size=len(stored.envelope), text=None, truncated=False
+            form="unreadable", content_type="", size=message.size, text=None, truncated=False
         )  # fmt: skip
     else:
         type_name = envelope.type_name
@@ -242,15 +241,15 @@ def message_document(place: Place, message: StoredMessage[Any], *, bodies: bool)
         key=message.key,
         group=message.group,
         priority=message.priority,
-        token=str(stored.token),
+        token=str(message.token),
         deliveries=message.deliveries,
         attempts=message.attempts,
         published_at=message.published_at,
         ready_at=message.ready_at,
-        claimed_at=moment_or_none(stored.claimed_ms),
-        lease_ends_at=moment_or_none(stored.lease_end_ms),
-        worker=stored.worker,
-        cancel_requested=stored.cancel_requested,
+        claimed_at=message.claimed_at,
+        lease_ends_at=message.lease_end_at,
+        worker=message.worker,
+        cancel_requested=message.cancel_requested,
         ended_at=message.ended_at,
         reason=message.reason,
         error_type=message.error_type,
@@ -428,9 +427,12 @@ def schedule_document(schedule: ClientSchedule) -> documents.Schedule:
     missed = schedule.missed
     return documents.Schedule(
         missed=f"catch up {missed.max_catchup}" if isinstance(missed, CatchUp) else missed,
+        every=seconds_or_none(schedule.every),
+        grace=schedule.grace.total_seconds(),
+        jitter=schedule.jitter.total_seconds(),
         **{
             field: getattr(schedule, field)
             for field in documents.Schedule.__struct_fields__
-            if field != "missed"
+            if field not in ("missed", "every", "grace", "jitter")
         },
     )  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from waypost.formatting import format_age
 from waypost.web.documents import Span, SpanKind, Step, Timeline
@@ -45,7 +45,7 @@ def step_of(event: HistoryEvent, before: HistoryEvent | None) -> Step:
 
 def describe(event: HistoryEvent, before: HistoryEvent | None) -> str:
     """An event as a sentence."""
-    passed = "" if before is None else format_age((event.at - before.at).total_seconds() * 1000)
+    passed = "" if before is None else format_age(event.at - before.at)
     # A handler that decides without an error has the class of its outcome here.
     failed = event.error_type is not None and not event.error_type.startswith("waypost.message.")
     failure = f": {event.error_type}" if failed else ""
@@ -136,5 +136,5 @@ def condition_after(event: HistoryEvent, kind: SpanKind | None) -> SpanKind | No
 def make_span(kind: SpanKind, start: datetime, end: datetime, by: str | None, *, is_open: bool = False) -> Span:
     """One span."""
     seconds = max(0.0, (end - start).total_seconds())
-    text = f"{SPAN_TEXTS[kind]} {format_age(seconds * 1000)}"
+    text = f"{SPAN_TEXTS[kind]} {format_age(timedelta(seconds=seconds))}"
     return Span(kind=kind, text=text, start=start, end=None if is_open else end, seconds=seconds, ended_by=by)

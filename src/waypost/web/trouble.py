@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from waypost.formatting import format_age, format_count
 from waypost.schedule.schedule import Schedule
-from waypost.values import RegisteredWorker
+from waypost.views import RegisteredWorker
 from waypost.web.documents import Level, Trouble
 from waypost.web.figures import RECENT_MINUTES, Figures
 
@@ -26,7 +26,7 @@ NAMED_MAX = 5
 
 def age(seconds: float) -> str:
     """A duration in a few characters."""
-    return format_age(seconds * 1000)
+    return format_age(timedelta(seconds=seconds))
 
 
 def queue_troubles(figures: Figures, workers: Sequence[RegisteredWorker], *, is_unserved: bool) -> list[Trouble]:

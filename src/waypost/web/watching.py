@@ -19,7 +19,7 @@ from msgspec import Struct
 from waypost import AsyncWaypost
 from waypost.errors import WaypostError
 from waypost.schedule.schedule import Schedule
-from waypost.values import RegisteredWorker
+from waypost.views import RegisteredWorker
 from waypost.web import trouble
 from waypost.web.documents import Trouble
 from waypost.web.figures import RECENT_MINUTES, Figures, figures_of

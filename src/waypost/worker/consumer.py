@@ -202,7 +202,7 @@ class Consumer:
         self._ready.extend(kept)
 
     def _give_back(self, message: Message[Any]) -> None:
-        lease = message.lease
+        lease = message._lease
         settlement = Settlement(lease.id, lease.token, lease.nonce, "release")
         if message.fenced:
             self._close_lost(message, settlement)
@@ -503,14 +503,14 @@ class Consumer:
         ready, batch = self._ready, self.handler.batch
         if batch is None:
             message = ready.popleft()
-            if now < message.lease_until and not message.lease_lost and not message.cancel_requested:
+            if now < message._lease_until and not message.lease_lost and not message.cancel_requested:
                 return [message]
             self._give_back(message)
             return []
         messages: list[Message[Any]] = []
         while ready and len(messages) < batch:
             message = ready.popleft()
-            if now >= message.lease_until or message.lease_lost or message.cancel_requested:
+            if now >= message._lease_until or message.lease_lost or message.cancel_requested:
                 self._give_back(message)
                 continue
             try:
@@ -584,7 +584,7 @@ class Consumer:
         unreadable = message.undecodable
         if unreadable is not None and error is unreadable:
             if isinstance(unreadable, EnvelopeTooNew):
-                settlement = receive.too_new(message.lease)
+                settlement = receive.too_new(message._lease)
             receive.log_unreadable(message, settlement, unreadable)
         if message.fenced or (message.lease_lost and settlement.outcome == "release"):
             self._close_lost(message, settlement)
@@ -616,7 +616,7 @@ class Consumer:
         held = list(self._held)
         if held:
             # The queue's lease can be changed while messages are held that were claimed under another.
-            self.lease_seconds = min(message.lease_seconds for message in held)
+            self.lease_seconds = min(message._lease_seconds for message in held)
         overdue: set[Message[Any]] = set()
         for slot in list(self._slots):
             if slot.messages and now - slot.started > limit:

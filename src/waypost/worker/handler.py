@@ -24,10 +24,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from waypost import codec
 from waypost.checks import check_count, check_flag, check_function, check_seconds
 from waypost.errors import ConfigurationError
-from waypost.message import Duration, Message, Queue, after_ms, queue_name, queue_type
+from waypost.message import Message, Queue, after_ms, queue_name, queue_type
 from waypost.middleware import Middleware, check_handling, handled_through
 from waypost.outbox.transaction_adapters import is_session_annotation
 from waypost.policy import CHUNK_MESSAGES_MAX, RetryPolicy, check_retry
+from waypost.times import Duration
 
 if TYPE_CHECKING:
     from waypost.store.port import Store
@@ -196,11 +197,11 @@ class Handler:
         *,
         concurrency: int = CONCURRENCY,
         retry: RetryPolicy,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
         batch: int | None = None,
         manual: bool = False,
         process: bool = False,
-        max_run: float = MAX_RUN_SECONDS,
+        max_run: Duration = MAX_RUN_SECONDS,
         on_lease_lost: OnLeaseLost | None = None,
         result_ttl: Duration | None = None,
         state: object = None,
@@ -408,7 +409,7 @@ def _check_count(name: str, number: int, most: int) -> int:
     return check_count(name, number, 1, most, ConfigurationError)
 
 
-def _check_seconds(name: str, seconds: float) -> float:
+def _check_seconds(name: str, seconds: Duration) -> float:
     return check_seconds(name, seconds, least=0.001, error=ConfigurationError)
 
 

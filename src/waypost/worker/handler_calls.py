@@ -83,7 +83,7 @@ class Slot:
         for message in messages:
             context.emit(
                 "handled", message.queue, outcome, message_id=message.id, token=message.token,
-                deliveries=message.deliveries, attempts=message.attempts, run_ms=run_ms, reason=ending, **fields,
+                deliveries=message.deliveries, attempts=message.attempts, _run_ms=run_ms, reason=ending, **fields,
             )  # fmt: skip
 
     def log_overdue(self, handler: Handler) -> None:

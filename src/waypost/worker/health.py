@@ -12,6 +12,7 @@ import os
 import socket
 import time
 from collections.abc import Iterable, Sequence
+from datetime import timedelta
 from typing import Protocol
 
 from waypost.checks import check_seconds
@@ -70,7 +71,7 @@ def judge(
     queues = [
         QueueHealth(
             consumer.queue, consumer.handler.concurrency, consumer.running, consumer.in_flight, consumer.handled,
-            None if claim is None else max(0.0, now - claim),
+            None if claim is None else timedelta(seconds=max(0.0, now - claim)),
         )
         for consumer, claim in zip(consumers, claims, strict=True)
     ]  # fmt: skip

@@ -179,7 +179,7 @@ class Processes:
         `on_begun` is called when the handler starts; it returns its timeout. `on_unreadable` is called for
         messages whose bodies the process could not decode, and which were not part of the call.
         """
-        call = Call([message.lease for message in messages])
+        call = Call([message._lease for message in messages])
         for left in reversed(range(IDLE_DEATHS_MAX + 1)):
             child = await self._take()
             alarm = on_begun()

@@ -109,9 +109,9 @@ def encode_outcome(outcome: Outcome | Literal["done"] | None) -> OutcomeFields |
         case None:
             return None
         case Retry():
-            return OutcomeFields("retry", outcome.after_ms, outcome.reason)
+            return OutcomeFields("retry", outcome._after_ms, outcome.reason)
         case Snooze():
-            return OutcomeFields("snooze", outcome.after_ms)
+            return OutcomeFields("snooze", outcome._after_ms)
         case Dead():
             return OutcomeFields("dead", None, outcome.reason, outcome.error)
         case Drop():

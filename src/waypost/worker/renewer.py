@@ -151,13 +151,13 @@ class Renewer:
             if holder not in self._holders:
                 self._holders.append(holder)
             seconds = holder.lease_seconds
-            if seconds is None or message.lease_seconds < seconds:
-                holder.lease_seconds = message.lease_seconds
+            if seconds is None or message._lease_seconds < seconds:
+                holder.lease_seconds = message._lease_seconds
                 self._due.pop(holder, None)
                 self._changed.notify()
             with self._ends_changed:
                 self._start_threads()
-        self.expect_end(holder, message.lease_until, message.lease_seconds)
+        self.expect_end(holder, message._lease_until, message._lease_seconds)
 
     # ---- renewing ----------------------------------------------------------------------------------------
 
@@ -231,8 +231,8 @@ class Renewer:
             for message, status in zip(chunk, statuses, strict=True):
                 if status != "lost":
                     # Not an earlier end, of a call that was answered after the next one.
-                    end = lease_clock.local_end(sent, message.lease_seconds)
-                    message.lease_until = max(message.lease_until, end)
+                    end = lease_clock.local_end(sent, message._lease_seconds)
+                    message._lease_until = max(message._lease_until, end)
                 if status != "ok":
                     self._answer(holder, message, status)
 
@@ -243,7 +243,7 @@ class Renewer:
         try:
             if self.executor is None:
                 self.executor = self._connect()
-            holds = [Hold(message.id, message.token, message.lease.nonce) for message in messages]
+            holds = [Hold(message.id, message.token, message._lease.nonce) for message in messages]
             # After the next renewal it is of no use.
             renewal = context.operate(
                 queue,
@@ -315,8 +315,8 @@ class Renewer:
             for message in holder.held():
                 if message.lease_lost:
                     continue
-                if message.lease_until > now:
-                    soonest = min(soonest, message.lease_until)
+                if message._lease_until > now:
+                    soonest = min(soonest, message._lease_until)
                 elif holder.runs(message):
                     self._lose(holder, message, "deadline")
         return soonest

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from waypost.errors import ConfigurationError
 from waypost.store.port import Store
+from waypost.times import Duration
 from waypost.values import Drained, Health
 from waypost.worker.handler import Handler
 from waypost.worker.worker import STOP_SECONDS, Worker, await_unfinished
@@ -50,7 +51,7 @@ class SyncWorker:
         """The store that it claims from."""
         return self._worker.store
 
-    def run(self, *, until_empty: bool = False, signals: bool = True, timeout: float = STOP_SECONDS) -> Drained:
+    def run(self, *, until_empty: bool = False, signals: bool = True, timeout: Duration = STOP_SECONDS) -> Drained:
         """Run until `stop`, a signal, or with `until_empty` until nothing is ready. Returns a report.
 
         SIGINT, SIGTERM and SIGHUP stop it, giving handlers `timeout` seconds; a second one has its default effect. They
@@ -86,11 +87,11 @@ class SyncWorker:
         """Stop claiming, and continue with claimed messages."""
         self._worker.quiet()
 
-    def request_stop(self, timeout: float | None = None) -> None:
+    def request_stop(self, timeout: Duration | None = None) -> None:
         """Request a stop without waiting for it. Safe from any thread and from a signal handler."""
         self._worker.request_stop(timeout)
 
-    def stop(self, timeout: float = STOP_SECONDS) -> Drained:
+    def stop(self, timeout: Duration = STOP_SECONDS) -> Drained:
         """Stop, giving handlers this time to end; wait for it and return a report.
 
         Raises the error that ended the worker earlier, if there was one.

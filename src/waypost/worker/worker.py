@@ -23,6 +23,7 @@ from waypost.operations.publish_middleware import PublishMiddleware
 from waypost.policy import HEALTH_WINDOW_SECONDS
 from waypost.redaction import Redact
 from waypost.store.port import AsyncExecutor, Executor, Heartbeat, Store
+from waypost.times import Duration
 from waypost.values import Drained, Health, WorkerState
 from waypost.wake.wakeups import NO_WAKEUPS, Wakeups
 from waypost.worker.consumer import Consumer
@@ -116,7 +117,7 @@ class Worker:
         *,
         until_empty: bool = False,
         signals: bool = True,
-        timeout: float = STOP_SECONDS,
+        timeout: Duration = STOP_SECONDS,
         on_started: Callable[[], None] = lambda: None,
     ) -> Drained:
         """Run until `stop`, a signal, or with `until_empty` until nothing is ready. Returns a report.
@@ -173,11 +174,11 @@ class Worker:
         """Stop claiming, and continue with claimed messages. Safe from any thread."""
         self._call_soon(self._quiet_all)
 
-    def request_stop(self, timeout: float | None = None) -> None:
+    def request_stop(self, timeout: Duration | None = None) -> None:
         """Request a stop without waiting for it. Safe from any thread and from a signal handler."""
         self._call_soon(self._request_stop, None if timeout is None else check_seconds("timeout", timeout))
 
-    async def stop(self, timeout: float = STOP_SECONDS) -> Drained:
+    async def stop(self, timeout: Duration = STOP_SECONDS) -> Drained:
         """Stop, giving handlers this time to end, and return a report. On the worker's own event loop."""
         timeout = check_seconds("timeout", timeout)
         if self._loop is None:

@@ -60,8 +60,8 @@ def run(options: argparse.Namespace) -> int:
     write(f"publish, in batches   {measured['publish_many_per_second']:>9,.0f} messages/s")
     write(f"publish, one by one   {measured['publish_per_second']:>9,.0f} messages/s")
     write(f"claim, handle, settle {measured['drain_per_second']:>9,.0f} messages/s")
-    for name, title in (("publish_ms", "one publish"), ("latency_ms", "publish to handler")):
-        one = measured[name]
+    for name, title in (("publish_seconds", "one publish"), ("latency_seconds", "publish to handler")):
+        one = {which: seconds * 1000 for which, seconds in measured[name].items()}
         write(f"{title:21} {one['p50']:>9.2f} ms half, {one['p99']:.2f} ms 99 in 100, {one['max']:.2f} ms at most")
     return 0
 
@@ -82,7 +82,7 @@ def measure(post: Waypost, options: argparse.Namespace) -> dict[str, Any]:
     for _ in range(singles):
         began = time.perf_counter()
         post.publish(options.queue, body)
-        took.append((time.perf_counter() - began) * 1000)
+        took.append(time.perf_counter() - began)
     total = options.messages + singles
     with Progress("handling", total, quiet=options.json) as progress:
         drained = bench.drain(total, progress)
@@ -91,8 +91,8 @@ def measure(post: Waypost, options: argparse.Namespace) -> dict[str, Any]:
     return {
         "store": post.store.kind, "queue": options.queue, "messages": options.messages, "size": options.size,
         "concurrency": options.concurrency, "publish_many_per_second": round(many, 1),
-        "publish_per_second": round(1000 * singles / sum(took), 1), "drain_per_second": round(drained, 1),
-        "publish_ms": summarize(took), "latency_ms": summarize(latencies),
+        "publish_per_second": round(singles / sum(took), 1), "drain_per_second": round(drained, 1),
+        "publish_seconds": summarize(took), "latency_seconds": summarize(latencies),
     }  # fmt: skip
 
 
@@ -101,7 +101,7 @@ def summarize(values: list[float]) -> dict[str, float]:
     from statistics import quantiles  # loading it takes longer than most commands
 
     cuts = quantiles(values, n=100, method="inclusive")
-    return {"p50": round(cuts[49], 3), "p99": round(cuts[98], 3), "max": round(max(values), 3)}
+    return {"p50": round(cuts[49], 6), "p99": round(cuts[98], 6), "max": round(max(values), 6)}
 
 
 class Bench:
@@ -136,7 +136,7 @@ class Bench:
         return total / (ended - began)
 
     def ping(self, number: int, body: bytes, progress: Progress) -> list[float]:
-        """Return how long each message takes from its publish to its handler on an idle queue, in milliseconds."""
+        """Return how long each message takes from its publish to its handler on an idle queue, in seconds."""
         found = []
         with self._post.worker([self._queue], scheduler=False):
             for at in range(-1, number):
@@ -146,6 +146,6 @@ class Bench:
                 if not self._arrived.wait(ARRIVAL_SECONDS_MAX):
                     raise CommandError(f"a message did not arrive within {ARRIVAL_SECONDS_MAX:g} s", FAILED)
                 if at >= 0:  # the first one also waits for the worker to start
-                    found.append((self._arrived_at - began) * 1000)
+                    found.append(self._arrived_at - began)
                     progress.advance()
         return found

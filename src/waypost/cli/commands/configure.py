@@ -5,13 +5,11 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-import msgspec
-
 from waypost.cli.exit_codes import USAGE, CommandError
 from waypost.cli.options import add_command, open_client, parse_duration
 from waypost.cli.output import format_pairs, write, write_json
 from waypost.formatting import format_age
-from waypost.policy import Policy
+from waypost.views import Policy
 
 #: Settings that are durations.
 DURATIONS = ("lease", "dead_keep")
@@ -36,7 +34,7 @@ def run(options: argparse.Namespace) -> int:
     with open_client(options, creates=bool(changes)) as post:
         policy = post.configure(options.queue, **changes) if changes else post.policy(options.queue)
     if options.json:
-        write_json({"queue": options.queue, "changed": sorted(changes), "policy": msgspec.to_builtins(policy)})
+        write_json({"queue": options.queue, "changed": sorted(changes), "policy": policy})
         return 0
     for line in format_pairs([("queue", options.queue), *list_settings(policy)]):
         write(line)
@@ -64,19 +62,16 @@ def list_settings(policy: Policy) -> list[tuple[str, object]]:
     def limit(value: int | None) -> str:
         return "none" if value is None else f"{value:,}"
 
-    rate = "none"
-    if policy.rate_count is not None:
-        rate = f"{policy.rate_count}/{policy.rate_per_ms}ms"
     return [
-        ("lease", "none (at most once)" if policy.lease_ms is None else format_age(policy.lease_ms)),
+        ("lease", "none (at most once)" if policy.lease is None else format_age(policy.lease)),
         ("max_deliveries", limit(policy.max_deliveries)),
         ("max_pending", limit(policy.max_pending)),
         ("overload", policy.overload),
         ("max_running", limit(policy.max_running)),
-        ("rate", rate),
+        ("rate", policy.rate or "none"),
         ("journal", policy.journal),
         ("journal_max", limit(policy.journal_max)),
         ("dead_max", limit(policy.dead_max)),
-        ("dead_keep", "until purged" if policy.dead_keep_ms is None else format_age(policy.dead_keep_ms)),
-        ("completed", policy.completed_max),
+        ("dead_keep", "until purged" if policy.dead_keep is None else format_age(policy.dead_keep)),
+        ("completed", policy.completed),
     ]

@@ -13,7 +13,7 @@ from waypost.cli.output import format_table, format_time, message_json, print_me
 from waypost.cli.progress import Progress
 from waypost.cli.prompts import add_yes, confirm
 from waypost.formatting import format_count
-from waypost.values import Observed
+from waypost.views import Observed
 
 
 def add(commands: Any) -> None:
@@ -70,7 +70,7 @@ def run_list(options: argparse.Namespace) -> int:
         write("no dead letters" + (" like that" if kept else ""))
         return 0
     rows = [
-        (letter.id, str(format_time(letter.stored.ended_ms))[:19], letter.reason, letter.deliveries,
+        (letter.id, str(format_time(letter.ended_at))[:19], letter.reason, letter.deliveries,
          ": ".join(filter(None, (letter.error_type, letter.error))))
         for letter in found
     ]  # fmt: skip

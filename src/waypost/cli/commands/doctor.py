@@ -15,7 +15,7 @@ from waypost.cli.prompts import add_yes, confirm
 from waypost.client import Waypost
 from waypost.errors import AccessDenied, WaypostError
 from waypost.store.checkup import Finding, wrong
-from waypost.values import RegisteredWorker
+from waypost.views import RegisteredWorker
 
 MARKS = {"ok": ("ok   ", "green"), "note": ("note ", "yellow"), "wrong": ("WRONG", "red")}
 

@@ -21,7 +21,7 @@ from waypost.cli.output import (
 )
 from waypost.client import Waypost
 from waypost.policy import PAGE_MAX
-from waypost.values import Event
+from waypost.views import Event
 
 #: How often `--follow` polls for new events.
 POLL_SECONDS = 1.0
@@ -107,7 +107,7 @@ def follow(post: Waypost, options: argparse.Namespace, after: int, count: int) -
             if options.json:
                 write_json(event_json(event))
             else:
-                at = str(format_time(event.at_ms))[:23]
+                at = str(format_time(event.at))[:23]
                 line = f"{event.number}  {at}  {event.event}  {event.message_id or '–'}  {format_event(event)}"
                 write(shorten(line, terminal_width()))
         sys.stdout.flush()

@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
         print_message(messages[0])
     elif messages:
         rows = [
-            (one.id, one.priority, one.deliveries, one.key, format_time(one.stored.ready_ms), format_body(one))
+            (one.id, one.priority, one.deliveries, one.key, format_time(one.ready_at), format_body(one))
             for one in messages
         ]  # fmt: skip
         for line in format_table(("id", "pri", "del", "key", "ready at", "body"), rows, flexible=(3, 5)):

@@ -10,6 +10,7 @@ from typing import Any
 from waypost.cli.commands.scheduler import run_until_signal
 from waypost.cli.options import add_leader_command
 from waypost.cli.output import write_json
+from waypost.formatting import format_age
 from waypost.schedule.promoter import PromoterTick
 
 log = logging.getLogger("waypost")
@@ -37,6 +38,6 @@ def log_tick(tick: PromoterTick) -> None:
     """Log a tick; one that did nothing only at level debug."""
     level = logging.INFO if tick.promoted or tick.election == "elected" else logging.DEBUG
     log.log(
-        level, "tick: %s, promoted %d, %d timers left, the oldest %d ms late", tick.election, tick.promoted, tick.depth,
-        tick.oldest_lag_ms, extra={"event": "promoter_tick", "promoted": tick.promoted, "depth": tick.depth},
+        level, "tick: %s, promoted %d, %d timers left, the oldest %s late", tick.election, tick.promoted, tick.depth,
+        format_age(tick.oldest_lag), extra={"event": "promoter_tick", "promoted": tick.promoted, "depth": tick.depth},
     )  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 
 from waypost.cli.options import add_command, open_client
 from waypost.cli.output import print_queues, write, write_json
-from waypost.values import Stats
+from waypost.views import Stats, to_json
 
 
 def add(commands: Any) -> None:
@@ -42,5 +42,5 @@ def summarize(stats: Stats) -> dict[str, Any]:
     return {
         "queue": stats.queue, "paused": stats.paused, "ready": ledger.ready, "delayed": ledger.delayed,
         "waiting": ledger.waiting, "leased": ledger.leased, "dead": ledger.dead_kept, "done": ledger.done,
-        "oldest_ready_ms": stats.oldest_ready_ms,
+        "oldest_ready_age_seconds": to_json(stats.oldest_ready_age),
     }  # fmt: skip

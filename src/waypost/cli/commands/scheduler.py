@@ -12,6 +12,7 @@ from typing import Any
 from waypost.cli.options import add_leader_command, open_client
 from waypost.cli.output import log_to_stderr, write_json
 from waypost.client.sync_client import Waypost
+from waypost.formatting import format_age
 from waypost.policy import RETRY_BUDGET_SECONDS
 from waypost.schedule.scheduler import Tick
 from waypost.worker.signals import StopSignals
@@ -53,6 +54,8 @@ def log_tick(tick: Tick) -> None:
     """Log a tick; one that did nothing only at level debug."""
     level = logging.INFO if tick.fires or tick.missed or tick.election == "elected" else logging.DEBUG
     log.log(
-        level, "tick: %s, fired %d, missed %d, late %d ms", tick.election, tick.fires, tick.missed, tick.lateness_ms,
-        extra={"event": "scheduler_tick", "fires": tick.fires, "missed": tick.missed, "lateness_ms": tick.lateness_ms},
+        level, "tick: %s, fired %d, missed %d, late %s",
+        tick.election, tick.fires, tick.missed, format_age(tick.lateness),
+        extra={"event": "scheduler_tick", "fires": tick.fires, "missed": tick.missed,
+               "lateness_seconds": tick.lateness.total_seconds()},
     )  # fmt: skip

@@ -16,8 +16,10 @@ from waypost.errors import InvalidBody, InvalidSchedule, InvalidTime
 from waypost.operations.schedules import make_spec
 from waypost.policy import GRACE_SECONDS, PRIORITY_DEFAULT, CatchUp, Missed
 from waypost.schedule.rule import Timeline
-from waypost.schedule.schedule import Schedule, format_time, to_datetime
+from waypost.schedule.schedule import Schedule
 from waypost.schedule.zones import zone_of
+from waypost.times import format_datetime, to_datetime
+from waypost.views import to_json
 
 COUNT_MAX = 10_000
 #: The argument `none`; one that was not given is None.
@@ -154,8 +156,8 @@ def run_preview(options: argparse.Namespace) -> int:
     fires = Timeline("preview", spec).next_fires_after(start_ms - 1, options.count)
     zone = zone_of(spec.tz)
     instants = [
-        {"utc": format_time(fire.instant_ms), "local": to_datetime(fire.instant_ms).astimezone(zone).isoformat()}
-        for fire in fires
+        {"utc": format_datetime(at), "local": at.astimezone(zone).isoformat()}
+        for at in (to_datetime(fire.instant_ms) for fire in fires)
     ]
     if options.json:
         write_json(instants, indent=2)
@@ -177,7 +179,11 @@ def run_list(options: argparse.Namespace) -> int:
         return 0
     rows: list[tuple[object, ...]] = []
     for schedule in found:
-        rule = f"every {schedule.every:g} s" if schedule.cron is None else f"{schedule.cron} {schedule.tz}"
+        rule = (
+            f"every {schedule.every.total_seconds():g} s"
+            if schedule.every is not None
+            else f"{schedule.cron} {schedule.tz}"
+        )
         state = (
             "paused"
             if schedule.paused
@@ -202,45 +208,23 @@ def run_save(options: argparse.Namespace) -> int:
     if options.json:
         write_json(_schedule_json(saved))
     else:
-        write(f"saved {saved.key}, next {_format_time(saved.next_fires[0]) if saved.next_fires else 'never'}")
+        write(f"saved {saved.key}, next {format_datetime(saved.next_fires[0]) if saved.next_fires else 'never'}")
     return 0
 
 
 def _format_second(at: datetime) -> str:
-    return _format_time(at)[:19]
-
-
-def _format_time(at: datetime) -> str:
-    return format_time(round(at.timestamp() * 1000))
+    return format_datetime(at)[:19]
 
 
 def _schedule_json(schedule: Schedule) -> dict[str, Any]:
-    missed = schedule.missed if isinstance(schedule.missed, str) else {"catch_up": schedule.missed.max_catchup}
-    return {
-        "queue": schedule.queue,
-        "key": schedule.key,
-        "name": schedule.name,
-        "cron": schedule.cron,
-        "every": schedule.every,
-        "tz": schedule.tz,
-        "missed": missed,
-        "grace": schedule.grace,
-        "start": None if schedule.start is None else _format_time(schedule.start),
-        "end": None if schedule.end is None else _format_time(schedule.end),
-        "max_fires": schedule.max_fires,
-        "jitter": schedule.jitter,
-        "priority": schedule.priority,
-        "group": schedule.group,
-        "headers": schedule.headers,
-        "paused": schedule.paused,
-        "declared": schedule.declared,
-        "fires": schedule.fires,
-        "missed_fires": schedule.missed_fires,
-        "last_fire": None if schedule.last_fire is None else _format_time(schedule.last_fire),
-        "next_fires": [
-            {"utc": _format_time(at), "local": schedule.local(at).isoformat()} for at in schedule.next_fires
-        ],
-    }  # fmt: skip
+    fields: dict[str, Any] = to_json(schedule)
+    del fields["body"]
+    if isinstance(schedule.missed, CatchUp):
+        fields["missed"] = {"catch_up": schedule.missed.max_catchup}
+    fields["next_fires"] = [
+        {"utc": format_datetime(at), "local": schedule.local(at).isoformat()} for at in schedule.next_fires
+    ]
+    return fields
 
 
 def run_change(options: argparse.Namespace) -> int:

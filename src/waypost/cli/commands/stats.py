@@ -6,8 +6,6 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
 from waypost.cli.options import add_command, integer_between, open_client
 from waypost.cli.output import (
     format_pairs,
@@ -22,7 +20,7 @@ from waypost.cli.output import (
 from waypost.client import Waypost
 from waypost.formatting import format_age
 from waypost.policy import MINUTES_KEPT
-from waypost.values import Stats
+from waypost.views import Stats, to_json
 
 
 def add(commands: Any) -> None:
@@ -58,9 +56,9 @@ def fetch_stats(post: Waypost, queues: Sequence[str], minutes: int = 0) -> list[
 
 def stats_json(stats: Stats) -> dict[str, Any]:
     """Return all counters of a queue for JSON."""
-    fields: dict[str, Any] = msgspec.to_builtins(stats)
+    fields: dict[str, Any] = to_json(stats)
     fields["ledger"] |= {"balance": stats.ledger.balance, "unexplained": stats.ledger.unexplained}
-    return fields | {"at": format_time(stats.at_ms)}
+    return fields
 
 
 def print_stats(stats: Stats) -> None:
@@ -69,10 +67,10 @@ def print_stats(stats: Stats) -> None:
     readers = ", ".join(f"{name} {stats.journal_last - at:,} behind" for name, at in stats.journal_readers.items())
     pairs: list[tuple[str, object]] = [
         ("queue", stats.queue + (with_color("  paused", "yellow") if stats.paused else "")),
-        ("ready", f"{ledger.ready:,}, the oldest for {format_age(stats.oldest_ready_ms)}"),
-        ("delayed", f"{ledger.delayed:,}, the next in {format_age(stats.next_due_ms)}"),
+        ("ready", f"{ledger.ready:,}, the oldest for {format_age(stats.oldest_ready_age)}"),
+        ("delayed", f"{ledger.delayed:,}, the next in {format_age(stats.next_due_in)}"),
         ("waiting", f"{ledger.waiting:,}"),
-        ("leased", f"{ledger.leased:,}, the longest for {format_age(stats.oldest_leased_ms)}"),
+        ("leased", f"{ledger.leased:,}, the longest for {format_age(stats.oldest_leased_age)}"),
         ("dead", f"{ledger.dead_kept:,}"),
         ("done", f"{ledger.done:,}"),
         ("published", f"{ledger.published:,}, {ledger.duplicates:,} duplicates"),
@@ -92,7 +90,7 @@ def print_minutes(stats: Stats) -> None:
         return
     names = list(stats.minutes[0].counts)
     rows = [
-        (str(format_time(minute.at_ms))[11:16], *(minute.counts.get(name, 0) for name in names))
+        (str(format_time(minute.at))[11:16], *(minute.counts.get(name, 0) for name in names))
         for minute in stats.minutes
     ]
     write("")

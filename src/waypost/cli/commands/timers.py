@@ -61,8 +61,8 @@ def run_list(options: argparse.Namespace) -> int:
     rows = [
         (
             timer.id,
-            format_time(timer.stored.ready_ms),
-            format_age(timer.stored.ready_ms - stats.at_ms),
+            format_time(timer.ready_at),
+            format_age(timer.ready_at - stats.at),
             timer.key,
             format_body(timer),
         )
@@ -107,7 +107,7 @@ def run_reschedule(options: argparse.Namespace) -> int:
             post.cancel(options.queue, id=moved.id)
             raise CommandError(f"the timer {options.key!r} became due meanwhile, and was not moved", FOUND)
         now = list(post.messages(options.queue, "delayed", id=timer.id))
-    due = format_time(now[0].stored.ready_ms) if now else None
+    due = format_time(now[0].ready_at) if now else None
     if options.json:
         write_json({"queue": options.queue, "key": options.key, "id": timer.id, "due": due})
     else:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from dataclasses import asdict
 from typing import Any
 
 from waypost.cli.exit_codes import USAGE, CommandError
@@ -50,7 +49,7 @@ def print_once(options: argparse.Namespace) -> int:
         collector.tick(time.monotonic())
     lines = collector.lines()
     if options.json:
-        write_json({"queues": [asdict(line) for line in lines], "workers": collector.workers})
+        write_json({"queues": lines, "workers": collector.workers})
         return 0
     if lines:
         for row in format_table(HEADERS, map(format_cells, lines), flexible=(0,), gap=1):

@@ -9,7 +9,7 @@ from typing import Any
 from waypost.cli.exit_codes import FOUND
 from waypost.cli.options import add_command, open_client
 from waypost.cli.output import terminal_width, write, write_json
-from waypost.values import RegisteredWorker
+from waypost.views import RegisteredWorker
 
 
 def add(commands: Any) -> None:
@@ -44,14 +44,14 @@ def format_workers(found: Sequence[RegisteredWorker], unserved: Sequence[str]) -
     """Return the list of workers as lines. Ages are as of each worker's last heartbeat, by the store's clock."""
     lines = []
     for worker in found:
-        age = (worker.seen_ms - worker.started_ms) / 1000
+        age = (worker.seen_at - worker.started_at).total_seconds()
         lines.append(f"{worker.name}  {worker.state}, {worker.status}")
         lines.append(f"    pid {worker.pid} on {worker.host}, waypost {worker.version}, up {age:.0f} s")
         lines += [f"    {reason}" for reason in worker.reasons]
         for queue in worker.queues:
             claimed = "no claim yet"
-            if queue.last_claim_ms is not None:
-                claimed = f"claimed {(worker.seen_ms - queue.last_claim_ms) / 1000:.1f} s before"
+            if queue.last_claim_at is not None:
+                claimed = f"claimed {(worker.seen_at - queue.last_claim_at).total_seconds():.1f} s before"
             lines.append(
                 f"    {queue.name:14} {queue.in_flight} of {queue.concurrency} in flight, "
                 f"{queue.handled} handled, {claimed}"

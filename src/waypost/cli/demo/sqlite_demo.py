@@ -126,7 +126,7 @@ class SqliteDemo(ShopDemo):
         output.line(f"the history of order {held[message_id]}, which the killed worker held:")
         events = post.history(ORDERS, message_id)
         for event in events:
-            seconds = (event.at_ms - events[0].at_ms) / 1000
+            seconds = (event.at - events[0].at).total_seconds()
             token = f"token {event.token}" if event.token else ""
             output.line(f"    {seconds:5.2f} s  {event.event:<10} {token:9} {event.cause or ''}".rstrip())
         ledgers = {queue: post.ledger(queue) for queue in (ORDERS, MAILS, ROLLUP)}

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 
 from waypost.cli.commands.workers import list_unserved
 from waypost.client import Waypost
 from waypost.formatting import format_age, format_count
-from waypost.policy import Policy
 from waypost.store.checkup import Findings, note, ok, wrong
-from waypost.values import RegisteredWorker, Stats
+from waypost.views import Policy, RegisteredWorker, Stats
 
 #: The queue whose stats are read to get the time of the store. It is never created.
 CLOCK_QUEUE = "waypost-doctor"
 #: Clocks that differ by more get a note; waypost works all the same.
-CLOCK_MS_MAX = 1_000
+CLOCK_DIFFERENCE_MAX = timedelta(seconds=1)
 #: A reader further behind than the first share of the journal's cap gets a note; past the second share it is wrong.
 LAG_NOTED, LAG_WRONG = 0.1, 0.5
 #: The most names in one line.
@@ -30,17 +29,18 @@ def join_names(queues: Sequence[str]) -> str:
 
 def check_clock(post: Waypost) -> Findings:
     """Compare the store's clock with that of this machine."""
-    before = time.time() * 1000
-    at_ms = post.stats(CLOCK_QUEUE).at_ms
-    after = time.time() * 1000
+    before = datetime.now(UTC)
+    at = post.stats(CLOCK_QUEUE).at
+    after = datetime.now(UTC)
     # The store read its clock between the two: a time outside of them is a real difference.
-    difference = at_ms - after if at_ms > after else min(0.0, at_ms - before)
+    difference = at - after if at > after else min(timedelta(0), at - before)
+    seconds = round(difference.total_seconds(), 3)
     text = f"the store's clock and this machine's differ by {format_age(abs(difference))}"
-    if abs(difference) > CLOCK_MS_MAX:
+    if abs(difference) > CLOCK_DIFFERENCE_MAX:
         yield note("clock", text, "harmless to messages, whose times are all the store's; keep both on NTP, or times "
-                   "that you give with `at` are not the ones you mean", difference_ms=round(difference))  # fmt: skip
+                   "that you give with `at` are not the ones you mean", difference_seconds=seconds)  # fmt: skip
     else:
-        yield ok("clock", text, difference_ms=round(difference))
+        yield ok("clock", text, difference_seconds=seconds)
 
 
 def check_ledgers(found: Sequence[Stats]) -> Findings:
@@ -75,7 +75,7 @@ def check_served(found: Sequence[Stats], workers: Sequence[RegisteredWorker]) ->
             without_worker.append(stats)
     for stats in without_worker:
         ledger = stats.ledger
-        waits = f", the oldest for {format_age(stats.oldest_ready_ms)}" if stats.oldest_ready_ms is not None else ""
+        waits = f", the oldest for {format_age(stats.oldest_ready_age)}" if stats.oldest_ready_age is not None else ""
         yield wrong(
             "handlers",
             f"queue {stats.queue} has {ledger.ready:,} ready and {ledger.delayed:,} delayed messages{waits}, and "

@@ -9,7 +9,8 @@ from waypost.client import Waypost
 from waypost.errors import AccessDenied, StoreFailed
 from waypost.formatting import format_count
 from waypost.store.checkup import Findings, note, ok, wrong
-from waypost.values import Damage, Stats
+from waypost.values import Damage
+from waypost.views import Stats
 
 #: How many damaged records of a queue are listed one by one; of the others, only the number.
 NAMED_MAX = 20

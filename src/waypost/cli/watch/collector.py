@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 from waypost.client import Waypost
 from waypost.formatting import format_count
-from waypost.values import RegisteredWorker, Stats
+from waypost.views import RegisteredWorker, Stats
 
 #: How often the view is refreshed.
 TICK_SECONDS = 1.0
@@ -31,7 +32,7 @@ MINUTES = 2
 
 @dataclass(frozen=True, slots=True)
 class QueueLine:
-    """The figures of a queue. Rates are per second, times in milliseconds."""
+    """The figures of a queue. Rates are per second."""
 
     queue: str
     paused: bool
@@ -40,12 +41,12 @@ class QueueLine:
     waiting: int
     leased: int
     dead: int
-    oldest_ready_ms: int | None
+    oldest_ready_age: timedelta | None
     published_per_second: float
     done_per_second: float
     #: The median of the last wait and run times in the journal; None if it has none.
-    wait_ms: float | None
-    run_ms: float | None
+    wait_time: timedelta | None
+    run_time: timedelta | None
     #: Registered workers that serve it.
     workers: int
     #: Events that the slowest reader of its journal has not read; None if it has no reader.
@@ -62,8 +63,8 @@ class QueueState:
     published_per_second: float = 0.0
     done_per_second: float = 0.0
     read_to: int = 0
-    waits: deque[int] = field(default_factory=lambda: deque(maxlen=SAMPLES))
-    runs: deque[int] = field(default_factory=lambda: deque(maxlen=SAMPLES))
+    waits: deque[timedelta] = field(default_factory=lambda: deque(maxlen=SAMPLES))
+    runs: deque[timedelta] = field(default_factory=lambda: deque(maxlen=SAMPLES))
 
 
 class Collector:
@@ -128,7 +129,7 @@ class Collector:
         else:
             before, state.stats, state.polled_at = state.stats, stats, now
             state.changed = has_changed(before, stats)
-            passed = (stats.at_ms - before.at_ms) / 1000
+            passed = (stats.at - before.at).total_seconds()
             if passed > 0:
                 state.published_per_second = max(0, stats.ledger.published - before.ledger.published) / passed
                 state.done_per_second = max(0, stats.ledger.done - before.ledger.done) / passed
@@ -141,10 +142,10 @@ class Collector:
         page = self._post.journal(name, max(state.read_to, last - SAMPLES), SAMPLES)
         state.read_to = max(page.last, last)
         for event in page.events:
-            if event.event == "claimed" and event.wait_ms is not None:
-                state.waits.append(event.wait_ms)
-            elif event.event == "done" and event.run_ms is not None:
-                state.runs.append(event.run_ms)
+            if event.event == "claimed" and event.wait_time is not None:
+                state.waits.append(event.wait_time)
+            elif event.event == "done" and event.run_time is not None:
+                state.runs.append(event.run_time)
 
     def lines(self) -> list[QueueLine]:
         """Return the figures of all queues, by name."""
@@ -161,11 +162,11 @@ class Collector:
             waiting=ledger.waiting,
             leased=ledger.leased,
             dead=ledger.dead_kept,
-            oldest_ready_ms=stats.oldest_ready_ms,
+            oldest_ready_age=stats.oldest_ready_age,
             published_per_second=round(state.published_per_second, 2),
             done_per_second=round(state.done_per_second, 2),
-            wait_ms=median(state.waits),
-            run_ms=median(state.runs),
+            wait_time=median(state.waits),
+            run_time=median(state.runs),
             workers=sum(any(queue.name == name for queue in worker.queues) for worker in self._workers),
             lag=stats.journal_last - min(readers) if readers else None,
         )
@@ -176,7 +177,7 @@ class Collector:
         return self._workers
 
 
-def median(values: Iterable[int]) -> int | None:
+def median(values: Iterable[timedelta]) -> timedelta | None:
     """Return the median, of two the smaller; None without values."""
     ordered = sorted(values)
     return ordered[(len(ordered) - 1) // 2] if ordered else None
@@ -189,9 +190,9 @@ def has_changed(before: Stats, after: Stats) -> bool:
 
 def recent_rates(stats: Stats) -> tuple[float, float]:
     """Return published and done per second over the last one or two minutes, for the first poll of a queue."""
-    minute = stats.at_ms // 60_000
-    counted = [one for one in stats.minutes if one.at_ms // 60_000 in (minute, minute - 1)]
-    seconds = 60 + stats.at_ms % 60_000 / 1000
+    minute = stats.at.replace(second=0, microsecond=0)
+    counted = [one for one in stats.minutes if one.at >= minute - timedelta(minutes=1)]
+    seconds = 60 + (stats.at - minute).total_seconds()
     published = sum(one.counts.get("published", 0) for one in counted)
     return published / seconds, sum(one.counts.get("done", 0) for one in counted) / seconds
 
@@ -211,11 +212,11 @@ def format_cells(line: QueueLine) -> tuple[str, ...]:
         format_number(line.delayed),
         format_number(line.leased),
         format_number(line.dead),
-        format_duration(line.oldest_ready_ms),
+        format_duration(line.oldest_ready_age),
         format_number(line.published_per_second),
         format_number(line.done_per_second),
-        format_duration(line.wait_ms),
-        format_duration(line.run_ms),
+        format_duration(line.wait_time),
+        format_duration(line.run_time),
         str(line.workers),
         "–" if line.lag is None else format_number(line.lag),
     )
@@ -230,16 +231,17 @@ def format_number(number: float) -> str:
     return f"{number:.0f}" if number == int(number) or number >= 100 else f"{number:.1f}"
 
 
-def format_duration(milliseconds: float | None) -> str:
+def format_duration(duration: timedelta | None) -> str:
     """Format a duration in at most five characters."""
-    if milliseconds is None:
+    if duration is None:
         return "–"
-    if milliseconds < 1000:
-        return f"{milliseconds:.0f}ms"
-    for size, unit, most in ((1e3, "s", 100), (60e3, "m", 100), (3600e3, "h", 100)):
-        if milliseconds / size < most:
-            return f"{milliseconds / size:.1f}{unit}"
-    return f"{milliseconds / 86_400e3:.0f}d"
+    seconds = duration.total_seconds()
+    if seconds < 1:
+        return f"{seconds * 1000:.0f}ms"
+    for size, unit in ((1, "s"), (60, "m"), (3600, "h")):
+        if seconds / size < 100:
+            return f"{seconds / size:.1f}{unit}"
+    return f"{seconds / 86_400:.0f}d"
 
 
 def format_totals(lines: Sequence[QueueLine], workers: Sequence[Any]) -> str:

@@ -100,7 +100,7 @@ class KafkaTarget:
                     record.body,
                     key=None if key is None else key.encode(),
                     headers=[(name, value.encode()) for name, value in record.headers.items()],
-                    timestamp=record.published_ms,
+                    timestamp=record._published_ms,
                     on_delivery=lambda error, _: batch.record_delivery(index, error),
                 )
                 return

@@ -19,7 +19,6 @@ import os
 import secrets
 import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +93,7 @@ class LakeTarget:
         """Write a batch, one file per day; messages of a file that cannot be written are not confirmed."""
         by_day: dict[str, list[int]] = {}
         for index, record in enumerate(records):
-            day = datetime.fromtimestamp(record.published_ms / 1000, UTC).strftime("%Y-%m-%d")
+            day = record.published_at.strftime("%Y-%m-%d")
             by_day.setdefault(day, []).append(index)
         confirmations: list[Confirmation] = [None] * len(records)
         for day, indexes in by_day.items():
@@ -177,8 +176,8 @@ def _table(records: Sequence[RelayRecord]) -> Any:
         [
             pa.array([record.queue for record in records], pa.string()),
             pa.array([record.id for record in records], pa.string()),
-            pa.array([record.published_ms for record in records], pa.int64()),
-            pa.array([record.published_ms * 1000 for record in records], pa.timestamp("us", tz="UTC")),
+            pa.array([record._published_ms for record in records], pa.int64()),
+            pa.array([record._published_ms * 1000 for record in records], pa.timestamp("us", tz="UTC")),
             pa.array([record.key if record.key is not None else record.own_key for record in records], pa.string()),
             pa.array([record.group for record in records], pa.string()),
             pa.array([record.priority for record in records], pa.int32()),

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 from waypost.errors import MissingExtra
@@ -126,7 +125,7 @@ def message_of(record: RelayRecord) -> Any:
         correlation_id=_short(record.correlation_id),
         reply_to=_short(record.reply_to),
         message_id=record.id,
-        timestamp=datetime.fromtimestamp(record.published_ms / 1000, UTC),
+        timestamp=record.published_at,
         type=_short(record.type_name),
     )
 

@@ -27,6 +27,7 @@ from waypost.outbox.relay.target import Refused, RelayRecord, Target, Unconfirme
 from waypost.outbox.relay.target_urls import open_target
 from waypost.policy import KEY_CHARACTERS_MAX
 from waypost.redaction import Redact
+from waypost.times import Duration
 from waypost.urls import redact_text
 
 log = logging.getLogger("waypost")
@@ -51,7 +52,7 @@ class Relay:
         *,
         key: str | KeyOf | None = None,
         headers: HeadersOf | None = None,
-        hold: float,
+        hold: Duration,
         redact: Redact | None = None,
     ) -> None:
         self.queue = queue
@@ -251,7 +252,7 @@ class Relay:
         return None
 
     def _make_record(self, message: Message[Any]) -> RelayRecord:
-        envelope, data = message.open(), message.lease.envelope
+        envelope, data = message.open(), message._lease.envelope
         extra = dict(self._headers(message) if callable(self._headers) else self._headers or {})
         body = self._body(message, envelope)
         if extra or body is not None:
@@ -268,7 +269,7 @@ class Relay:
         return RelayRecord(
             message.id, message.queue, envelope.data, envelope.content_type, _headers(message, envelope),
             None if key is None else check_text("key", key, KEY_CHARACTERS_MAX), message.key, message.group,
-            message.priority, message.lease.published_ms, data, envelope.type_name, envelope.correlation_id,
+            message.priority, message._lease.published_ms, data, envelope.type_name, envelope.correlation_id,
             envelope.reply_to, message.token > 1,
         )  # fmt: skip
 
@@ -308,13 +309,13 @@ def _decide(message: Message[Any], decide: Callable[[], None]) -> None:
 def _apply_outcome(message: Message[Any], outcome: Outcome) -> None:
     match outcome:
         case Snooze():
-            message.snooze(outcome.after_ms / 1000)
+            message.snooze(outcome.after)
         case Dead():
             message.dead(outcome.reason, outcome.error)
         case Drop():
             message.drop()
         case Retry():
-            message.retry(None if outcome.after_ms is None else outcome.after_ms / 1000, outcome.reason)
+            message.retry(outcome.after, outcome.reason)
 
 
 class _Connection:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 from typing import Protocol, TypeAlias
 
 from msgspec import Struct
 
 from waypost.errors import InvalidUrl
 from waypost.policy import CHUNK_BYTES_MAX, CHUNK_MESSAGES_MAX
+from waypost.times import to_datetime
 from waypost.urls import check_url
 
 PORT_MAX = 65_535
@@ -31,7 +33,7 @@ class RelayRecord(Struct, frozen=True):
     own_key: str | None
     group: str | None
     priority: int
-    published_ms: int
+    _published_ms: int
     #: The whole message as another waypost store keeps it.
     envelope: bytes
     type_name: str | None = None
@@ -39,6 +41,11 @@ class RelayRecord(Struct, frozen=True):
     reply_to: str | None = None
     #: Whether it was claimed before, and so may have been sent before.
     again: bool = False
+
+    @property
+    def published_at(self) -> datetime:
+        """When its own store took it in."""
+        return to_datetime(self._published_ms)
 
     @property
     def size(self) -> int:

@@ -17,9 +17,11 @@ import re
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from waypost import lease_clock
+from waypost.checks import check_seconds
 from waypost.client import Waypost
 from waypost.client.base import DEFAULT_RETRY, is_stop
 from waypost.errors import ConfigurationError, InvalidInput
@@ -35,6 +37,7 @@ from waypost.spark.consumer.commit_log import COMMITS_KEPT, AlreadyCommitted, Co
 from waypost.spark.files import open_output_files
 from waypost.spark.source.credentials import Place
 from waypost.spark.source.partitions import machine_of
+from waypost.times import Duration, to_ms
 from waypost.values import Lease, Settlement, SettleStatus, Watched
 from waypost.worker.renewer import Renewer
 
@@ -221,12 +224,12 @@ class _Consumer:
         self.held.messages = messages
         self.renewer.reschedule(self.held)
         first = next(iter(messages.values()))
-        if first.lease_until <= lease_clock.now():
+        if first._lease_until <= lease_clock.now():
             # Claiming took longer than the lease: only messages with a valid lease may be handled.
             self._extend(list(messages.values()))
             messages = {message_id: message for message_id, message in messages.items() if not message.fenced}
             self.held.messages = messages
-        self.renewer.expect_end(self.held, first.lease_until, first.lease_seconds)
+        self.renewer.expect_end(self.held, first._lease_until, first._lease_seconds)
         self.renewer.renew_now(self.held)
         try:
             if not messages:
@@ -309,7 +312,7 @@ class _Consumer:
         if not done:
             self._discard(batch.name)
             return
-        fences = [Fence(message.id, message.token, message.lease.nonce, message.lease.chain) for message in done]
+        fences = [Fence(message.id, message.token, message._lease.nonce, message._lease.chain) for message in done]
         number = self.log.commit(batch.name, batch._tables, fences)
         self.log.publish(self.log.pending[number].commit)
 
@@ -346,7 +349,7 @@ class _Consumer:
     def settle_repeated(self, ids: Collection[str]) -> None:
         """Settle messages that are already in the output."""
         messages = [self.held.messages[message_id] for message_id in ids]
-        statuses = self.settle(messages, [Settlement(m.id, m.token, m.lease.nonce) for m in messages])
+        statuses = self.settle(messages, [Settlement(m.id, m.token, m._lease.nonce) for m in messages])
         self.result.repeated += len(messages)
         self._close(statuses)
 
@@ -358,7 +361,7 @@ class _Consumer:
             answers = self.post._run(_settle(self.context, self.queue, part))
             for message, status in zip(messages[start : start + CHUNK_MESSAGES_MAX], answers, strict=True):
                 message.settled = statuses[message.id] = status
-        if any(one.then for one in settlements) or any(message.lease.chain is not None for message in messages):
+        if any(one.then for one in settlements) or any(message._lease.chain is not None for message in messages):
             self.post._run(deliver_outgoing(self.context, self.queue))
         lost = sum(status == "lost" for status in statuses.values())
         if lost:
@@ -427,7 +430,7 @@ def consume(
     partitions: int = PARTITIONS_DEFAULT,
     retry: RetryPolicy = DEFAULT_RETRY,
     follow: bool = False,
-    timeout: float | None = None,
+    timeout: Duration | None = None,
     on_error: OnError = "raise",
     namespace: str = "wp",
     password_env: str | None = None,
@@ -455,14 +458,14 @@ def consume(
     place = url if isinstance(url, Place) else _place(url, namespace, password_env, password_file)
     store = place.open()
     files = None if output is None else open_output_files(spark, output)
-    deadline = None if timeout is None else time.monotonic() + timeout
+    deadline = None if timeout is None else time.monotonic() + check_seconds("timeout", timeout)
     with Waypost(store=store, redact=redact) as post:
-        lease_ms = post.policy(name).lease_ms
-        if lease_ms is None:
+        lease = post.policy(name).lease
+        if lease is None:
             raise at_most_once(name)
         commit_log = None if files is None else CommitLog(files, name, place.namespace)
         consumer = _Consumer(
-            spark, place, name, fn, post, commit_log, retry, batch, min(partitions, batch), on_error, lease_ms
+            spark, place, name, fn, post, commit_log, retry, batch, min(partitions, batch), on_error, to_ms(lease)
         )
         spark.dataSource.register(ClaimSource)
         consumer.renewer.start([consumer.held])
@@ -498,5 +501,4 @@ def _loop(consumer: _Consumer, *, follow: bool, deadline: float | None) -> None:
 def _claimable(post: Waypost, queue: str) -> bool:
     """Return whether a claim may find a message, without a Spark job."""
     stats = post.stats(queue)
-    moments = (stats.next_due_ms, stats.next_lease_ms)
-    return not stats.paused and (stats.ledger.ready > 0 or any(m is not None and m <= 0 for m in moments))
+    return not stats.paused and (stats.ledger.ready > 0 or timedelta(0) in (stats.next_due_in, stats.next_lease_end_in))

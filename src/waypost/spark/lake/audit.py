@@ -24,7 +24,7 @@ from waypost.spark.lake.silver import CLOSING
 from waypost.spark.lake.tables import BRONZE_JOURNAL, SILVER_MESSAGES
 from waypost.spark.source.bulk import Bulk, open_bulk
 from waypost.store.bulk.tables import MESSAGES
-from waypost.values import Event, Ledger, MessageState
+from waypost.values import EventRecord, Ledger, MessageState
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -195,9 +195,9 @@ def is_confirmed(bulk: Bulk, row: Any) -> bool:
     return bool((found == "dead") != (row.state == "dead"))
 
 
-def trace(bulk: Bulk, queue: str, message_id: str) -> list[Event]:
+def trace(bulk: Bulk, queue: str, message_id: str) -> list[EventRecord]:
     """The events of one message that the journal still has."""
-    events: list[Event] = []
+    events: list[EventRecord] = []
     cursor: str | None = None
     while True:
         page = bulk.run(bulk.store.trace(queue, message_id, cursor))

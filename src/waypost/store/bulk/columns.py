@@ -12,7 +12,7 @@ import pyarrow as pa
 from waypost import codec
 from waypost.errors import WaypostError
 from waypost.store.bulk.tables import ENVELOPE_COLUMNS, JOURNAL, MESSAGES, Table
-from waypost.values import Event, Stored
+from waypost.values import EventRecord, Stored
 
 _JSON, _TEXT = "application/json", "text/plain"
 
@@ -67,7 +67,7 @@ _EVENT_FIELDS = [name for name in JOURNAL.columns if name not in ENVELOPE_COLUMN
 _STORED_FIELDS = [name for name in MESSAGES.columns if name not in (*ENVELOPE_COLUMNS, "queue", "size")]
 
 
-def events_batch(events: Sequence[Event], columns: Sequence[str]) -> Any:
+def events_batch(events: Sequence[EventRecord], columns: Sequence[str]) -> Any:
     """Return a batch of events that were read one by one."""
     arrays = {
         name: pa.array([getattr(event, name) for event in events], JOURNAL.arrow_type(name))

@@ -43,13 +43,13 @@ from waypost.values import (
     CheckPage,
     Claimed,
     Damage,
-    Event,
     EventName,
+    EventRecord,
     ExtendStatus,
     Lease,
     Ledger,
     MessageState,
-    Minute,
+    MinuteRecord,
     Notice,
     PolledQueue,
     Published,
@@ -58,7 +58,7 @@ from waypost.values import (
     Redriven,
     Settlement,
     SettleStatus,
-    Stats,
+    StatsRecord,
     StoredSchedule,
     Watched,
     chain_id,
@@ -107,7 +107,7 @@ class QueueModel:
         self.polling_soon: dict[str, int] = {}
         self.counts: Counter[str] = Counter()
         self.minutes: dict[int, Counter[str]] = {}
-        self.journal: deque[Event] = deque()
+        self.journal: deque[EventRecord] = deque()
         self.journal_first = 1
         self.journal_last = 0
         self.readers: dict[str, int] = {}
@@ -774,9 +774,9 @@ class QueueModel:
             c["over_cap"],
         )  # fmt: skip
 
-    def stats(self, now: int, minutes: int) -> Stats:
+    def stats(self, now: int, minutes: int) -> StatsRecord:
         first = now // 60_000 - min(minutes, MINUTES_KEPT) + 1
-        return Stats(
+        return StatsRecord(
             self.name, now, self.ledger(), self.paused,
             self._oldest_ready(now),
             max((now - (r.claimed_ms or 0) for r in self._in("leased")), default=None),
@@ -784,7 +784,7 @@ class QueueModel:
             sum(until > now for until in self.sleepers.values()),
             self.journal_first, self.journal_last, dict(self.readers),
             [
-                Minute(minute * 60_000, {name: counts[name] for name in MINUTE_COUNTERS})
+                MinuteRecord(minute * 60_000, {name: counts[name] for name in MINUTE_COUNTERS})
                 for minute, counts in sorted(self.minutes.items())
                 if minute >= first
             ],
@@ -817,7 +817,7 @@ class QueueModel:
             } | details  # fmt: skip
         self.journal_last += 1
         details["operation_id"] = None if operation is None else str(operation)
-        self.journal.append(Event(self.name, self.journal_last, now, event, **details))
+        self.journal.append(EventRecord(self.name, self.journal_last, now, event, **details))
 
     def cut_journal(self, now: int) -> None:
         """Trim the journal to about its cap at the end of a step, read or not."""

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 from msgspec import structs
 
 from waypost.identity import Operation, new_nonce
-from waypost.policy import CLAIM_BYTES_MAX, REPLAY_TTL_MS, Policy
+from waypost.policy import CLAIM_BYTES_MAX, REPLAY_TTL_MS, PolicyRecord
 from waypost.store.checkup import Checkup, Findings, ok
 from waypost.store.memory import chains
 from waypost.store.memory import schedules as scheduling
@@ -46,9 +46,9 @@ from waypost.values import (
     Claimed,
     Continuation,
     Elected,
+    EventPage,
     ExtendStatus,
     Fired,
-    JournalPage,
     MessageState,
     Notice,
     Page,
@@ -57,18 +57,19 @@ from waypost.values import (
     Published,
     Purged,
     Redriven,
-    RegisteredWorker,
     Removal,
     Saved,
     ScheduleList,
     Settlement,
     SettleStatus,
     SideEffect,
-    Stats,
+    StatsRecord,
     StoredSchedule,
     TracePage,
     Watched,
+    WorkerRecord,
 )
+from waypost.views import Stats
 
 T = TypeVar("T")
 
@@ -379,7 +380,7 @@ class MemoryStore:
 
         return ModelCall("peek", step)
 
-    def stats(self, queue: str, *, minutes: int = 0) -> Call[Stats]:
+    def stats(self, queue: str, *, minutes: int = 0) -> Call[StatsRecord]:
         return ModelCall("stats", lambda now: self._queue(queue).stats(now, minutes))
 
     def trace(self, queue: str, message_id: str, cursor: str | None = None) -> Call[TracePage]:
@@ -423,11 +424,11 @@ class MemoryStore:
 
         return ModelCall("check", step)
 
-    def configure(self, queue: str, changes: Mapping[str, Any]) -> Call[Woken[Policy]]:
-        def step(now: int) -> Woken[Policy]:
+    def configure(self, queue: str, changes: Mapping[str, Any]) -> Call[Woken[PolicyRecord]]:
+        def step(now: int) -> Woken[PolicyRecord]:
             model = self._queue_to_make(queue)
 
-            def change() -> Policy:
+            def change() -> PolicyRecord:
                 model.policy = model.policy.changed(changes)
                 model.note(now, "configured", None, None, cause=format_changes(changes))
                 return model.policy
@@ -436,7 +437,7 @@ class MemoryStore:
 
         return ModelCall("configure", step)
 
-    def policy(self, queue: str) -> Call[Policy]:
+    def policy(self, queue: str) -> Call[PolicyRecord]:
         return ModelCall("policy", lambda now: self._queue(queue).policy)
 
     def pause(self, queue: str) -> Call[bool]:
@@ -501,17 +502,17 @@ class MemoryStore:
     def unregister(self, name: str) -> Call[bool]:
         return ModelCall("unregister", lambda now: self._register.unregister(name))
 
-    def workers(self) -> Call[list[RegisteredWorker]]:
+    def workers(self) -> Call[list[WorkerRecord]]:
         return ModelCall("workers", self._register.workers)
 
     # ---- the journal -------------------------------------------------------------------------------------
 
-    def journal(self, queue: str, after: int, limit: int) -> Call[JournalPage]:
-        def step(now: int) -> JournalPage:
+    def journal(self, queue: str, after: int, limit: int) -> Call[EventPage]:
+        def step(now: int) -> EventPage:
             model = self._queue(queue)
             events = [e for e in model.journal if e.number > after][:limit]
             last = events[-1].number if events else max(after, model.journal_first - 1)
-            return JournalPage(events, last, model.journal_first, model.journal_last)
+            return EventPage(events, last, model.journal_first, model.journal_last)
 
         return ModelCall("journal", step)
 

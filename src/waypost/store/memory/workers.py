@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from waypost import policy
 from waypost.store.register import registered
-from waypost.values import RegisteredWorker
+from waypost.values import WorkerRecord
 
 
 class Register:
@@ -27,7 +27,7 @@ class Register:
         """Remove a worker at once; return whether it was registered."""
         return self._records.pop(name, None) is not None
 
-    def workers(self, now: int) -> list[RegisteredWorker]:
+    def workers(self, now: int) -> list[WorkerRecord]:
         """Return the workers that have not expired, by name."""
         return [
             registered(name, record, at, until)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -14,7 +15,7 @@ from waypost.store.checkup import Checkup, Findings, note, ok, wrong
 from waypost.store.postgres.failures import map_connection_error
 from waypost.store.postgres.schema import MADE, MIGRATIONS, Names, command_for, migration_text, sql
 from waypost.store.postgres.schema_check import compare
-from waypost.values import Stats
+from waypost.views import Stats
 
 if TYPE_CHECKING:
     from waypost.store.postgres.store import PostgresStore
@@ -139,7 +140,7 @@ def check_transactions(connection: Any) -> Findings:
         yield wrong(
             "transactions",
             f"process {pid} ({application or 'no name'}, user {user}, {state}) has a transaction open for "
-            f"{format_age(seconds * 1000)}",
+            f"{format_age(timedelta(seconds=float(seconds)))}",
             f"end it: journal readers wait for it and dead rows stay; SELECT pg_terminate_backend({pid}) does",
             pid=pid, seconds=round(seconds, 1), application=application, user=user, state=state,
         )  # fmt: skip

@@ -13,13 +13,13 @@ from waypost.store.postgres.statement import Parameter, number, one, rows_of, te
 from waypost.values import (
     MINUTE_COUNTERS,
     REDELIVERY_CAUSES,
-    Event,
-    JournalPage,
+    EventPage,
+    EventRecord,
     Ledger,
     MessageState,
-    Minute,
+    MinuteRecord,
     Page,
-    Stats,
+    StatsRecord,
     Stored,
     TracePage,
 )
@@ -97,7 +97,7 @@ def read_listing(state: MessageState, limit: int, result: PGresult) -> Page:
     return Page(messages, msgspec.json.encode(rows[limit - 1][18:]).decode())
 
 
-def read_stats(queue: str, result: PGresult) -> Stats:
+def read_stats(queue: str, result: PGresult) -> StatsRecord:
     """Everything comes as one JSON object."""
     reply: dict[str, Any] = msgspec.json.decode(one(result) or b"{}")
     c: dict[str, int] = reply["counts"]
@@ -108,11 +108,11 @@ def read_stats(queue: str, result: PGresult) -> Stats:
         c["expired"], c["released"], c["retried"], c["snoozed"], c["duplicates"], c["transferred"],
         c["over_cap"],
     )  # fmt: skip
-    return Stats(
+    return StatsRecord(
         queue, reply["now"], ledger, reply["paused"], reply["oldest_ready"], reply["oldest_leased"], reply["next_due"],
         reply["next_lease"], reply["sleepers"], reply["first"], reply["last"], reply["readers"],
         [
-            Minute(minute["minute"] * 60_000, {name: minute[name] for name in MINUTE_COUNTERS})
+            MinuteRecord(minute["minute"] * 60_000, {name: minute[name] for name in MINUTE_COUNTERS})
             for minute in reply["minutes"] or ()
         ],
     )  # fmt: skip
@@ -125,12 +125,12 @@ def _spread(values: list[Any] | None, count: int) -> list[Any]:
     return values * count if len(values) == 1 else values
 
 
-def _events(queue: str, row: tuple[Any, ...]) -> list[Event]:
+def _events(queue: str, row: tuple[Any, ...]) -> list[EventRecord]:
     """The events of one entry."""
     before, count, at_ms, event, operation, schedule = row[:6]
     fields = [_spread(values, count) for values in row[6:]]
     return [
-        Event(
+        EventRecord(
             queue, before + index, at_ms, event, id, key, group, None if rank is None else 9 - rank, token, claims,
             deliveries, attempts, worker, due, cause, reason, error_type, run, wait, size, operation, chain, schedule,
             None if body is None else bytes(body),
@@ -142,13 +142,13 @@ def _events(queue: str, row: tuple[Any, ...]) -> list[Event]:
     ]  # fmt: skip
 
 
-def read_journal(queue: str, after: int, limit: int, result: PGresult) -> JournalPage:
+def read_journal(queue: str, after: int, limit: int, result: PGresult) -> EventPage:
     """The events behind a number."""
     (head, *_), *rows = rows_of(result)
     first, newest = msgspec.json.decode(head, type=tuple[int, int])
     start = max(after, first - 1)
     events = [event for row in rows for event in _events(queue, row[1:]) if event.number > start][:limit]
-    return JournalPage(events, events[-1].number if events else start, first, newest)
+    return EventPage(events, events[-1].number if events else start, first, newest)
 
 
 def read_trace(queue: str, message_id: str, result: PGresult) -> TracePage:

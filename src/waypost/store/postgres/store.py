@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from waypost import policy as limits
 from waypost.identity import Operation, new_nonce
-from waypost.policy import CLAIM_BYTES_MAX, DEFAULT_POLICY, PRIORITY_DEFAULT, PRIORITY_MAX, Policy
+from waypost.policy import CLAIM_BYTES_MAX, DEFAULT_POLICY, PRIORITY_DEFAULT, PRIORITY_MAX, PolicyRecord
 from waypost.store.port import (
     Call,
     Capabilities,
@@ -71,9 +71,9 @@ from waypost.values import (
     Damage,
     DamageKind,
     Elected,
+    EventPage,
     ExtendStatus,
     Fired,
-    JournalPage,
     Lease,
     MessageState,
     Notice,
@@ -85,16 +85,16 @@ from waypost.values import (
     PublishStatus,
     Purged,
     Redriven,
-    RegisteredWorker,
     Removal,
     Saved,
     ScheduleList,
     Settlement,
     SettleStatus,
-    Stats,
+    StatsRecord,
     StoredSchedule,
     TracePage,
     Watched,
+    WorkerRecord,
 )
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ _claimed_reply = msgspec.json.Decoder(_ClaimReply).decode
 _purged_reply = msgspec.json.Decoder(tuple[int, bool, list[tuple[str, list[str]]], Also | None]).decode
 _redriven_reply = msgspec.json.Decoder(tuple[list[str], list[str], bool, list[str]]).decode
 _check_reply = msgspec.json.Decoder(tuple[int, list[tuple[DamageKind, str | None, str, str | None]], str | None]).decode
-_policy_reply = msgspec.json.Decoder(tuple[Policy, list[str]]).decode
+_policy_reply = msgspec.json.Decoder(tuple[PolicyRecord, list[str]]).decode
 _polled_reply = msgspec.json.Decoder(
     tuple[int, tuple[str, int, int] | None, list[tuple[bool, int | None, int | None, int | None]]]
 ).decode
@@ -431,7 +431,7 @@ class PostgresStore:
             "peek", queue, command, parameters, lambda result: queries.read_listing(state, limit, result)
         )
 
-    def stats(self, queue: str, *, minutes: int = 0) -> Call[Stats]:
+    def stats(self, queue: str, *, minutes: int = 0) -> Call[StatsRecord]:
         parameters = [text(queue), self._now(), number(minutes)]
         return self._call("stats", queue, parameters, lambda result: queries.read_stats(queue, result))
 
@@ -485,18 +485,18 @@ class PostgresStore:
         parameters = [text(queue), self._now(), text(cursor), flag(mend)]
         return self._call("check", queue, parameters, decode)
 
-    def configure(self, queue: str, changes: Mapping[str, Any]) -> Call[Woken[Policy]]:
-        def decode(result: PGresult) -> Woken[Policy]:
+    def configure(self, queue: str, changes: Mapping[str, Any]) -> Call[Woken[PolicyRecord]]:
+        def decode(result: PGresult) -> Woken[PolicyRecord]:
             policy, wake = _policy_reply(one(result) or b"")
             return Woken(policy, _wake(queue, wake))
 
         parameters = [text(queue), self._now(), jsonb(msgspec.json.encode(changes)), text(format_changes(changes))]
         return self._call("configure", queue, parameters, decode)
 
-    def policy(self, queue: str) -> Call[Policy]:
-        def decode(result: PGresult) -> Policy:
+    def policy(self, queue: str) -> Call[PolicyRecord]:
+        def decode(result: PGresult) -> PolicyRecord:
             found = one(result)
-            return DEFAULT_POLICY if found is None else msgspec.json.decode(found, type=Policy)
+            return DEFAULT_POLICY if found is None else msgspec.json.decode(found, type=PolicyRecord)
 
         return self._call("policy", queue, [text(queue)], decode)
 
@@ -640,8 +640,8 @@ class PostgresStore:
     def unregister(self, name: str) -> Call[bool]:
         return self._call("unregister", "", [text(name)], lambda result: one(result) == b"\1")
 
-    def workers(self) -> Call[list[RegisteredWorker]]:
-        def decode(result: PGresult) -> list[RegisteredWorker]:
+    def workers(self) -> Call[list[WorkerRecord]]:
+        def decode(result: PGresult) -> list[WorkerRecord]:
             return [registered(*row) for row in rows_of(result)]
 
         parameters = [self._now(), number(limits.WORKERS_MAX)]
@@ -650,7 +650,7 @@ class PostgresStore:
 
     # ---- the journal -----------------------------------------------------------------------------------------
 
-    def journal(self, queue: str, after: int, limit: int) -> Call[JournalPage]:
+    def journal(self, queue: str, after: int, limit: int) -> Call[EventPage]:
         parameters = [text(queue), self._now(), number(after), number(limit)]
         command = self._command("journal", len(parameters), f"head, {queries.ENTRY}")
         return PostgresCall(

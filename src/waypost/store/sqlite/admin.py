@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from waypost.policy import Policy
+from waypost.policy import PolicyRecord
 from waypost.store.port import format_changes
 from waypost.store.sqlite.check import usable
 from waypost.store.sqlite.moves import end, forget_completed, make_claimable
@@ -81,7 +81,7 @@ def purge(records: QueueRecords, state: MessageState, limit: int, operation: str
     return Purged(len(chosen), len(rows) > limit)
 
 
-def configure(records: QueueRecords, changes: Mapping[str, Any]) -> Policy:
+def configure(records: QueueRecords, changes: Mapping[str, Any]) -> PolicyRecord:
     """Change the queue's policy; it takes effect at the next step."""
     records.make()
     records.set_policy(records.policy.changed(changes))

@@ -12,7 +12,7 @@ from waypost.formatting import format_bytes, format_count
 from waypost.store.checkup import Checkup, Findings, note, ok, wrong
 from waypost.store.sqlite.connection import LOG_BYTES_KEPT, map_error
 from waypost.store.sqlite.schema import Spelling
-from waypost.values import Stats
+from waypost.views import Stats
 
 if TYPE_CHECKING:
     from waypost.store.sqlite.store import SqliteStore

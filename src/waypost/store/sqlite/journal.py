@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from waypost.store.sqlite.queue_records import QueueRecords
-from waypost.values import Event, JournalPage, TracePage
+from waypost.values import EventPage, EventRecord, TracePage
 
 _EVENT_COLUMNS = (
     'number, at_ms, event, message_id, key, "group", priority, token, claims, deliveries, attempts, worker, due_ms, '
@@ -20,18 +20,18 @@ _READER_SET = """
 _READER_FORGET = "DELETE FROM {reader} WHERE queue = ? AND name = ?"
 
 
-def journal(records: QueueRecords, after: int, limit: int) -> JournalPage:
+def journal(records: QueueRecords, after: int, limit: int) -> EventPage:
     """Events after a number."""
     first = records.numbers["journal_first"]
     start = max(after, first - 1)
-    events = [Event(records.name, *row) for row in records.step.execute(_JOURNAL, (records.number, start, limit))]
-    return JournalPage(events, events[-1].number if events else start, first, records.numbers["journal_last"])
+    events = [EventRecord(records.name, *row) for row in records.step.execute(_JOURNAL, (records.number, start, limit))]
+    return EventPage(events, events[-1].number if events else start, first, records.numbers["journal_last"])
 
 
 def trace(records: QueueRecords, message_id: str) -> TracePage:
     """The history of one message, as far as the journal reaches."""
     parameters = (records.number, message_id, records.numbers["journal_first"])
-    return TracePage([Event(records.name, *row) for row in records.step.execute(_TRACE, parameters)], None)
+    return TracePage([EventRecord(records.name, *row) for row in records.step.execute(_TRACE, parameters)], None)
 
 
 def reader(records: QueueRecords, name: str, read_to: int | None) -> int:

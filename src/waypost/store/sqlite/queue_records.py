@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from waypost.errors import SchemaTooNew
-from waypost.policy import DEFAULT_POLICY, FAILURE_EVENTS, MINUTES_KEPT, Policy
+from waypost.policy import DEFAULT_POLICY, FAILURE_EVENTS, MINUTES_KEPT, PolicyRecord
 from waypost.store.repeats import id_in_use
 from waypost.store.sqlite.remove import RemovalMark, read_mark, write_mark
 from waypost.store.sqlite.schema import DEAD, LEASED, WAITING
@@ -136,10 +136,10 @@ class Holder(Struct):
 
 
 @lru_cache(maxsize=256)
-def read_policy(text: bytes) -> Policy:
+def read_policy(text: bytes) -> PolicyRecord:
     """A policy as its row keeps it. Read in every step, so remembered."""
     try:
-        return msgspec.json.decode(text, type=Policy)
+        return msgspec.json.decode(text, type=PolicyRecord)
     except msgspec.DecodeError as error:
         raise SchemaTooNew(
             f"a queue's policy cannot be read by this release ({error}); update waypost to use it"
@@ -217,11 +217,11 @@ class QueueRecords:
         self._minute: dict[str, int] = {}
         self._follow(read_policy(self.policy_text))
 
-    def _follow(self, policy: Policy) -> None:
+    def _follow(self, policy: PolicyRecord) -> None:
         self.policy = policy
         self._events_noted = policy.journal in ("all", "full")
 
-    def set_policy(self, policy: Policy) -> None:
+    def set_policy(self, policy: PolicyRecord) -> None:
         """A changed policy acts from here on."""
         self.policy_text = msgspec.json.encode(policy)
         self._follow(policy)
@@ -235,7 +235,7 @@ class QueueRecords:
         """Something is added to it: from now on it is a queue."""
         self.mark.gone = False
 
-    def begin_anew(self, mark: RemovalMark, policy: Policy) -> None:
+    def begin_anew(self, mark: RemovalMark, policy: PolicyRecord) -> None:
         """It was removed: what is left is its number, the last number of its journal, and that it was removed."""
         last = self.numbers["journal_last"]
         self.numbers = _FRESH_NUMBERS | {

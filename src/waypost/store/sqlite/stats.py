@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from waypost.policy import HEAD_OFFSET, MINUTES_KEPT, PRIORITY_MAX, PRIORITY_MIN
 from waypost.store.sqlite.queue_records import QueueRecords
-from waypost.values import MINUTE_COUNTERS, REDELIVERY_CAUSES, Ledger, Minute, Stats
+from waypost.values import MINUTE_COUNTERS, REDELIVERY_CAUSES, Ledger, MinuteRecord, StatsRecord
 
 _HEAD = """
     SELECT ready_ms FROM {message} INDEXED BY {message:ready}
@@ -41,12 +41,12 @@ def _oldest_ready(records: QueueRecords) -> int | None:
     return max((records.now - head[0] for head in heads if head is not None), default=None)
 
 
-def stats(records: QueueRecords, minutes: int) -> Stats:
+def stats(records: QueueRecords, minutes: int) -> StatsRecord:
     """Return the figures of a queue."""
     now, number, execute = records.now, records.number, records.step.execute
     oldest_leased = execute(_OLDEST_LEASED, (number,)).fetchone()[0]
     first = now // 60_000 - min(minutes, MINUTES_KEPT) + 1
-    return Stats(
+    return StatsRecord(
         records.name, now, ledger(records), records.paused,
         _oldest_ready(records),
         None if oldest_leased is None else now - oldest_leased,
@@ -54,7 +54,7 @@ def stats(records: QueueRecords, minutes: int) -> Stats:
         execute(_SLEEPERS, (number, now)).fetchone()[0],
         records.numbers["journal_first"], records.numbers["journal_last"], records.readers(),
         [
-            Minute(minute * 60_000, dict(zip(MINUTE_COUNTERS, counts, strict=True)))
+            MinuteRecord(minute * 60_000, dict(zip(MINUTE_COUNTERS, counts, strict=True)))
             for minute, *counts in execute(_MINUTES, (number, first))
         ],
     )  # fmt: skip

@@ -11,7 +11,7 @@ from msgspec import structs
 
 from waypost.errors import ConfigurationError
 from waypost.identity import Operation, new_nonce
-from waypost.policy import CLAIM_BYTES_MAX, REPLAY_TTL_MS, Policy
+from waypost.policy import CLAIM_BYTES_MAX, REPLAY_TTL_MS, PolicyRecord
 from waypost.store.port import (
     Call,
     Capabilities,
@@ -59,9 +59,9 @@ from waypost.values import (
     Claimed,
     Continuation,
     Elected,
+    EventPage,
     ExtendStatus,
     Fired,
-    JournalPage,
     MessageState,
     Notice,
     Page,
@@ -70,16 +70,16 @@ from waypost.values import (
     Published,
     Purged,
     Redriven,
-    RegisteredWorker,
     Removal,
     Saved,
     ScheduleList,
     Settlement,
     SettleStatus,
-    Stats,
+    StatsRecord,
     StoredSchedule,
     TracePage,
     Watched,
+    WorkerRecord,
 )
 
 if TYPE_CHECKING:
@@ -298,7 +298,7 @@ class SqliteStore:
             "peek", lambda step: peek.peek(step.queue_for_reading(queue), state, limit, cursor, filters), writes=False
         )
 
-    def stats(self, queue: str, *, minutes: int = 0) -> Call[Stats]:
+    def stats(self, queue: str, *, minutes: int = 0) -> Call[StatsRecord]:
         return SqliteCall("stats", lambda step: stats.stats(step.queue_for_reading(queue), minutes), writes=False)
 
     def trace(self, queue: str, message_id: str, cursor: str | None = None) -> Call[TracePage]:
@@ -341,14 +341,14 @@ class SqliteStore:
 
         return SqliteCall("check", run, writes=mend)
 
-    def configure(self, queue: str, changes: Mapping[str, Any]) -> Call[Woken[Policy]]:
-        def run(step: Step) -> Woken[Policy]:
+    def configure(self, queue: str, changes: Mapping[str, Any]) -> Call[Woken[PolicyRecord]]:
+        def run(step: Step) -> Woken[PolicyRecord]:
             records = step.queue_for_writing(queue)
             return _woken(records, lambda: admin.configure(records, changes), also=lambda: admin.worth_waking(records))
 
         return SqliteCall("configure", run)
 
-    def policy(self, queue: str) -> Call[Policy]:
+    def policy(self, queue: str) -> Call[PolicyRecord]:
         return SqliteCall("policy", lambda step: step.queue_for_reading(queue).policy, writes=False)
 
     def pause(self, queue: str) -> Call[bool]:
@@ -386,12 +386,12 @@ class SqliteStore:
     def unregister(self, name: str) -> Call[bool]:
         return SqliteCall("unregister", lambda step: workers.unregister(step, name))
 
-    def workers(self) -> Call[list[RegisteredWorker]]:
+    def workers(self) -> Call[list[WorkerRecord]]:
         return SqliteCall("workers", workers.workers, writes=False)
 
     # ---- the journal -------------------------------------------------------------------------------------
 
-    def journal(self, queue: str, after: int, limit: int) -> Call[JournalPage]:
+    def journal(self, queue: str, after: int, limit: int) -> Call[EventPage]:
         return SqliteCall(
             "journal", lambda step: journal.journal(step.queue_for_reading(queue), after, limit), writes=False
         )

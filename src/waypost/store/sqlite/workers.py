@@ -6,7 +6,7 @@ from waypost import policy
 from waypost.policy import WORKERS_SWEPT_MAX
 from waypost.store.register import registered
 from waypost.store.sqlite.step import Step
-from waypost.values import RegisteredWorker
+from waypost.values import WorkerRecord
 
 _UPDATE = "UPDATE {worker} SET record = ?, at_ms = ?, until_ms = ? WHERE name = ?"
 _INSERT = "INSERT INTO {worker} (record, at_ms, until_ms, name) VALUES (?, ?, ?, ?)"
@@ -36,6 +36,6 @@ def unregister(step: Step, name: str) -> bool:
     return step.execute(_UNREGISTER, (name,)).rowcount > 0
 
 
-def workers(step: Step) -> list[RegisteredWorker]:
+def workers(step: Step) -> list[WorkerRecord]:
     """Return the workers that have not expired, by name."""
     return [registered(*row) for row in step.execute(_WORKERS, (step.now, policy.WORKERS_MAX))]

@@ -28,7 +28,7 @@ from waypost.store.bulk.tables import JOURNAL
 from waypost.store.valkey import packing
 from waypost.store.valkey.command import ValkeyCall, command
 from waypost.store.valkey.scripts import CAUSES, EVENTS, KEY_NAMES
-from waypost.values import Event, MessageState, Stored
+from waypost.values import EventRecord, MessageState, Stored
 
 if TYPE_CHECKING:
     from waypost.store.valkey.store import ValkeyStore
@@ -97,7 +97,7 @@ class JournalPage:
         self.plain_pieces: list[bytes] = []
         self.states: list[_Run] = []
         self.state_pieces: list[bytes] = []
-        self.others: list[Event] = []
+        self.others: list[EventRecord] = []
         for entry_id, (_, data) in entries:
             self._add(int(entry_id.partition(b"-")[0]), data)
 

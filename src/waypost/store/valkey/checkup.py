@@ -12,7 +12,7 @@ from waypost.store.checkup import Checkup, Finding, Findings, note, ok, wrong
 from waypost.store.valkey.command import ValkeyCall, command
 from waypost.store.valkey.executor import read_info
 from waypost.store.valkey.scripts import APART, SCRIPTS, script
-from waypost.values import Stats
+from waypost.views import Stats
 
 if TYPE_CHECKING:
     from waypost.store.valkey.store import ValkeyStore

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from waypost.identity import SESSION_BYTES, operation_id
-from waypost.policy import Policy
+from waypost.policy import PolicyRecord
 from waypost.store.port import Draft, Hold, forwarded_draft
 from waypost.store.valkey.scripts import CAUSES, COUNTERS, EVENTS
 from waypost.values import (
@@ -20,11 +20,11 @@ from waypost.values import (
     REDELIVERY_CAUSES,
     ChainState,
     Continuation,
-    Event,
+    EventRecord,
     Lease,
     Ledger,
     MessageState,
-    Minute,
+    MinuteRecord,
     Notice,
     Settlement,
     SideEffect,
@@ -329,30 +329,32 @@ def ledger_of(
     )  # fmt: skip
 
 
-def unpack_minute(packed: bytes) -> Minute:
+def unpack_minute(packed: bytes) -> MinuteRecord:
     """The counters of one minute."""
     minute, *numbers = unpack(packed)
-    return Minute(int(minute) * 60_000, dict(zip(MINUTE_COUNTERS, (int(number) for number in numbers), strict=True)))
+    return MinuteRecord(
+        int(minute) * 60_000, dict(zip(MINUTE_COUNTERS, (int(number) for number in numbers), strict=True))
+    )
 
 
-NULLABLE = frozenset(field.name for field in msgspec.structs.fields(Policy) if field.default is None) | {
+NULLABLE = frozenset(field.name for field in msgspec.structs.fields(PolicyRecord) if field.default is None) | {
     "lease_ms",
     "max_deliveries",
 }
 
 
-def unpack_policy(packed: bytes | None) -> Policy:
+def unpack_policy(packed: bytes | None) -> PolicyRecord:
     """The policy of a queue; what a Lua table cannot hold, None, is what is missing from it."""
     if not packed:
-        return Policy()
+        return PolicyRecord()
     fields = dict.fromkeys(NULLABLE) | unpack(packed)
-    return msgspec.convert(fields, Policy)
+    return msgspec.convert(fields, PolicyRecord)
 
 
 # ---- the journal -------------------------------------------------------------------------------------------------
 
 
-def unpack_entry(queue: str, last: int, data: bytes) -> Iterator[Event]:
+def unpack_entry(queue: str, last: int, data: bytes) -> Iterator[EventRecord]:
     """The events of one journal entry whose last event has number `last`."""
     at_ms = int.from_bytes(data[:8], "big")
     nonce = data[8:20]
@@ -366,7 +368,7 @@ def unpack_entry(queue: str, last: int, data: bytes) -> Iterator[Event]:
         kind = data[at : at + 1]
         at += 1
         if kind == b"p":
-            yield Event(
+            yield EventRecord(
                 queue, number, at_ms, "published", data[at + 5 : at + 29].decode(), priority=data[at + 4],
                 token=0, claims=0, deliveries=0, attempts=0, size=int.from_bytes(data[at : at + 4], "big"),
                 operation_id=operation,
@@ -374,7 +376,7 @@ def unpack_entry(queue: str, last: int, data: bytes) -> Iterator[Event]:
             at += 29
         elif kind == b"D":
             length = int.from_bytes(data[at + 24 : at + 26], "big")
-            yield Event(
+            yield EventRecord(
                 queue, number, at_ms, "duplicate", data[at : at + 24].decode(),
                 key=_text(data[at + 26 : at + 26 + length]), operation_id=operation,
             )  # fmt: skip
@@ -420,11 +422,11 @@ def unpack_entry(queue: str, last: int, data: bytes) -> Iterator[Event]:
             yield state_event(queue, number, at_ms, event_name, message_id, fields, tail, operation, extra)
 
 
-def text_event(queue: str, number: int, at_ms: int, event: Any, cause: int, size: int, text: str) -> Event:
+def text_event(queue: str, number: int, at_ms: int, event: Any, cause: int, size: int, text: str) -> EventRecord:
     """An event of the queue itself."""
     if event == "trimmed":
-        return Event(queue, number, at_ms, event, cause=CAUSES[cause - 1], reason=text, size=size)
-    return Event(queue, number, at_ms, event, cause=text or None)
+        return EventRecord(queue, number, at_ms, event, cause=CAUSES[cause - 1], reason=text, size=size)
+    return EventRecord(queue, number, at_ms, event, cause=text or None)
 
 
 def state_event(
@@ -437,7 +439,7 @@ def state_event(
     tail: bytes,
     operation: str | None,
     extra: dict[str, Any],
-) -> Event:
+) -> EventRecord:
     """An event of a message, decoded from its packed state."""
     status, token, _, claimed, _, deliveries, attempts, flags, _, _, priority, ready, size = fields[:13]
     key_length, group_length, worker_length = fields[13:]
@@ -449,7 +451,7 @@ def state_event(
         extra |= {"worker": _text(tail[worker_at:chain_at]), "run_ms": at_ms - claimed}
     if event in HAS_DUE_TIME or (event == "published" and ready > at_ms):
         extra["due_ms"] = ready
-    return Event(
+    return EventRecord(
         queue, number, at_ms, event, message_id, _text(tail[:key_length]),
         _text(tail[key_length:worker_at]), priority, token, token, deliveries, attempts,
         size=size, operation_id=None if _follows(event, status, extra["cause"]) else operation,

@@ -11,7 +11,7 @@ from msgspec import structs
 
 from waypost.checks import check_namespace
 from waypost.identity import Operation, id_time_ms, is_message_id, new_nonce
-from waypost.policy import CHUNK_MESSAGES_MAX, CLAIM_BYTES_MAX, OUTGOING_TTL_MS, Durability, Policy
+from waypost.policy import CHUNK_MESSAGES_MAX, CLAIM_BYTES_MAX, OUTGOING_TTL_MS, Durability, PolicyRecord
 from waypost.store.port import (
     AsyncExecutor,
     Call,
@@ -43,10 +43,10 @@ from waypost.values import (
     Continuation,
     Damage,
     Elected,
+    EventPage,
     ExtendStatus,
     Fired,
     FireStatus,
-    JournalPage,
     MessageState,
     Notice,
     Page,
@@ -56,16 +56,16 @@ from waypost.values import (
     PublishStatus,
     Purged,
     Redriven,
-    RegisteredWorker,
     Removal,
     Saved,
     ScheduleList,
     Settlement,
     SettleStatus,
-    Stats,
+    StatsRecord,
     StoredSchedule,
     TracePage,
     Watched,
+    WorkerRecord,
 )
 
 if TYPE_CHECKING:
@@ -476,14 +476,14 @@ class ValkeyStore:
         wanted = [(text or "").encode() for text in (cursor, id, key, group, reason)]
         return self._call("peek", queue, None, [state.encode(), b"%d" % limit, *wanted], decode)
 
-    def stats(self, queue: str, *, minutes: int = 0) -> Call[Stats]:
-        def decode(reply: Any) -> Stats:
+    def stats(self, queue: str, *, minutes: int = 0) -> Call[StatsRecord]:
+        def decode(reply: Any) -> StatsRecord:
             now, paused, packed = reply[:3]
             ready, delayed, waiting, leased, dead_kept = reply[3:8]
             oldest_ready, oldest_leased, next_due, next_lease, sleepers, readers, kept, damaged, over_cap = reply[8:]
             counts = packing.unpack_counts(packed)
             ledger = packing.ledger_of(counts, ready, delayed, waiting, leased, dead_kept, over_cap)
-            return Stats(
+            return StatsRecord(
                 queue, now, ledger, paused == 1,
                 _or_none(oldest_ready), _or_none(oldest_leased), _or_none(next_due), _or_none(next_lease), sleepers,
                 counts["journal_first"] + 1, counts["journal_last"],
@@ -556,7 +556,7 @@ class ValkeyStore:
         arguments = [state.encode(), b"%d" % min(limit, CHUNK_MESSAGES_MAX)]
         return self._call("purge", queue, operation, arguments, decode)
 
-    def configure(self, queue: str, changes: Mapping[str, Any]) -> Call[Woken[Policy]]:
+    def configure(self, queue: str, changes: Mapping[str, Any]) -> Call[Woken[PolicyRecord]]:
         # A Lua table cannot hold None; false clears a setting.
         packed = packing.pack({name: False if value is None else value for name, value in changes.items()})
         return self._call(
@@ -568,8 +568,8 @@ class ValkeyStore:
             shared="configure",
         )
 
-    def policy(self, queue: str) -> Call[Policy]:
-        def decode(reply: Any) -> Policy:
+    def policy(self, queue: str) -> Call[PolicyRecord]:
+        def decode(reply: Any) -> PolicyRecord:
             version, packed = reply
             if version is not None and int(version) > VERSION:
                 from waypost.store.valkey.failures import too_new
@@ -730,13 +730,13 @@ class ValkeyStore:
     def unregister(self, name: str) -> Call[bool]:
         return workers.unregister(self, name)
 
-    def workers(self) -> Call[list[RegisteredWorker]]:
+    def workers(self) -> Call[list[WorkerRecord]]:
         return workers.workers(self)
 
     # ---- the journal -----------------------------------------------------------------------------------------
 
-    def journal(self, queue: str, after: int, limit: int) -> Call[JournalPage]:
-        def decode(reply: Any) -> JournalPage:
+    def journal(self, queue: str, after: int, limit: int) -> Call[EventPage]:
+        def decode(reply: Any) -> EventPage:
             first_kept, newest, found = reply
             start = max(after, first_kept - 1)
             events = [
@@ -746,7 +746,7 @@ class ValkeyStore:
                 if event.number > start
             ][:limit]
             last = events[-1].number if events else start
-            return JournalPage(events, last, first_kept, newest)
+            return EventPage(events, last, first_kept, newest)
 
         return self._call("journal", queue, None, [b"%d" % after, b"%d" % limit], decode, shared="journal")
 

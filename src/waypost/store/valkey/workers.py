@@ -10,7 +10,7 @@ from waypost.store.port import Call, Heartbeat
 from waypost.store.register import pack, registered
 from waypost.store.valkey.command import ValkeyCall, command
 from waypost.store.valkey.scripts import script
-from waypost.values import RegisteredWorker
+from waypost.values import WorkerRecord
 
 if TYPE_CHECKING:
     from waypost.store.valkey.store import ValkeyStore
@@ -42,10 +42,10 @@ def unregister(store: ValkeyStore, name: str) -> Call[bool]:
     return _call(store, "unregister", [name.encode()], bool)
 
 
-def workers(store: ValkeyStore) -> Call[list[RegisteredWorker]]:
+def workers(store: ValkeyStore) -> Call[list[WorkerRecord]]:
     """Return the workers that have not expired, by name."""
 
-    def decode(reply: Any) -> list[RegisteredWorker]:
+    def decode(reply: Any) -> list[WorkerRecord]:
         names, untils, records = reply
         found = [
             registered(name.decode(), record[8:], int.from_bytes(record[:8], "big"), int(until))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from waypost.policy import DEFAULT_POLICY, Policy
+from waypost.policy import DEFAULT_POLICY, PolicyRecord
 from waypost.testing.bench import Bench, Runner, fresh_namespace
 from waypost.values import Lease
 
@@ -81,7 +81,7 @@ class TestPolicy:
             lease=5, max_deliveries=None, max_pending=7, overload="drop_oldest", max_running=3, rate="10/s",
             journal="full", journal_max=500, dead_max=8, dead_keep=60, completed=4,
         )  # fmt: skip
-        assert changed == Policy(5_000, None, 7, "drop_oldest", 3, 10, 1_000, "full", 500, 8, 60_000, 4)
+        assert changed == PolicyRecord(5_000, None, 7, "drop_oldest", 3, 10, 1_000, "full", 500, 8, 60_000, 4)
         other = bench.another_client()
         assert other.run(other.store.policy("orders")) == changed
 

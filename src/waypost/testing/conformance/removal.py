@@ -265,7 +265,7 @@ class TestOperationsAcrossARemoval:
             with pytest.raises(OperationTooOld) as refusal:
                 bench.publish_drafts([draft], operation=operation)
             assert "removed" in str(refusal.value)
-            assert refusal.value.store_ms == bench.now_ms
+            assert refusal.value._store_ms == bench.now_ms
         assert not bench.remove().existed
         bench.after(1)
         bench.publish()
@@ -297,8 +297,8 @@ class TestOperationsAcrossARemoval:
         bench.remove()
         with pytest.raises(OperationTooOld) as refusal:
             bench.publish()
-        assert refusal.value.store_ms == bench.now_ms + 1
-        operation = bench.operation()._replace(stamp=refusal.value.store_ms)
+        assert refusal.value._store_ms == bench.now_ms + 1
+        operation = bench.operation()._replace(stamp=refusal.value._store_ms)
         assert bench.publish(operation=operation).status == "queued"
 
     @pytest.mark.promise("QUEUE-8", "PUB-3")

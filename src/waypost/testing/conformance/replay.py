@@ -248,7 +248,7 @@ def refused_with_time(bench: Bench, call: Callable[[], object]) -> None:
     """Expect the refusal of an operation that is too old, with the time of the store."""
     with pytest.raises(OperationTooOld) as refusal:
         call()
-    assert refusal.value.store_ms == bench.now_ms
+    assert refusal.value._store_ms == bench.now_ms
     assert refusal.value.outcome == "unknown"
 
 

@@ -9,7 +9,7 @@ from waypost.errors import InvalidInput, InvalidName
 from waypost.store.port import Heartbeat, ServedQueue
 from waypost.testing.bench import Bench, fresh_namespace
 from waypost.testing.clock import START_MS
-from waypost.values import RegisteredWorker, WorkerQueue
+from waypost.values import WorkerQueueRecord, WorkerRecord
 
 TTL_MS = 30_000
 
@@ -19,7 +19,7 @@ def heartbeat(bench: Bench, name: str = "a", *, ttl_ms: int = TTL_MS, pid: int =
     return bench.run(bench.store.heartbeat(Heartbeat(name, "host", pid), ttl_ms))
 
 
-def workers(bench: Bench) -> list[RegisteredWorker]:
+def workers(bench: Bench) -> list[WorkerRecord]:
     """Return the workers that are listed."""
     return bench.run(bench.store.workers())
 
@@ -44,10 +44,10 @@ class TestWorkerRegister:
         )  # fmt: skip
         assert bench.run(bench.store.heartbeat(record, TTL_MS)) == START_MS
         assert workers(bench) == [
-            RegisteredWorker(
+            WorkerRecord(
                 "host:7:ab", "host", 7, "0.1.0", "quiet", "degraded", ["wake channel down: polling"], 4,
                 START_MS - 5, START_MS, START_MS + TTL_MS,
-                [WorkerQueue("orders", 10, 3, 99, START_MS - 250), WorkerQueue("mails", 2, 0, 0, None)], 1,
+                [WorkerQueueRecord("orders", 10, 3, 99, START_MS - 250), WorkerQueueRecord("mails", 2, 0, 0, None)], 1,
             )
         ]  # fmt: skip
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ SHORT_CHARACTERS = 28
 
 def duration(seconds: float | None) -> str:
     """A duration in a few characters."""
-    return "–" if seconds is None else format_age(seconds * 1000)
+    return "–" if seconds is None else format_age(timedelta(seconds=seconds))
 
 
 def number(value: float) -> str:

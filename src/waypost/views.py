@@ -1,0 +1,318 @@
+"""What clients return about queues, events and workers: datetimes in UTC and timedeltas.
+
+Stores answer with the records of `waypost.values`, whose times are integer milliseconds. A client converts them here,
+once, on the way to the caller. `to_json` is the one form that these values have in JSON.
+"""
+
+from __future__ import annotations
+
+import typing
+from base64 import b64encode
+from collections.abc import Mapping
+from dataclasses import fields as dataclass_fields
+from dataclasses import is_dataclass
+from datetime import datetime, timedelta
+from functools import cache
+from typing import Any
+
+from msgspec import Struct, structs
+
+from waypost.policy import JournalLevel, Overload, PolicyRecord, format_rate, policy_changes
+from waypost.times import format_datetime, to_datetime, to_timedelta
+from waypost.values import (
+    EventName,
+    EventPage,
+    EventRecord,
+    HealthStatus,
+    Ledger,
+    ObservedOutcome,
+    StatsRecord,
+    WorkerRecord,
+    WorkerState,
+)
+
+
+class Event(Struct, frozen=True):
+    """One state change, as the journal keeps it. Fields that an event has no use for are None."""
+
+    queue: str
+    #: Counts the events of a queue.
+    number: int
+    #: When it happened, by the store's clock.
+    at: datetime
+    event: EventName
+    message_id: str | None = None
+    key: str | None = None
+    group: str | None = None
+    priority: int | None = None
+    token: int | None = None
+    claims: int | None = None
+    deliveries: int | None = None
+    attempts: int | None = None
+    worker: str | None = None
+    #: When the message may be claimed.
+    due_at: datetime | None = None
+    cause: str | None = None
+    reason: str | None = None
+    error_type: str | None = None
+    #: How long the message was under its lease.
+    run_time: timedelta | None = None
+    #: How long it was ready before it was claimed.
+    wait_time: timedelta | None = None
+    size: int | None = None
+    operation_id: str | None = None
+    chain_id: str | None = None
+    schedule: str | None = None
+    #: The envelope, at journal level `full` only (redacted if the publisher has a redact hook).
+    body: bytes | None = None
+
+    @classmethod
+    def from_record(cls, record: EventRecord) -> Event:
+        """Return the public form of an event."""
+        return cls(
+            record.queue, record.number, to_datetime(record.at_ms), record.event, record.message_id, record.key,
+            record.group, record.priority, record.token, record.claims, record.deliveries, record.attempts,
+            record.worker, to_datetime(record.due_ms), record.cause, record.reason, record.error_type,
+            to_timedelta(record.run_ms), to_timedelta(record.wait_ms), record.size, record.operation_id,
+            record.chain_id, record.schedule, record.body,
+        )  # fmt: skip
+
+
+class JournalPage(Struct, frozen=True):
+    """A run of events. `last` is the offset to go on from; `first_kept` is the oldest event still there."""
+
+    events: list[Event]
+    last: int
+    first_kept: int
+    newest: int
+
+    @classmethod
+    def from_record(cls, page: EventPage) -> JournalPage:
+        """Return the public form of a page."""
+        return cls([Event.from_record(one) for one in page.events], page.last, page.first_kept, page.newest)
+
+
+class Observed(Struct, frozen=True):
+    """An event for `on_event`, named as in the journal; `at` is by this process's own clock.
+
+    `outcome` is how the step itself went: `success`, `failure`, `skipped` (there was nothing to do) or `unknown` (its
+    reply was lost). That a handler failed is in `handled`, and in the error of `retried` and `dead`.
+    """
+
+    # One is made for every step of every message: its times become datetimes and timedeltas when they are read.
+    event: str
+    outcome: ObservedOutcome
+    queue: str
+    _at_ms: int
+    worker: str
+    message_id: str | None = None
+    key: str | None = None
+    group: str | None = None
+    priority: int | None = None
+    token: int | None = None
+    deliveries: int | None = None
+    attempts: int | None = None
+    #: How many messages a step concerned, where one event stands for all of them.
+    count: int | None = None
+    reason: str | None = None
+    error_type: str | None = None
+    error: str | None = None
+    _run_ms: float | None = None
+    _wait_ms: int | None = None
+    #: Of a tick: timers left, and instants that were missed.
+    depth: int | None = None
+    missed: int | None = None
+
+    @property
+    def at(self) -> datetime:
+        """When this process saw it."""
+        return to_datetime(self._at_ms)
+
+    @property
+    def run_time(self) -> timedelta | None:
+        """How long a handler call took, to the microsecond."""
+        return to_timedelta(self._run_ms)
+
+    @property
+    def wait_time(self) -> timedelta | None:
+        """How long a message was ready before it was claimed; how late a schedule or a timer was."""
+        return to_timedelta(self._wait_ms)
+
+    def __repr__(self) -> str:
+        fields = {name: getattr(self, name) for name in _OBSERVED_NAMES}
+        return f"Observed({', '.join(f'{name}={value!r}' for name, value in fields.items() if value is not None)})"
+
+
+_OBSERVED_NAMES = tuple(
+    {"_at_ms": "at", "_run_ms": "run_time", "_wait_ms": "wait_time"}.get(name, name)
+    for name in Observed.__struct_fields__
+)
+
+
+class Minute(Struct, frozen=True):
+    """Counters of one minute; `at` is its start."""
+
+    at: datetime
+    counts: dict[str, int]
+
+
+class Stats(Struct, frozen=True):
+    """The state of a queue. Times are by the store's clock."""
+
+    queue: str
+    at: datetime
+    ledger: Ledger
+    paused: bool
+    #: How long the oldest ready message has been waiting, and how long the oldest lease has lasted.
+    oldest_ready_age: timedelta | None
+    oldest_leased_age: timedelta | None
+    #: How long until the next timer is due and the next lease ends; zero: it is due.
+    next_due_in: timedelta | None
+    next_lease_end_in: timedelta | None
+    sleepers: int
+    journal_first: int
+    journal_last: int
+    journal_readers: dict[str, int]
+    minutes: list[Minute]
+    #: Records that steps met, could not use and set aside: `check` lists and mends them.
+    damaged: int = 0
+
+    @classmethod
+    def from_record(cls, record: StatsRecord) -> Stats:
+        """Return the public form of a queue's state."""
+        return cls(
+            record.queue, to_datetime(record.at_ms), record.ledger, record.paused,
+            to_timedelta(record.oldest_ready_ms), to_timedelta(record.oldest_leased_ms),
+            to_timedelta(record.next_due_ms), to_timedelta(record.next_lease_ms), record.sleepers,
+            record.journal_first, record.journal_last, record.journal_readers,
+            [Minute(to_datetime(one.at_ms), one.counts) for one in record.minutes], record.damaged,
+        )  # fmt: skip
+
+
+class Policy(Struct, frozen=True):
+    """How a queue behaves, by the names of `configure`, which takes all of these values again."""
+
+    #: None: at most once, a claim removes the message.
+    lease: timedelta | None
+    #: Here and below, None is no limit.
+    max_deliveries: int | None
+    max_pending: int | None
+    overload: Overload
+    max_running: int | None
+    #: As "100/m".
+    rate: str | None
+    journal: JournalLevel
+    journal_max: int
+    dead_max: int | None
+    #: How long dead letters are kept; None: until they are purged.
+    dead_keep: timedelta | None
+    #: How many finished messages are kept for listings.
+    completed: int
+
+    @classmethod
+    def from_record(cls, record: PolicyRecord) -> Policy:
+        """Return the public form of a queue's policy."""
+        return cls(
+            to_timedelta(record.lease_ms), record.max_deliveries, record.max_pending, record.overload,
+            record.max_running, format_rate(record.rate_count, record.rate_per_ms), record.journal, record.journal_max,
+            record.dead_max, to_timedelta(record.dead_keep_ms), record.completed_max,
+        )  # fmt: skip
+
+    def changed(self, settings: Mapping[str, Any]) -> Policy:
+        """Return what `configure` would make of it with these settings; raises `InvalidPolicy`. Nothing is sent."""
+        record = PolicyRecord().changed(policy_changes(structs.asdict(self)))
+        return Policy.from_record(record.changed(policy_changes(settings)))
+
+
+class WorkerQueue(Struct, frozen=True):
+    """A queue as one worker serves it. `handled` counts handler calls since the worker started."""
+
+    name: str
+    concurrency: int
+    in_flight: int
+    handled: int
+    #: When the store last answered a claim of this worker here, with messages or with none.
+    last_claim_at: datetime | None
+
+
+class RegisteredWorker(Struct, frozen=True):
+    """A worker as it last reported to the store, which forgets it at `expires_at` unless it reports again."""
+
+    name: str
+    host: str
+    pid: int
+    version: str
+    state: WorkerState
+    status: HealthStatus
+    #: Short reasons why its status is not green.
+    reasons: list[str]
+    #: How many processes run its handlers.
+    processes: int
+    started_at: datetime
+    seen_at: datetime
+    expires_at: datetime
+    queues: list[WorkerQueue]
+    #: Queues that it serves too, and that its record had no room for.
+    unlisted: int
+
+    @classmethod
+    def from_record(cls, record: WorkerRecord) -> RegisteredWorker:
+        """Return the public form of a worker's record."""
+        return cls(
+            record.name, record.host, record.pid, record.version, record.state, record.status, record.reasons,
+            record.processes, to_datetime(record.started_ms), to_datetime(record.seen_ms),
+            to_datetime(record.until_ms),
+            [
+                WorkerQueue(one.name, one.concurrency, one.in_flight, one.handled, to_datetime(one.last_claim_ms))
+                for one in record.queues
+            ],
+            record.unlisted,
+        )  # fmt: skip
+
+
+# ---- JSON ----------------------------------------------------------------------------------------------------
+
+
+@cache
+def _json_names(cls: type) -> tuple[tuple[str, str], ...]:
+    """The fields of a class and their names in JSON: a duration says its unit, also where it is None.
+
+    In place of private fields stand the properties by which they are read.
+    """
+    hints = typing.get_type_hints(cls)
+    names = [one.name for one in dataclass_fields(cls)] if is_dataclass(cls) else list(cls.__struct_fields__)  # type: ignore[attr-defined]
+    public = [name for name in names if not name.startswith("_")]
+    if len(public) < len(names):
+        for name, member in vars(cls).items():
+            if isinstance(member, property):
+                hints[name] = typing.get_type_hints(member.fget)["return"]
+                public.append(name)
+    return tuple((name, f"{name}_seconds" if _is_duration(hints[name]) else name) for name in public)
+
+
+def _is_duration(hint: Any) -> bool:
+    return hint is timedelta or timedelta in typing.get_args(hint)
+
+
+def to_json(value: Any) -> Any:
+    """Return a value as JSON can hold it, the same way for every command and page.
+
+    A time is text in UTC (`2026-03-06T07:00:00.250Z`). A duration is a number of seconds, and its name ends in
+    `_seconds`. A token is text, since a number above 2**53 is not exact in many readers; bytes are `{"base64": …}`.
+    """
+    if isinstance(value, datetime):
+        return format_datetime(value)
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, bytes):
+        return {"base64": b64encode(value).decode()}
+    if isinstance(value, Mapping):
+        return {str(name): to_json(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_json(one) for one in value]
+    if isinstance(value, Struct) or (is_dataclass(value) and not isinstance(value, type)):
+        found = {short: to_json(getattr(value, name)) for name, short in _json_names(type(value))}
+        if found.get("token") is not None:
+            found["token"] = str(found["token"])
+        return found
+    return value
