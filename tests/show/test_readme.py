@@ -39,7 +39,7 @@ def test_every_test_that_the_page_names_exists() -> None:
 
 
 def test_the_figures_beside_others_are_those_of_the_benchmarks() -> None:
-    figures = re.findall(r"\d[\d.,]* ?(?:/s|ms)", section("Beside others"))
+    figures = re.findall(r"\d[\d.,]* ?(?:/s|ms)", section("Comparison"))
     printed = (ROOT / "docs" / "benchmarks.md").read_text()
     assert len(figures) >= 12
     assert [figure for figure in figures if figure not in printed] == []
