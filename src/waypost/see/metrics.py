@@ -33,7 +33,7 @@ PROCESS = (
     Metric("waypost_claims_failed", "counter", QUEUE, "Claims that failed: the store did not reply, or refused."),
     Metric("waypost_handled", "counter", ("queue", "outcome"), "Handler calls that ended, by outcome."),
     Metric("waypost_settled", "counter", ("queue", "outcome"), "Deliveries and messages that ended, by outcome."),
-    Metric("waypost_leases_expired", "counter", QUEUE, "Expired leases whose messages a claim took back."),
+    Metric("waypost_leases_expired", "counter", QUEUE, "Expired leases whose messages a claim made ready again."),
     Metric("waypost_promoted", "counter", QUEUE, "Messages that became ready: due, or no longer held back."),
     Metric("waypost_dead_trimmed", "counter", QUEUE, "Dead letters trimmed by dead_max or dead_keep."),
     Metric("waypost_leases_lost", "counter", QUEUE, "Deliveries whose lease was lost before they were settled."),
@@ -48,8 +48,8 @@ PROCESS = (
 WORKER = (
     Metric("waypost_worker_health", "gauge", (), "Its health: 2 green, 1 degraded, 0 red."),
     Metric("waypost_worker_ready", "gauge", (), "1 while it claims, 0 before that and after a request to stop."),
-    Metric("waypost_worker_concurrency", "gauge", QUEUE, "Handler calls that may run at once."),
-    Metric("waypost_worker_running", "gauge", QUEUE, "Handler calls under way."),
+    Metric("waypost_worker_concurrency", "gauge", QUEUE, "Handler calls that may run at the same time."),
+    Metric("waypost_worker_running", "gauge", QUEUE, "Handler calls that run now."),
     Metric("waypost_worker_in_flight", "gauge", QUEUE, "Messages claimed by this process and not settled yet."),
     Metric("waypost_worker_claim_age_seconds", "gauge", QUEUE, "Time since the store last replied to a claim."),
 )
@@ -60,7 +60,7 @@ STORE = (
     Metric("waypost_store_queues_unread", "gauge", (), "Queues that were not read because there are too many."),
     Metric("waypost_queue_messages", "gauge", ("queue", "state"), "Messages, by state."),
     Metric("waypost_queue_oldest_ready_seconds", "gauge", QUEUE, "How long the oldest ready message has waited."),
-    Metric("waypost_queue_oldest_leased_seconds", "gauge", QUEUE, "How long ago the oldest lease was taken."),
+    Metric("waypost_queue_oldest_leased_seconds", "gauge", QUEUE, "Age of the oldest lease."),
     Metric(
         "waypost_queue_timer_late_seconds", "gauge", QUEUE, "How late the oldest due timer is that is not ready yet."
     ),
@@ -71,11 +71,16 @@ STORE = (
     Metric("waypost_queue_published", "counter", QUEUE, "Messages published to the queue."),
     Metric("waypost_queue_duplicates", "counter", QUEUE, "Publishes that were duplicates by their key."),
     Metric(
-        "waypost_queue_over_cap", "counter", QUEUE, "Messages sent on or redriven into a queue at its `max_pending`."
+        "waypost_queue_over_cap", "counter", QUEUE, "Continuations and redriven messages accepted above `max_pending`."
     ),
     Metric("waypost_queue_ended", "counter", ("queue", "end"), "Messages that ended, by outcome."),
     Metric("waypost_queue_redelivered", "counter", ("queue", "cause"), "Deliveries after the first, by their cause."),
-    Metric("waypost_queue_imbalance", "gauge", QUEUE, "Messages and redeliveries the ledger cannot explain: 0."),
+    Metric(
+        "waypost_queue_imbalance",
+        "gauge",
+        QUEUE,
+        "Messages and redeliveries that the ledger cannot explain; must be 0.",
+    ),
     Metric("waypost_journal_events", "gauge", QUEUE, "Events that the journal keeps."),
     Metric("waypost_journal_lag_events", "gauge", QUEUE, "Events that the slowest reader has not read."),
     Metric("waypost_workers", "gauge", ("status",), "Workers known to the store, by their health."),

@@ -41,7 +41,7 @@ class OpenTelemetryMetrics(Middleware):
         self._side_effects = {
             name: meter.create_counter(f"waypost.{counted.replace('_', '.', 1)}", "{message}", help_text)
             for name, counted, help_text in (
-                ("expired", SIDE_EFFECTS["expired"], "Expired leases whose messages a claim took back."),
+                ("expired", SIDE_EFFECTS["expired"], "Expired leases whose messages a claim made ready again."),
                 (
                     "promoted",
                     SIDE_EFFECTS["promoted"],
