@@ -1,12 +1,12 @@
-# Two commands do everything on a machine with Python 3.11, git and make: `make demo` and `make test`.
-# `.venv` is made when it is missing or out of date. Nothing here needs root: as root, `make test` also installs the
-# Debian packages that some tests use; otherwise it says which, runs the rest, and tells at the end what was not run.
+# On a machine with Python 3.11, git and make two commands are enough: `make demo` and `make test`.
+# `.venv` is created when it is missing or out of date. Nothing here needs root: as root, `make test` also installs the
+# Debian packages that some tests use; otherwise it lists them, runs the rest, and prints at the end what was not run.
 
 PYTHON ?= python3
 RUN := .venv/bin/python
 PYTEST := $(RUN) -m pytest -q
-# Two workers suit two cores; tests that share a server or count processes say so themselves.
-# All tests of Spark go to one of them, which starts the one session.
+# Two workers for two cores; tests that share a server or count processes are in one xdist group.
+# All Spark tests run in one of them, which starts the one session.
 PARALLEL ?= -n 2 --dist loadgroup
 CODE := $(wildcard src tests benchmarks examples scripts)
 
@@ -23,7 +23,7 @@ SETUP := pyproject.toml constraints.txt scripts/setup_venv.py
 .venv/light: $(SETUP)
 	@$(PYTHON) scripts/setup_venv.py light
 
-setup: .venv/ready  ## Make .venv, or bring it up to date
+setup: .venv/ready  ## Create or update .venv
 
 lint: .venv/ready
 	$(RUN) -m ruff check --quiet $(CODE)
@@ -49,7 +49,7 @@ system: .venv/ready
 everything: .venv/ready system
 	$(PYTEST) $(PARALLEL) tests
 
-test: lint types imports everything oldest-part  ## All of it: every store, the fault tests, examples, docs. REQUIRE_ALL=1: nothing left out
+test: lint types imports everything oldest-part  ## All tests: every store, the fault tests, examples, docs. REQUIRE_ALL=1: a test that cannot run fails
 
 # Installed beside .venv and found before it: only the packages whose versions differ.
 .oldest/ready: constraints-oldest.txt .venv/ready
@@ -63,7 +63,7 @@ OLDEST_TESTS := tests/oldest tests/conformance/test_conformance.py tests/valkey/
 oldest: .oldest/ready  ## The stores and the outbox with the oldest drivers that pyproject.toml allows
 	$(OLDEST) $(PARALLEL) $(OLDEST_TESTS) -k "not memory and not sqlite"
 
-# The part of it that every run has: about a minute.
+# The part that every run includes: about a minute.
 oldest-part: .oldest/ready
 	$(OLDEST) tests/oldest tests/conformance/test_conformance.py tests/outbox/test_publish_in_transaction.py tests/outbox/test_handler_sessions.py \
 		-k "test_handler_sessions or ((TestClaims or TestPublishing or TestOutcomes) and (valkey- or postgres-)) or test_versions or (test_publish_in_transaction and (session or connection))"
@@ -76,10 +76,10 @@ docs: .venv/ready  ## Write the reference of the HTTP API; links resolve, the ex
 demo: .venv/light  ## Everything on real servers that it starts, in about two minutes. KEEP=1: they stay up
 	@PYTHONPATH=src $(RUN) -m examples.demo
 
-bench-setup: .venv/ready  ## Environments of other queues, to be measured beside waypost: some minutes, once
+bench-setup: .venv/ready  ## Environments of other queues, to compare with: some minutes, once
 	$(RUN) -m benchmarks.peers.setup
 
-bench: .venv/ready  ## Figures: the core, the worker, latency and timers, beside other queues that are set up
+bench: .venv/ready  ## Benchmarks: the core, the worker, latency and timers, and other queues that are set up
 	$(RUN) -m benchmarks.core --quick
 	$(RUN) -m benchmarks.worker --quick
 	$(RUN) -m benchmarks.latency --quick
@@ -91,15 +91,15 @@ bench: .venv/ready  ## Figures: the core, the worker, latency and timers, beside
 	$(RUN) -m benchmarks.spark --quick
 	$(RUN) -m benchmarks.metrics_and_traces --quick
 
-faults: .venv/ready  ## What survives which fault, in figures. QUICK=1: smaller
+faults: .venv/ready  ## Fault figures: what survives which fault. QUICK=1: a smaller run
 	$(RUN) -m tests.fault.figures $(if $(QUICK),--quick)
 
-mutants: .venv/ready  ## Change the code in one place at a time: which changes does no test see? SAMPLE=50 of each folder SEED=1 FILES='*' RESULTS=file
+mutants: .venv/ready  ## Mutation tests: which one-token changes does no test detect? SAMPLE=50 of each folder SEED=1 FILES='*' RESULTS=file
 	$(RUN) scripts/mutants.py --guards --sample $(or $(SAMPLE),50) --seed $(or $(SEED),1) --files '$(or $(FILES),*)' $(if $(RESULTS),--results $(RESULTS))
 
 format: .venv/ready
 	$(RUN) -m ruff check --quiet --fix $(CODE)
 	$(RUN) -m ruff format --quiet $(CODE)
 
-clean:  ## Remove what make made
+clean:  ## Remove everything that make created
 	rm -rf .venv .oldest .bench .demo .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
