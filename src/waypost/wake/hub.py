@@ -255,14 +255,14 @@ class ThreadHub(Hub):
                 wanted = set(self._listeners)
                 outgoing, self._outgoing = self._outgoing, []
                 self._sending = bool(outgoing)
-            new, gone = wanted - known, known - wanted
+            new, gone = sorted(wanted - known), sorted(known - wanted)
             if new:
-                transport.listen(sorted(new))
+                transport.listen(new)
             if gone:
-                transport.unlisten(sorted(gone))
-                self._live -= gone
+                transport.unlisten(gone)
+                self._live.difference_update(gone)
             known = wanted
-            self._live |= new
+            self._live.update(new)
             if first:
                 self._mark_working()
                 first = False
