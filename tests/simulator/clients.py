@@ -22,7 +22,12 @@ def open_client(node: StoreNode, link: Link, threads: Threads, *, retry_budget: 
     """A client of the process that runs, with its connections to the store and to the notification server."""
     store: Any = RemoteStore(node, link, threads)
     hub = ThreadHub("simulated", lambda: SimulatedTransport(link, threads))
-    return AsyncWaypost(store=store, wake=hub, retry_budget=retry_budget)
+    post = AsyncWaypost(store=store, wake=hub, retry_budget=retry_budget)
+    if node.has_blocking_waits:
+        # The store notifies sleepers by itself, as a server does whose own channel is used.
+        post._wakeups = post._context.wakeups = Wakeups(hub, store.namespace, by_store=True)
+        post._context.wake = post._wakeups.wake
+    return post
 
 
 def add_relays(post: AsyncWaypost, plan: ProcessPlan, node: StoreNode, link: Link, threads: Threads) -> None:

@@ -15,7 +15,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from waypost.errors import OutcomeUnknown, StoreUnavailable
-from waypost.store.port import Call
+from waypost.store.port import BlockingWaiter, Call
 from waypost.wake.port import Topic
 
 if TYPE_CHECKING:
@@ -240,6 +240,30 @@ class Link:
         ended.in_thread = getattr(done, "in_thread", False)  # type: ignore[attr-defined]
         self.exchange(lambda: None, ended)
 
+    # ---- a claim behind a blocking wait --------------------------------------------------------------------
+
+    def request_after_wait(self, call: RemoteCall, wait: BlockingWait, done: Done) -> BlockedClaim:
+        """Send a claim that begins when its sleeper is woken, on a connection of its own."""
+        claim = BlockedClaim(self, call, wait, done)
+        if self.before_request is not None:
+            self.before_request()
+            if self.process.dead:
+                return claim
+        state = self.state
+        if state.refused or (self.node.is_down and not state.cut_to_store):
+            self.loop.at(self.loop.now + self._delay(0, out=True), claim.fail_unsent, process=self.process)
+        elif state.cut_to_store or self._happens(state.lose_requests):
+            claim.break_off()
+        else:
+            self.loop.at(self.loop.now + self._delay(0, out=True), claim.arrive)
+        if self.after_request is not None:
+            self.after_request()
+        return claim
+
+    def loses_reply(self) -> bool:
+        """Whether an answer that leaves the store now is lost."""
+        return self.state.cut_from_store or self._happens(self.state.lose_replies)
+
     # ---- notifications -------------------------------------------------------------------------------------
 
     def exchange(self, action: Callable[[], Any], done: Done) -> None:
@@ -285,6 +309,88 @@ def reply_size(result: Any) -> int:
     return sum(len(lease.envelope) for lease in leases) if leases else 0
 
 
+@dataclass(frozen=True)
+class BlockingWait:
+    """A wait in the store before a claim: of which sleeper of a queue, for how long, and who follows it."""
+
+    queue: str
+    sleeper: str
+    seconds: float
+    waiter: BlockingWaiter
+
+
+class BlockedClaim:
+    """A claim behind a blocking wait, as its connection and the store know it."""
+
+    def __init__(self, link: Link, call: RemoteCall, wait: BlockingWait, done: Done) -> None:
+        self.link = link
+        self.wait = wait
+        self._call = call
+        self._done = done
+        self._broken = False
+        self._closed = False
+        self._last_reply = 0.0
+
+    def arrive(self) -> None:
+        """At the store: the wait begins."""
+        if self.link.node.is_down:
+            self.break_off()
+        elif not self.link.process.dead:
+            self.link.node.start_wait(self)
+
+    def started(self, *, waits: bool) -> None:
+        """At the store: the first answer."""
+        self._reply(self.wait.waiter.started, waits=waits)
+
+    def release(self, value: str) -> None:
+        """At the store: the wait ends, and the claim runs."""
+        link = self.link
+        results, steps = link.node.run([self._call], link.process.name)
+        self._reply(self.wait.waiter.ended, value)
+        self._reply(Reply(link, results, steps, self._done))
+
+    def _reply(self, callback: Callable[..., object], *given: Any, **named: Any) -> None:
+        """Answers come in order; after one that is lost none comes."""
+        link = self.link
+        if self._broken:
+            return
+        if link.loses_reply():
+            self.break_off()
+            return
+        now = link.loop.now
+        self._last_reply = max(self._last_reply, now + link._delay(0, out=False))
+
+        def arrive() -> None:
+            if not self._closed:
+                callback(*given, **named)
+
+        link.loop.at(self._last_reply, arrive, process=link.process)
+
+    def break_off(self) -> None:
+        """No answer comes any more. The process notices that by a reset, or when the wait should long be over."""
+        self._broken = True
+        link = self.link
+        reset = not (link.state.cut_to_store or link.state.cut_from_store) and link._happens(RESET_SHARE)
+        if reset:
+            link.node.forget_wait(self)
+        seconds = 0.0 if reset else self.wait.seconds + link.silence_seconds
+        link.loop.at(link.loop.now + seconds, self.give_up, process=link.process)
+
+    def fail_unsent(self) -> None:
+        self._closed = True
+        self._done(StoreUnavailable("the connection was refused"))
+
+    def give_up(self) -> None:
+        """Close the connection. The store learns of it unless it is cut off; what it has begun it finishes."""
+        if self._closed:
+            return
+        self._closed = True
+        link = self.link
+        if not link.state.cut_to_store:
+            link.loop.at(link.loop.now + link._delay(0, out=True), link.node.forget_wait, self)
+        self._done(OutcomeUnknown("the connection of a blocking wait was given up"))
+
+
 class SimulatedAsyncExecutor:
     """The connection of an event loop."""
 
@@ -292,7 +398,11 @@ class SimulatedAsyncExecutor:
         self._link = link
 
     async def run(self, call: Call[T]) -> T:
-        (result,) = await self._send([cast("RemoteCall", call)])
+        ours = cast("RemoteCall", call)
+        if ours.wait is not None:
+            (result,) = await self._send_after_wait(ours, ours.wait)
+        else:
+            (result,) = await self._send([ours])
         if isinstance(result, Exception):
             raise result
         return cast(T, result)
@@ -312,6 +422,22 @@ class SimulatedAsyncExecutor:
         self._link.request(calls, done)
         answer = await future
         return [answer] * len(calls) if isinstance(answer, Exception) else answer
+
+    async def _send_after_wait(self, call: RemoteCall, wait: BlockingWait) -> list[Any]:
+        future: asyncio.Future[Any] = self._link.loop.create_future()
+
+        def done(answer: Any) -> None:
+            if not future.done():
+                future.set_result(answer)
+
+        claim = self._link.request_after_wait(call, wait, done)
+        wait.waiter.sent(claim.give_up)
+        try:
+            answer = await future
+        except BaseException:
+            claim.give_up()
+            raise
+        return [answer] if isinstance(answer, Exception) else cast("list[Any]", answer)
 
     async def close(self) -> None:
         """Nothing to close."""

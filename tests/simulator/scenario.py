@@ -204,6 +204,8 @@ class Scenario:
     quiet_seconds: float = 600.0
     #: Round trips of a healthy link take between these, in seconds.
     delay_range: tuple[float, float] = (0.0005, 0.005)
+    #: Whether the store notifies sleepers by itself and idle workers wait in it, as with Valkey.
+    blocking_waits: bool = False
 
     @property
     def faults_end(self) -> float:
@@ -258,6 +260,7 @@ def from_json(text: str) -> Scenario:
         schedules=tuple(SchedulePlan(**one) for one in data.get("schedules", ())),
         quiet_seconds=data["quiet_seconds"],
         delay_range=tuple(data["delay_range"]),
+        blocking_waits=data.get("blocking_waits", False),
     )
 
 

@@ -6,22 +6,33 @@ import asyncio
 import copy
 import inspect
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from msgspec import structs
 
 from tests.simulator.history import MessageView, QueueState, Recorder, StoreRestarted, StoreStep
-from tests.simulator.network import Link, SimulatedAsyncExecutor, SimulatedExecutor, SimulatedTransport
+from tests.simulator.network import (
+    BlockedClaim,
+    BlockingWait,
+    Link,
+    SimulatedAsyncExecutor,
+    SimulatedExecutor,
+    SimulatedTransport,
+)
 from tests.simulator.process import WALL_START
 from waypost import codec
 from waypost.identity import Operation
 from waypost.store.checkup import Checkup
 from waypost.store.memory.queue import QueueModel
 from waypost.store.memory.store import MemoryCheckup, MemoryStore, ModelCall
-from waypost.store.port import Call, Capabilities, NaturalChannel, Store
-from waypost.values import EventRecord
-from waypost.wake.port import Topic
+from waypost.store.port import BlockingWaiter, Call, Capabilities, NaturalChannel, Store
+from waypost.values import Claimed, EventRecord
+from waypost.wake.port import ALL_SLEEPERS, Topic
+from waypost.wake.wakeups import BY_STORE
 
 if TYPE_CHECKING:
     from tests.simulator.loop import VirtualTimeLoop
+    from tests.simulator.process import SimulatedProcess
     from tests.simulator.threads import Threads
 
 T = TypeVar("T")
@@ -29,7 +40,7 @@ STORE_NAME = "store"
 #: Verbs that are not recorded unless they changed something: an idle hour has thousands of them.
 READS = frozenset((
     "poll", "time", "policy", "elect", "scheduled", "schedules", "queues", "promote", "heartbeat", "stats", "outgoing",
-    "watch", "watch_chain", "result", "peek", "trace", "journal", "workers",
+    "watch", "watch_chain", "result", "peek", "trace", "journal", "workers", "unblock",
 ))  # fmt: skip
 #: What a store keeps over a restart, as attributes of `MemoryStore`.
 KEPT = ("_queues", "_register", "_scheduled", "_leaders")
@@ -38,7 +49,7 @@ KEPT = ("_queues", "_register", "_scheduled", "_leaders")
 class RemoteCall(Call[Any]):
     """A call on its way to the store: the step itself, and what the history says of it."""
 
-    __slots__ = ("arguments", "name", "operation", "size", "step")
+    __slots__ = ("arguments", "name", "operation", "size", "step", "wait")
 
     def __init__(self, name: str, call: ModelCall[Any], arguments: dict[str, Any]) -> None:
         self.name = name
@@ -47,13 +58,20 @@ class RemoteCall(Call[Any]):
         self.arguments = arguments
         drafts = arguments.get("drafts")
         self.size = sum(len(draft.envelope) for draft in drafts) if drafts else 0
+        #: Of a claim that begins when its sleeper is woken.
+        self.wait: BlockingWait | None = None
 
 
 class StoreNode:
     """The server. `run` is one request; requests are run one after the other."""
 
     def __init__(
-        self, loop: VirtualTimeLoop, recorder: Recorder, observe_store: Callable[[StoreStep, MemoryStore], None] | None
+        self,
+        loop: VirtualTimeLoop,
+        recorder: Recorder,
+        observe_store: Callable[[StoreStep, MemoryStore], None] | None,
+        *,
+        has_blocking_waits: bool = False,
     ) -> None:
         self.loop = loop
         self.store = MemoryStore(clock=self.now_ms)
@@ -66,6 +84,11 @@ class StoreNode:
         self._recorder = recorder
         self._snapshot: tuple[int, dict[str, Any]] | None = None
         self._journals: dict[str, int] = {}
+        #: Whether it notifies sleepers by itself and lets them wait in it, as Valkey does.
+        self.has_blocking_waits = has_blocking_waits
+        #: Claims that wait, by queue and sleeper, oldest first; and values that were pushed for one that did not wait.
+        self._waits: dict[tuple[str, str], list[BlockedClaim]] = {}
+        self._unblocks: dict[tuple[str, str], list[str]] = {}
         #: Notification connections, each with the link of its process and its topics.
         self._connections: dict[SimulatedTransport, tuple[Link, dict[Topic, None]]] = {}
 
@@ -100,7 +123,65 @@ class StoreNode:
                 )  # fmt: skip
                 if self.observe_store is not None:
                     self.observe_store(step, store)
+            if self.has_blocking_waits and error is None:
+                results[-1] = self._after_step(call, result)
         return results, steps
+
+    # ---- blocking waits ------------------------------------------------------------------------------------
+
+    def _after_step(self, call: RemoteCall, result: Any) -> Any:
+        """Wake the sleepers that a step names, and let a poll say which of them wait here."""
+        for queue, names in (getattr(result, "wake", None) or {}).items():
+            for name in names:
+                if name.startswith(BY_STORE) and self._waits.get((queue, name)):
+                    self.push(queue, name, "")
+                elif name.startswith((BY_STORE, ALL_SLEEPERS)):
+                    self.notify(Topic(self.store.namespace, "ready", queue), [name])
+        if call.name != "poll":
+            return result
+        queues = [
+            structs.replace(answer, blocked=bool(self._waits.get((idle.queue, idle.sleeper))))
+            for idle, answer in zip(call.arguments["idle"], result.queues, strict=True)
+        ]
+        return structs.replace(result, queues=queues)
+
+    def start_wait(self, claim: BlockedClaim) -> None:
+        """Let a claim wait until its sleeper is woken. One that was woken since its last claim begins at once."""
+        place = (claim.wait.queue, claim.wait.sleeper)
+        model = self.store._queues.get(claim.wait.queue)
+        if model is not None and claim.wait.sleeper in model.sleepers:
+            self._unblocks.pop(place, None)
+            self._waits.setdefault(place, []).append(claim)
+            claim.started(waits=True)
+            self.loop.at(self.loop.now + claim.wait.seconds, self._end_wait, claim)
+            return
+        claim.started(waits=False)
+        claim.release([*self._unblocks.pop(place, []), ""][0])
+
+    def push(self, queue: str, sleeper: str, value: str) -> None:
+        """End the oldest wait of a sleeper with a value; without one the value is kept for the next."""
+        waits = self._waits.get((queue, sleeper))
+        if waits:
+            self.loop.at(self.loop.now, waits.pop(0).release, value)
+        else:
+            self._unblocks.setdefault((queue, sleeper), []).append(value)
+
+    def _end_wait(self, claim: BlockedClaim) -> None:
+        if self.forget_wait(claim) and not self.is_down:
+            claim.release("")
+
+    def forget_wait(self, claim: BlockedClaim) -> bool:
+        """Its connection is closed, or its time is up; whether it waited."""
+        waits = self._waits.get((claim.wait.queue, claim.wait.sleeper), [])
+        waited = claim in waits
+        if waited:
+            waits.remove(claim)
+        return waited
+
+    def forget_process(self, process: SimulatedProcess) -> None:
+        """A process is gone: its connections are closed."""
+        for waits in self._waits.values():
+            waits[:] = [claim for claim in waits if claim.link.process is not process]
 
     def _new_events(self) -> tuple[EventRecord, ...]:
         events: tuple[EventRecord, ...] = ()
@@ -126,6 +207,11 @@ class StoreNode:
         for transport, (link, _) in list(self._connections.items()):
             self.loop.soon(link.process, transport.break_off)
         self._connections.clear()
+        waiting = [claim for waits in self._waits.values() for claim in waits]
+        self._waits.clear()
+        self._unblocks.clear()
+        for claim in waiting:
+            self.loop.soon(claim.link.process, claim.give_up)
 
     def come_up(self, *, from_snapshot: bool) -> None:
         """Answer again, with the state of the last snapshot or with all that was written."""
@@ -226,10 +312,10 @@ class RemoteStore:
     kind = "simulated"
     namespace = "wp"
     capabilities = Capabilities(reach="network", durability="simulated", spans_queues=True)
-    blocking_waits = None
     transactions = None
 
     def __init__(self, node: StoreNode, link: Link, threads: Threads) -> None:
+        self.blocking_waits = SimulatedBlockingWaits(node) if node.has_blocking_waits else None
         self._node = node
         self._link = link
         self._threads = threads
@@ -269,6 +355,24 @@ class RemoteStore:
 
     def unlist(self, queue: str) -> list[RemoteCall]:
         return []
+
+
+class SimulatedBlockingWaits:
+    """Blocking waits as Valkey has them."""
+
+    def __init__(self, node: StoreNode) -> None:
+        self._node = node
+
+    def claim_after_wait(
+        self, claim: Call[Claimed], sleeper: str, seconds: float, waiter: BlockingWaiter
+    ) -> Call[Claimed]:
+        call = cast("RemoteCall", claim)
+        call.wait = BlockingWait(call.arguments["queue"], sleeper, seconds, waiter)
+        return call
+
+    def unblock(self, queue: str, sleeper: str, value: str) -> Call[None]:
+        step = ModelCall("unblock", lambda now: self._node.push(queue, sleeper, value))
+        return RemoteCall("unblock", step, {"queue": queue, "sleeper": sleeper, "value": value})
 
 
 def _verb(name: str, parameters: tuple[str, ...]) -> Callable[..., RemoteCall]:

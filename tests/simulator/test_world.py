@@ -220,6 +220,16 @@ def test_a_clone_takes_a_session_of_its_own_and_both_go_on() -> None:
     assert ended(history)["done"] == 25
 
 
+@pytest.mark.promise("SEE-7")
+def test_idle_workers_wait_in_a_store_that_has_blocking_waits() -> None:
+    quiet = replace(scenario(publishes(20, every=5.0)), blocking_waits=True)
+    world, history = run(quiet)
+    assert ended(history)["done"] == 20
+    assert any(world.node._waits.values())
+    faults = replace(eventful(3), blocking_waits=True)
+    assert digest(faults) == digest(faults) != digest(eventful(3))
+
+
 def test_schedules_relays_and_promoters_run() -> None:
     plan = Scenario(
         seed=1,

@@ -53,7 +53,7 @@ class World:
         self.loop = VirtualTimeLoop(Random(f"{self._seed}/loop"))
         self.threads = Threads(self.loop)
         self.recorder = Recorder(lambda: self.loop.now)
-        self.node = StoreNode(self.loop, self.recorder, observe_store)
+        self.node = StoreNode(self.loop, self.recorder, observe_store, has_blocking_waits=scenario.blocking_waits)
         self.labels = Registry()
         self.running: dict[str, RunningProcess] = {}
         self._machines: dict[str, Machine] = {}
@@ -217,6 +217,8 @@ class World:
         after = step.arguments.get("after")
         number = self._begin_fault(step)
         running.process.crash()
+        if not running.link.state.cut_to_store:
+            self.node.forget_process(running.process)
         if after is not None and running.plan is not None:
             plan = running.plan
 
