@@ -275,7 +275,7 @@ class RegisteredWorker(Struct, frozen=True):
 
 @cache
 def _json_names(cls: type) -> tuple[tuple[str, str], ...]:
-    """The fields of a class and their names in JSON: a duration says its unit, also where it is None.
+    """The fields of a class and their names in JSON: that of a duration has its unit, also where it is None.
 
     In place of private fields stand the properties by which they are read.
     """

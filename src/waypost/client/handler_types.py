@@ -1,7 +1,7 @@
 """What `@post.handler(…)` makes of a function: the function itself, which also has `publish`.
 
 The types are for type checkers. A handler must accept what its queue is declared with (`Queue("orders", Order)`); where
-the queue is a plain name, the first parameter of the handler says what its bodies are. `S` is what `publish` of the
+the queue is a plain name, the first parameter of the handler gives the type of its bodies. `S` is what `publish` of the
 client returns: a `Published`, or a coroutine of one.
 """
 
@@ -73,7 +73,7 @@ class TypedBatchDecorator(Protocol[T, S_co]):
 class PlainDecorator(Protocol[S_co]):
     """Takes a handler for a queue that is given by its name alone."""
 
-    # A first parameter of any type says nothing about the bodies.
+    # A first parameter that accepts anything does not give the type of the bodies.
     @overload
     def __call__(
         self, function: Callable[Concatenate[object, P], R]

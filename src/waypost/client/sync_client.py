@@ -160,7 +160,7 @@ class Waypost(BaseClient):
     - `namespace` ("wp") keeps its queues apart from others on the same server.
     - `durability="fsync"` reports a write as done when it is on the disk of a Valkey server.
     - `queues` declares queues; with `strict_queues=True` only those, and those with handlers, can be used.
-    - `middleware` stands around publishes and handlers; `state` is given to handlers that ask for it.
+    - `middleware` stands around publishes and handlers; handlers get `state` as a parameter.
     - `on_event` is called with an `Observed` for every step; `redact` removes secrets from what the journal keeps.
     - `wake` chooses how idle workers are woken; `clock` is a clock for tests.
 
@@ -290,7 +290,7 @@ class Waypost(BaseClient):
         `publish`, for all messages of the batch; `key` and `group` may be functions of the body, and one key cannot be
         that of many. The batch is sent in parts of up to 512 messages, each stored whole or not at all.
 
-        Raises `PartialPublish`, which says what is known of each message, if a part fails or a body is refused after
+        Raises `PartialPublish`, which has what is known of each message, if a part fails or a body is refused after
         others were stored; the error itself if nothing was.
 
             post.publish_many(orders, (Order(number) for number in range(10_000)), key=lambda order: str(order.id))
@@ -331,8 +331,8 @@ class Waypost(BaseClient):
         signal handler of the program raises, the cancellation of the task, and the end of a generator that the block is
         in.
 
-        The lease is renewed while the block runs, from a thread; `renew=False` leaves that to you (`extend`). If it is
-        lost all the same, that is logged, `message.lease_lost` is True, the settle changes nothing, and no error is
+        The lease is renewed while the block runs, from a thread; with `renew=False` you call `extend` yourself. If it
+        is lost all the same, that is logged, `message.lease_lost` is True, the settle changes nothing, and no error is
         raised.
 
             with post.receive("orders", wait=5) as message:
@@ -786,21 +786,21 @@ class Waypost(BaseClient):
     def remove_schedule(self, name: str, *, queue: QueueName | None = None) -> bool:
         """Remove the schedule of this `name` or key; whether there was one. What it has published stays.
 
-        `queue` says in which queue, where several have one of that name: without it, `UnknownSchedule` is raised.
+        `queue` is needed where several queues have one of that name: without it, `UnknownSchedule` is raised.
         """
         return self._run(self._change_flow(schedules.remove, name, queue))
 
     def pause_schedule(self, name: str, *, queue: QueueName | None = None) -> bool:
         """Fire the schedule of this `name` or key no more until it is resumed; whether that changed anything.
 
-        `queue` says in which queue, where several have one of that name. Raises `UnknownSchedule` if there is none.
+        `queue` is needed where several queues have one of that name. Raises `UnknownSchedule` if there is none.
         """
         return self._run(self._change_flow(schedules.pause, name, queue))
 
     def resume_schedule(self, name: str, *, queue: QueueName | None = None) -> bool:
         """Fire the schedule of this `name` or key again from its next instant on; whether that changed anything.
 
-        The pause makes no missed fires. `queue` says in which queue, where several have one of that name. Raises
+        The pause makes no missed fires. `queue` is needed where several queues have one of that name. Raises
         `UnknownSchedule` if there is none.
         """
         changed = self._run(self._change_flow(schedules.resume, name, queue))
@@ -810,7 +810,7 @@ class Waypost(BaseClient):
     def trigger_schedule(self, name: str, *, queue: QueueName | None = None) -> Published:
         """Publish the message of the schedule of this `name` or key now. Its next fire stays where it is.
 
-        `queue` says in which queue, where several have one of that name. Raises `UnknownSchedule` if there is none, and
+        `queue` is needed where several queues have one of that name. Raises `UnknownSchedule` if there is none, and
         `QueueFull` if the queue has no room.
         """
         return self._run(self._change_flow(schedules.trigger, name, queue))
@@ -860,7 +860,7 @@ class Waypost(BaseClient):
     def journal(self, queue: QueueName, after: int = 0, limit: int = PAGE_MAX) -> JournalPage:
         """Return up to `limit` events of a `queue` after the number `after`, in order. Go on from the page's `last`.
 
-        Events that were trimmed are missing: `first_kept` of the page says where the journal begins now.
+        Events that were trimmed are missing: `first_kept` of the page is the number of the first event that is kept.
 
             page = post.journal("orders", after=0)
             while page.events:
