@@ -221,20 +221,15 @@ class ValkeyExecutor(_Common):
         """Run a batch to its end."""
         self._check_process()
         with self._places:
-            self._drive(batch)
-
-    def _drive(self, batch: Batch) -> None:
-        while True:
-            try:
-                connection = self._take()
-            except StoreError as error:
-                batch.fail(error, rest=True)
-                return
-            try:
-                self._run_batch(connection, batch)
-                return
-            except OutcomeUnknown as error:
-                batch.fail(error, rest=False)  # go on with the rest on a new connection
+            while True:
+                try:
+                    self._run_batch(self._take(), batch)
+                    return
+                except OutcomeUnknown as error:
+                    batch.fail(error, rest=False)  # go on with the rest on a new connection
+                except StoreError as error:
+                    batch.fail(error, rest=True)
+                    return
 
     def _run_batch(self, connection: Any, batch: Batch) -> None:
         try:
@@ -255,11 +250,10 @@ class ValkeyExecutor(_Common):
         try:
             _write(connection, request.packed)
             _read_all(connection, request)
-            again = request.with_script()
-            if again is not None:
+            if (again := request.with_script()) is not None:
+                _write(connection, again.packed)
+                _read_all(connection, again)
                 request = again
-                _write(connection, request.packed)
-                _read_all(connection, request)
         except BaseException as error:
             raise self._broken(connection, error) from None
         self._give_back(connection, good=not request.wrong_server)
@@ -372,20 +366,15 @@ class AsyncValkeyExecutor(_Common):
         """Run a batch to its end."""
         self._check_process()
         async with self._places:
-            await self._drive(batch)
-
-    async def _drive(self, batch: Batch) -> None:
-        while True:
-            try:
-                connection = await self._take()
-            except StoreError as error:
-                batch.fail(error, rest=True)
-                return
-            try:
-                await self._run_batch(connection, batch)
-                return
-            except OutcomeUnknown as error:
-                batch.fail(error, rest=False)
+            while True:
+                try:
+                    await self._run_batch(await self._take(), batch)
+                    return
+                except OutcomeUnknown as error:
+                    batch.fail(error, rest=False)
+                except StoreError as error:
+                    batch.fail(error, rest=True)
+                    return
 
     async def _run_batch(self, connection: AsyncConnection, batch: Batch) -> None:
         try:
@@ -408,11 +397,10 @@ class AsyncValkeyExecutor(_Common):
             else:
                 await self._wait(connection, request, wait)
             await connection.receive_all(request)
-            again = request.with_script()
-            if again is not None:
+            if (again := request.with_script()) is not None:
+                await connection.send(again.packed)
+                await connection.receive_all(again)
                 request = again
-                await connection.send(request.packed)
-                await connection.receive_all(request)
         except BaseException as error:
             raise await self._broken(connection, error) from None
         await self._give_back(connection, good=not request.wrong_server)
