@@ -13,6 +13,7 @@ from waypost.cli.options import add_command, open_client
 from waypost.cli.output import quiet_log, terminal_width, with_color, write, write_json
 from waypost.cli.prompts import add_yes, confirm
 from waypost.client import Waypost
+from waypost.client.internals import executor_of
 from waypost.errors import AccessDenied, WaypostError
 from waypost.store.checkup import Finding, wrong
 from waypost.views import RegisteredWorker
@@ -74,7 +75,7 @@ def run_checks(options: argparse.Namespace) -> int:
 
 def examine(post: Waypost, *, mend: bool = False, quiet: bool = True) -> Iterator[Finding]:
     """Yield the findings in order: the records, the store itself, then its queues and workers."""
-    checkup = post.store.checkup(post._connected())
+    checkup = post.store.checkup(executor_of(post))
     names, findings = checkup.check_list(post.queues(), mend=mend)
     yield from findings
     yield from records.check(post, names, mend=mend, quiet=quiet)

@@ -12,6 +12,7 @@ import msgspec
 from waypost.cli.exit_codes import FOUND, USAGE, CommandError
 from waypost.cli.options import add_command, integer_between, open_client, parse_duration, parse_time
 from waypost.cli.output import format_table, write, write_json
+from waypost.client.internals import edit_schedule
 from waypost.errors import InvalidBody, InvalidSchedule, InvalidTime
 from waypost.operations.schedules import make_spec
 from waypost.policy import GRACE_SECONDS, PRIORITY_DEFAULT, CatchUp, Missed
@@ -204,7 +205,7 @@ def run_save(options: argparse.Namespace) -> int:
             raise CommandError("--reset also resets the rule: give --cron or --every too", USAGE)
         rule = DEFAULTS | {"tz": "UTC"} | rule
     with open_client(options, creates=True) as post:
-        saved = post._run(post._edit_flow(options.name, options.queue, options.key, cast("Any", rule)))
+        saved = edit_schedule(post, options.name, options.queue, options.key, cast("Any", rule))
     if options.json:
         write_json(_schedule_json(saved))
     else:

@@ -18,6 +18,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from waypost import codec
 from waypost.client import Waypost
+from waypost.client.internals import context_of, run_flow
 from waypost.errors import EnvelopeTooNew, InvalidInput, Undecodable
 from waypost.identity import MARK_BYTES, NONCE_BYTES, SESSION_BYTES, Operation
 from waypost.message import Message, error_text, error_type
@@ -89,7 +90,7 @@ class Claim:
                 claimed = self._claim(post, task, number, limit)
                 number += 1
                 if claimed.outgoing:
-                    post._run(deliver_outgoing(post._context, self.queue))
+                    run_flow(post, deliver_outgoing(context_of(post), self.queue))
                 size = sum(len(lease.envelope) for lease in claimed.leases)
                 page.learn(len(claimed.leases), size)
                 leases = settle_unreadable(post, self.queue, claimed.leases)
@@ -102,13 +103,14 @@ class Claim:
                     return
 
     def _claim(self, post: Waypost, task: int, number: int, limit: int) -> Claimed:
-        post._run(post._context.know_time())
-        operation = make_operation(self.name, task, number, post._context.session.time.now_ms())
-        call = post._store.claim(
+        context = context_of(post)
+        run_flow(post, context.know_time())
+        operation = make_operation(self.name, task, number, context.session.time.now_ms())
+        call = context.store.claim(
             self.queue, limit, operation, worker=f"spark:{self.name}:{task}", nonce=_digest(f"{operation}", NONCE_BYTES)
         )
-        claimed = post._call(call)
-        receive.report_side_effects(post._context, self.queue, claimed)
+        claimed = run_flow(post, context.attempt(call))
+        receive.report_side_effects(context, self.queue, claimed)
         if any(lease.lease_end_ms is None for lease in claimed.leases):
             raise at_most_once(self.queue)
         return claimed
@@ -187,7 +189,7 @@ def settle_unreadable(post: Waypost, queue: str, leases: Sequence[Lease]) -> lis
         else:
             readable.append(lease)
     if messages:
-        post._run(receive.settle(post._context, queue, messages, settlements))
+        run_flow(post, receive.settle(context_of(post), queue, messages, settlements))
     return readable
 
 

@@ -24,6 +24,7 @@ from waypost import lease_clock
 from waypost.checks import check_seconds
 from waypost.client import Waypost
 from waypost.client.base import DEFAULT_RETRY, is_stop
+from waypost.client.internals import context_of, run_flow
 from waypost.errors import ConfigurationError, InvalidInput
 from waypost.identity import Session
 from waypost.message import Message, Outcome, Queue, error_text, error_type, queue_name
@@ -195,7 +196,7 @@ class _Consumer:
         self.queue = queue
         self.function = function
         self.post = post
-        self.context: ClientContext = post._context
+        self.context = context_of(post)
         self.log = output
         self.retry = retry
         self.size = size
@@ -208,7 +209,7 @@ class _Consumer:
         self.result = Consumed()
         self.held = _Held(queue)
         # On a separate connection, so that no settle can delay a renewal.
-        self.renewer = Renewer(self.context, lambda: post._store.connect(start_timeout=START_TIMEOUT_SECONDS))
+        self.renewer = Renewer(self.context, lambda: post.store.connect(start_timeout=START_TIMEOUT_SECONDS))
 
     # ---- one batch -------------------------------------------------------------------------------------------
 
@@ -248,7 +249,7 @@ class _Consumer:
     def _extend(self, messages: Sequence[Message[Any]]) -> None:
         for start in range(0, len(messages), CHUNK_MESSAGES_MAX):
             part = messages[start : start + CHUNK_MESSAGES_MAX]
-            self.post._run(receive.extend(self.context, self.queue, part))
+            run_flow(self.post, receive.extend(self.context, self.queue, part))
 
     def claim(self, name: str) -> tuple[DataFrame, dict[str, Message[Any]]]:
         """Claim on executors: the rows, and what is needed to renew and to settle them."""
@@ -358,11 +359,11 @@ class _Consumer:
         statuses: dict[str, SettleStatus] = {}
         for start in range(0, len(messages), CHUNK_MESSAGES_MAX):
             part = settlements[start : start + CHUNK_MESSAGES_MAX]
-            answers = self.post._run(_settle(self.context, self.queue, part))
+            answers = run_flow(self.post, _settle(self.context, self.queue, part))
             for message, status in zip(messages[start : start + CHUNK_MESSAGES_MAX], answers, strict=True):
                 message.settled = statuses[message.id] = status
         if any(one.then for one in settlements) or any(message._lease.chain is not None for message in messages):
-            self.post._run(deliver_outgoing(self.context, self.queue))
+            run_flow(self.post, deliver_outgoing(self.context, self.queue))
         lost = sum(status == "lost" for status in statuses.values())
         if lost:
             log.warning(
@@ -385,7 +386,9 @@ class _Consumer:
         finished = set()
         for start in range(0, len(ids), CHUNK_MESSAGES_MAX):
             part = ids[start : start + CHUNK_MESSAGES_MAX]
-            for message_id, watched in zip(part, self.post._run(_watch(self.context, self.queue, part)), strict=True):
+            for message_id, watched in zip(
+                part, run_flow(self.post, _watch(self.context, self.queue, part)), strict=True
+            ):
                 if isinstance(watched, Watched) and watched.state in (None, "done"):
                     finished.add(message_id)
         return finished

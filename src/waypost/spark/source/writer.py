@@ -22,6 +22,7 @@ from pyspark.sql.datasource import (
 )
 
 from waypost.client import Waypost
+from waypost.client.internals import context_of, run_flow
 from waypost.errors import InvalidInput
 from waypost.spark.source.bulk import RETRY_SECONDS
 from waypost.spark.source.options import WriteOptions
@@ -83,9 +84,9 @@ class _Writer:
             wave: list[list[Draft]] = []
             while wave := wave or list(itertools.islice(parts, WAVE_CHUNKS)):
                 wanted = sum(map(len, wave))
-                room = post._run(wait_for_room(post._context, options.queue, wanted, options.block_seconds))
+                room = run_flow(post, wait_for_room(context_of(post), options.queue, wanted, options.block_seconds))
                 fitting, wave = split_wave(wave, room)
-                sent, refused = post._run(publish_wave(post._context, options.queue, fitting))
+                sent, refused = run_flow(post, publish_wave(context_of(post), options.queue, fitting))
                 wave = refused + wave
                 for status, count in sent.items():
                     counts[status] = counts.get(status, 0) + count
