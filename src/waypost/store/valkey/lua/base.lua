@@ -312,7 +312,7 @@ local function choose_sleepers(number)
   if number == 0 or paused then return {} end
   number = min(number, CHUNK_MESSAGES_MAX)
   -- Called after writes, so it must not fail: where the memory is not ours, everybody is woken as if it were gone.
-  local found = redis.pcall('ZREVRANGE', SLEEPERS, 0, number, 'WITHSCORES')
+  local found = redis.pcall('ZREVRANGE', SLEEPERS, 0, number + 1, 'WITHSCORES')
   if found.err then return {'*'} end
   local names, known = {}, false
   for i = 1, #found, 2 do
@@ -332,8 +332,8 @@ local function choose_sleepers(number)
     call('PEXPIRE', SLEEPERS, SLEEPER_TTL_MS * 2)
     return {'*'}
   end
-  if #names > 0 and number <= POLL_SOON_MESSAGES_MAX then
-    -- Workers that poll again soon are at the other end: their entries last milliseconds, not a minute.
+  if #names > 0 and number <= POLL_SOON_MESSAGES_MAX and #found == 2 * (number + 2) then
+    -- There may be more. Workers that poll again soon are at the other end: their entries last milliseconds, not a minute.
     local soon = call('ZRANGEBYSCORE', SLEEPERS, '(' .. format('%.0f', now), now + POLL_SOON_MS_MAX, 'LIMIT', 0, 64)
     for i = 1, #soon do
       if byte(soon[i]) == 126 then return {} end

@@ -140,38 +140,38 @@ for i = 1, #expired do
   end
 end
 
-local function rate_entry(text)
-  local at, number = string.match(text, '(%d+):(%d+)')
-  return tonumber(at) or 0, tonumber(number) or 0
-end
-
--- Forget claims that left the rate's window. A bounded number: the sum is too high until the rest is gone, never too low.
-local function forget_rate(horizon)
-  local last = rate_entry(call('LINDEX', RATE, -1) or '')
-  if last <= horizon then
-    call('DEL', RATE)
-    counts[COUNT.rate_sum] = 0
-    return
-  end
-  if last > now then
-    -- The clock was set back. The whole window counts from now on: too much for one window, and not until the clock has
-    -- caught up.
-    call('DEL', RATE)
-    call('RPUSH', RATE, format('%.0f:%.0f', now, counts[COUNT.rate_sum]))
-    return
-  end
-  for _ = 1, RECLAIM_MAX do
-    local at, number = rate_entry(call('LINDEX', RATE, 0) or '')
-    if at > horizon then return end
-    call('LPOP', RATE)
-    counts[COUNT.rate_sum] = counts[COUNT.rate_sum] - number
-  end
-end
-
 -- How many may be leased now, and how long until the rate lets another one through.
 local room, next_rate = paused and 0 or limit, nil
 if policy.max_running then room = min(room, max(0, policy.max_running - call('ZCARD', LEASES))) end
 if policy.rate_count and not paused then
+  local function rate_entry(text)
+    local at, number = string.match(text, '(%d+):(%d+)')
+    return tonumber(at) or 0, tonumber(number) or 0
+  end
+
+  -- Forget claims that left the rate's window. A bounded number: the sum is too high until the rest is gone, never too low.
+  local function forget_rate(horizon)
+    local last = rate_entry(call('LINDEX', RATE, -1) or '')
+    if last <= horizon then
+      call('DEL', RATE)
+      counts[COUNT.rate_sum] = 0
+      return
+    end
+    if last > now then
+      -- The clock was set back. The whole window counts from now on: too much for one window, and not until the clock has
+      -- caught up.
+      call('DEL', RATE)
+      call('RPUSH', RATE, format('%.0f:%.0f', now, counts[COUNT.rate_sum]))
+      return
+    end
+    for _ = 1, RECLAIM_MAX do
+      local at, number = rate_entry(call('LINDEX', RATE, 0) or '')
+      if at > horizon then return end
+      call('LPOP', RATE)
+      counts[COUNT.rate_sum] = counts[COUNT.rate_sum] - number
+    end
+  end
+
   forget_rate(now - policy.rate_per_ms)
   local used = counts[COUNT.rate_sum]
   if used >= policy.rate_count then

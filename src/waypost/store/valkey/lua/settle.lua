@@ -10,8 +10,6 @@
 -- recorded in the same step as its end. The first write removes, so that a full store can be drained.
 -- Reply: one letter per settlement, then the sleepers and waiters to wake and, behind a byte 1, what else it did.
 
--- include moves
-
 local first = first_result()
 if first then return known_answer(first) end
 open_queue()
@@ -22,10 +20,6 @@ must_be('zset', READY)
 must_be('zset', DUE)
 must_be('hash', HOLDERS)
 if policy.completed_max > 0 then must_be('list', COMPLETED) end
-
-local plain = ARGV[FIRST_ARGUMENT]
-local statuses = {}
-local due_before, changes_places = nil, false
 
 -- Whether a state has a failed attempt, a flag or a key: the numbers of all, byte by byte, without making texts.
 -- Nil if the state cannot be read.
@@ -41,26 +35,35 @@ local function has_more(state)
   return false
 end
 
+local plain = ARGV[FIRST_ARGUMENT]
+local statuses = {}
+local due_before, changes_places = nil, false
+-- Of plain dones: their ids and states, and what `has_more` says of those that are held.
+local ids, states, more_of = {}, {}, {}
+-- The shortest way: dones of which nothing but the event is left.
+local short = plain ~= '' and policy.completed_max == 0
 if plain ~= '' then
-  local number = #plain / 41
-  local ids, at = {}, 1
-  for i = 1, number do
-    ids[i] = sub(plain, at, at + 23)
-    at = at + 41
-  end
-  local states = call('HMGET', STATE, unpack(ids))
-  local ended, done, unreadable = {}, 0, {}
-  local slow = policy.completed_max > 0
-  local notes, head, same_head = noted('done'), 'S' .. EVENT.done .. '\0', 's' .. EVENT.done .. '\0'
-  for i = 1, number do
-    local state, id = states[i], ids[i]
-    at = i * 41
-    local more
-    if not state or sub(state, 1, 17) ~= sub(plain, at - 16, at) or ended[id] then
+  for i = 1, #plain / 41 do ids[i] = sub(plain, i * 41 - 40, i * 41 - 17) end
+  states = call('HMGET', STATE, unpack(ids))
+  for i = 1, #ids do
+    if not states[i] or sub(states[i], 1, 17) ~= sub(plain, i * 41 - 16, i * 41) then
       statuses[i] = 'l'
     else
-      more = has_more(state)
+      more_of[i] = has_more(states[i])
+      if more_of[i] ~= false then short = false end
     end
+  end
+end
+-- include moves if not short
+
+if plain ~= '' then
+  local ended, done, unreadable = {}, 0, {}
+  local slow = policy.completed_max > 0
+  local notes = policy.journal == 'all' or policy.journal == 'full'
+  local head, same_head = 'S' .. EVENT.done .. '\0', 's' .. EVENT.done .. '\0'
+  for i = 1, #ids do
+    local state, id, more = states[i], ids[i], more_of[i]
+    if ended[id] then statuses[i] = 'l' end
     if statuses[i] then
       -- Lost.
     elseif more == nil then
@@ -216,7 +219,7 @@ end
 
 local worth_now = changes_places and worth(due_before) or 0
 if policy.max_running then
-  worth_now = worth_now + min(#statuses, max(0, call('ZCARD', READY) - freshly_ready))
+  worth_now = worth_now + min(#statuses, max(0, call('ZCARD', READY) - (freshly_ready or 0)))
 end
 local names = wake(worth_now)
 for i = 1, #expectant do names[#names + 1] = expectant[i] end
