@@ -54,11 +54,9 @@ def server_text(error: ResponseError) -> str:
     return found[1] if found is not None else str(error)
 
 
-def is_wrong_server(reply: object) -> bool:
-    """Whether a reply means that this server is a replica or not ready, so that another one should be used."""
-    if not isinstance(reply, ResponseError):
-        return False
-    return isinstance(reply, WRONG_SERVER_CLASSES) or server_text(reply).startswith(WRONG_SERVER)
+def is_wrong_server(error: ResponseError) -> bool:
+    """Whether the error means that this server is a replica or not ready, so that another one should be used."""
+    return isinstance(error, WRONG_SERVER_CLASSES) or server_text(error).startswith(WRONG_SERVER)
 
 
 def map_error(error: ResponseError, queue: str, verb: str, key: bytes = b"") -> WaypostError:

@@ -59,7 +59,7 @@ class Request(Generic[T]):
     @property
     def wrong_server(self) -> bool:
         """Whether the server is a replica or not ready, so that another one should be used."""
-        return any(map(is_wrong_server, self.replies))
+        return any(is_wrong_server(reply) for reply in self.replies if isinstance(reply, ResponseError))
 
     def with_script(self) -> Request[T] | None:
         """The same request behind its script if the server did not know that, None otherwise."""
