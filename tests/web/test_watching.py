@@ -164,6 +164,33 @@ def test_a_request_reads_what_is_old_for_a_bounded_time(monkeypatch: pytest.Monk
     assert later > first, "the rest is read for later requests"
 
 
+def test_requests_to_a_store_that_hangs_wait_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("waypost.web.watching.ANSWER_SECONDS", 0.2)
+
+    async def ask_often() -> tuple[int, str | None, str | None]:
+        _, watch, _ = await make_watch(3)
+        asked = 0
+
+        async def hang() -> list[str]:
+            nonlocal asked
+            asked += 1
+            await asyncio.Event().wait()
+            return []
+
+        monkeypatch.setattr(watch._post, "queues", hang)
+        await asyncio.gather(*(watch.refresh() for _ in range(20)))
+        failed = watch.error
+        monkeypatch.undo()
+        await watch.refresh()
+        return asked, failed, watch.error
+
+    asked, failed, healed = asyncio.run(ask_often())
+    assert asked == 1
+    assert failed is not None
+    assert "has not answered" in failed
+    assert healed is None
+
+
 def slowly(clock: Clock, stats: Any) -> Any:
     """Each read of a queue takes a millisecond."""
 

@@ -31,7 +31,8 @@ RETRY_SECONDS = 5
 
 TITLES = {
     400: "Bad request", 401: "Not signed in", 403: "Not allowed", 404: "Not found", 405: "Method not allowed",
-    409: "Conflict", 413: "Request too large", 415: "Wrong content type", 421: "Wrong host", 422: "Not possible",
+    408: "Too slow", 409: "Conflict", 413: "Request too large", 415: "Wrong content type", 421: "Wrong host",
+    422: "Not possible",
     429: "Too many attempts", 500: "Internal error", 502: "The store failed", 503: "Not available",
     504: "No answer in time", 507: "The store is full",
 }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -24,6 +25,8 @@ log = logging.getLogger("waypost.web")
 
 #: The largest request: a schedule with its body.
 REQUEST_BYTES_MAX = 256 * 1024
+#: How long it may take to arrive: a client that sends a byte now and then must not hold a connection for ever.
+REQUEST_SECONDS_MAX = 20.0
 T = TypeVar("T")
 
 
@@ -121,11 +124,15 @@ async def read_body(request: Request) -> bytes:
     if announced.isdecimal() and int(announced[:18]) > REQUEST_BYTES_MAX:
         raise limit
     parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > REQUEST_BYTES_MAX:
-            raise limit
-        parts.append(part)
+    try:
+        async with asyncio.timeout(REQUEST_SECONDS_MAX):
+            async for part in request.stream():
+                size += len(part)
+                if size > REQUEST_BYTES_MAX:
+                    raise limit
+                parts.append(part)
+    except TimeoutError:
+        raise Problem(408, "too-slow", f"the request did not arrive within {REQUEST_SECONDS_MAX:.0f} seconds") from None
     return b"".join(parts)
 
 

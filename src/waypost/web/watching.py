@@ -43,6 +43,8 @@ STREAMS_MAX = 100
 NOTIFICATIONS_MAX = 32
 #: A stream without news sends a line so often, so that both ends notice when the other is gone.
 HEARTBEAT_SECONDS = 15.0
+#: A stream ends after so long and the browser opens a new one, so that a session that has ended is noticed.
+STREAM_SECONDS_MAX = 900.0
 
 
 class Change(Struct, frozen=True):
@@ -75,30 +77,37 @@ class StoreWatch:
         self._listed_at = self._schedules_at = float("-inf")
         self._pages: set[asyncio.Queue[Change]] = set()
         self._loop_task: asyncio.Task[None] | None = None
-        self._reads: tuple[asyncio.AbstractEventLoop, asyncio.Lock] | None = None
+        self._refreshing: asyncio.Task[None] | None = None
 
     # ---- for requests ------------------------------------------------------------------------------------------
 
     async def refresh(self) -> None:
-        """Read what is older than `FRESH_SECONDS`, for a bounded time. A failure is kept in `error`."""
+        """Read what is older than `FRESH_SECONDS`, for a bounded time. A failure is kept in `error`.
+
+        Requests that come while this runs wait for the same read: a store that hangs makes each of them wait once.
+        """
+        loop = asyncio.get_running_loop()
+        if self._refreshing is None or self._refreshing.done() or self._refreshing.get_loop() is not loop:
+            self._refreshing = loop.create_task(self._refresh())
+        await asyncio.shield(self._refreshing)
+
+    async def _refresh(self) -> None:
         until = time.monotonic() + REFRESH_SECONDS
-        async with self._read_lock():
-            with self._failures_noted():
-                async with asyncio.timeout(ANSWER_SECONDS):
-                    await self._list()
-                    while (part := self._stalest(FRESH_SECONDS)) and time.monotonic() < until:
-                        await self._read(part)
+        with self._failures_noted():
+            async with asyncio.timeout(ANSWER_SECONDS):
+                await self._list()
+                while (part := self._stalest(FRESH_SECONDS)) and time.monotonic() < until:
+                    await self._read(part)
 
     async def read_queue(self, name: str) -> bool:
         """Read one queue now; whether there is one. A failure is kept in `error`."""
-        async with self._read_lock():
-            with self._failures_noted():
-                async with asyncio.timeout(ANSWER_SECONDS):
-                    if name not in self.names:
-                        self._listed_at = float("-inf")
-                        await self._list()
-                    if name in self.names:
-                        await self._read([name])
+        with self._failures_noted():
+            async with asyncio.timeout(ANSWER_SECONDS):
+                if name not in self.names:
+                    self._listed_at = float("-inf")
+                    await self._list()
+                if name in self.names:
+                    await self._read([name])
         return name in self.names
 
     async def changed(self, name: str | None) -> None:
@@ -118,12 +127,6 @@ class StoreWatch:
     def unread(self) -> int:
         """Queues that were listed and never read."""
         return sum(name not in self.readings for name in self.names)
-
-    def _read_lock(self) -> asyncio.Lock:
-        loop = asyncio.get_running_loop()
-        if self._reads is None or self._reads[0] is not loop:
-            self._reads = (loop, asyncio.Lock())
-        return self._reads[1]
 
     @contextlib.contextmanager
     def _failures_noted(self) -> Iterator[None]:
@@ -184,7 +187,8 @@ class StoreWatch:
             self._loop_task = asyncio.get_running_loop().create_task(self._run())
         try:
             yield Change(self.version, [])
-            while True:
+            until = time.monotonic() + STREAM_SECONDS_MAX
+            while time.monotonic() < until:
                 try:
                     async with asyncio.timeout(HEARTBEAT_SECONDS):
                         change = await page.get()
@@ -222,18 +226,17 @@ class StoreWatch:
     async def _tick(self) -> None:
         """Read a part of the queues: those that changed last time, then those read longest ago."""
         before, changed = self.error, list[str]()
-        async with self._read_lock():
-            with self._failures_noted():
-                async with asyncio.timeout(ANSWER_SECONDS):
-                    names, workers = self.names, self.workers
-                    await self._list()
-                    active = [name for name in self.names if name in self.readings and self.readings[name].has_changed]
-                    part = list(dict.fromkeys([*active, *self._stalest(FRESH_SECONDS / 2)]))[:READ_TOGETHER]
-                    if part:
-                        changed = await self._read(part)
-                    if names != self.names or statuses(workers) != statuses(self.workers):
-                        changed = []
-                        self._notify([])
+        with self._failures_noted():
+            async with asyncio.timeout(ANSWER_SECONDS):
+                names, workers = self.names, self.workers
+                await self._list()
+                active = [name for name in self.names if name in self.readings and self.readings[name].has_changed]
+                part = list(dict.fromkeys([*active, *self._stalest(FRESH_SECONDS / 2)]))[:READ_TOGETHER]
+                if part:
+                    changed = await self._read(part)
+                if names != self.names or statuses(workers) != statuses(self.workers):
+                    changed = []
+                    self._notify([])
         if changed or self.error != before:
             self._notify(changed)
 
