@@ -31,8 +31,8 @@ QUEUES = 2_000
 DEAD = 2_000
 
 
-async def ask(app: Any, path: str) -> int:
-    """Ask for a page; its status."""
+async def get_page(app: Any, path: str) -> int:
+    """Request a page; return its status."""
     place, _, query = path.partition("?")
     scope = {
         "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "GET", "scheme": "http",
@@ -85,7 +85,7 @@ async def measure(post: AsyncWaypost, paths: dict[str, str]) -> dict[str, list[f
     for turn in range(TURNS + 1):
         for name, path in paths.items():
             began = time.perf_counter()
-            status = await ask(app, path)
+            status = await get_page(app, path)
             assert status in (200, 303), (path, status)
             if turn:
                 found[name].append((time.perf_counter() - began) * 1000)
