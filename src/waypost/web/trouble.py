@@ -14,8 +14,8 @@ from waypost.web.figures import RECENT_MINUTES, Figures
 LEVELS: tuple[Level, ...] = ("calm", "note", "warning", "alarm")
 #: A message that has been ready for so long is worth a warning, and an alarm.
 OLD_SECONDS, VERY_OLD_SECONDS = 60.0, 600.0
-#: A queue without a worker is an alarm when a message has been ready for so long: a worker may be about to start.
-UNSERVED_SECONDS = 30.0
+#: The same in a queue without a worker: one may be about to start, or come now and then.
+UNSERVED_SECONDS = (10.0, 30.0)
 #: So many new dead letters in the last minutes are an alarm.
 DEAD_ALARM = 10
 #: A schedule that is so late was not fired by any scheduler.
@@ -49,9 +49,10 @@ def queue_troubles(figures: Figures, workers: Sequence[RegisteredWorker], *, is_
         add("warning" if ledger.ready else "note", "paused", f"paused{waiting}", "resume it when it may go on")
     elif unattended and (ledger.ready or figures.next_due == 0):
         since = f", the oldest for {age(oldest)}" if oldest is not None else ""
-        is_new = oldest is not None and oldest < UNSERVED_SECONDS
+        age_seconds = UNSERVED_SECONDS[1] if oldest is None else oldest
+        level = LEVELS[1 + sum(age_seconds >= limit for limit in UNSERVED_SECONDS)]
         are_ready = format_count(ledger.ready, "message is", "messages are")
-        add("warning" if is_new else "alarm", "unserved", f"no worker serves it and {are_ready} ready{since}",
+        add(level, "unserved", f"no worker serves it and {are_ready} ready{since}",
             "start a worker that has a handler for it")  # fmt: skip
     elif oldest is not None and oldest >= OLD_SECONDS:
         add("alarm" if oldest >= VERY_OLD_SECONDS else "warning", "old",
