@@ -136,7 +136,7 @@ def main() -> None:
     options = arguments("how long the screens of the web page take")
     counts = (3_000, 100_000) if options.quick else (3_000, 1_000_000)
     report = Report(options.json)
-    for kind in ("sqlite", "valkey", "postgres"):
+    for kind in (options.store,) if options.store else ("sqlite", "valkey", "postgres"):
         run(kind, counts, report)
         run_queues(kind, report)
 

@@ -155,13 +155,16 @@ def test_a_request_reads_what_is_old_for_a_bounded_time(monkeypatch: pytest.Monk
         first, unread = len(watch.readings), watch.unread
         store.round_trips = 0
         await watch.refresh()
+        again = store.round_trips
+        clock.now += 0.5
         await watch.refresh()
-        return first, unread, len(watch.readings), store.round_trips
+        return first, unread, len(watch.readings), again
 
-    first, unread, later, _ = asyncio.run(ask())
+    first, unread, later, again = asyncio.run(ask())
     assert 0 < first < 600
     assert first + unread == 600
-    assert later > first, "the rest is read for later requests"
+    assert again == 0, "a page reads the same figures twice"
+    assert later > first, "the rest is not read for later requests"
 
 
 def test_requests_to_a_store_that_hangs_wait_together(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,16 +111,16 @@ def queue_document(place: Place, name: str) -> documents.Queue:
         oldest_ready_seconds=figures.oldest_ready,
         published_rate=figures.rate("published"),
         done_rate=figures.rate("done"),
-        workers=sum(any(queue.name == name for queue in worker.queues) for worker in place.watch.workers),
+        workers=len(place.watch.workers_of(name)),
         read_at=figures.at,
     )
 
 
-def trouble_order(queue: documents.Queue) -> tuple[Any, ...]:
+def trouble_order(place: Place, name: str) -> tuple[Any, ...]:
     """Those in trouble first: the worst level, then the longest wait, then the most dead letters, then by name."""
-    return (
-        -trouble.LEVELS.index(queue.level), -(queue.oldest_ready_seconds or 0.0), -queue.dead, queue.name,
-    )  # fmt: skip
+    figures = place.watch.readings[name].figures
+    level = trouble.LEVELS.index(trouble.level_of(place.watch.troubles(name)))
+    return -level, -(figures.oldest_ready or 0.0), -figures.ledger.dead_kept, name
 
 
 async def queues(place: Place, query: documents.QueuesQuery) -> documents.Queues:
@@ -129,12 +129,13 @@ async def queues(place: Place, query: documents.QueuesQuery) -> documents.Queues
     if place.watch.error is not None and not place.watch.readings:
         raise Problem(503, "store-unavailable", place.watch.error, headers={"Retry-After": str(RETRY_SECONDS)})
     wanted = query.name_contains.lower()
-    found = [queue_document(place, name) for name in place.watch.readings if wanted in name.lower()]
-    found.sort(key=trouble_order if query.order == "trouble" else lambda queue: queue.name)
-    start = read_offset(query.cursor, len(found))
-    page = found[start : start + query.limit]
+    names = sorted(name for name in place.watch.readings if wanted in name.lower())
+    if query.order == "trouble":
+        names.sort(key=lambda name: trouble_order(place, name))
+    start = read_offset(query.cursor, len(names))
+    page = [queue_document(place, name) for name in names[start : start + query.limit]]
     end = start + len(page)
-    return documents.Queues(queues=page, total=len(found), next=str(end) if end < len(found) else None)
+    return documents.Queues(queues=page, total=len(names), next=str(end) if end < len(names) else None)
 
 
 def read_offset(cursor: str | None, length: int) -> int:

@@ -28,8 +28,11 @@ log = logging.getLogger("waypost.web")
 
 #: Figures younger than this are not read again for a request.
 FRESH_SECONDS = 1.0
-#: A request has figures read for it no longer than this; what is left is read for later ones.
-REFRESH_SECONDS = 0.3
+#: A request has figures read for it no longer than this; what is left is read for later ones. The second is for a
+#: store of which some queues were never read.
+REFRESH_SECONDS, FIRST_SECONDS = 0.05, 0.3
+#: A page needs the figures several times: they are not read again within so long.
+REFRESHED_SECONDS = 0.2
 #: A store that does not answer for so long is reported as not available.
 ANSWER_SECONDS = 5.0
 #: Queues that are read in one flush.
@@ -74,7 +77,10 @@ class StoreWatch:
         #: Why the last read failed; None if it did not.
         self.error: str | None = None
         self.version = 0
-        self._listed_at = self._schedules_at = float("-inf")
+        self._listed_at = self._schedules_at = self._refreshed_at = float("-inf")
+        #: The workers that serve each queue, and what is wrong with each queue as far as it was looked at.
+        self._serving: dict[str, list[RegisteredWorker]] = {}
+        self._troubles: dict[str, list[Trouble]] = {}
         self._pages: set[asyncio.Queue[Change]] = set()
         self._loop_task: asyncio.Task[None] | None = None
         self._refreshing: asyncio.Task[None] | None = None
@@ -87,17 +93,21 @@ class StoreWatch:
         Requests that come while this runs wait for the same read: a store that hangs makes each of them wait once.
         """
         loop = asyncio.get_running_loop()
+        if time.monotonic() - self._refreshed_at < REFRESHED_SECONDS:
+            return
         if self._refreshing is None or self._refreshing.done() or self._refreshing.get_loop() is not loop:
             self._refreshing = loop.create_task(self._refresh())
         await asyncio.shield(self._refreshing)
 
     async def _refresh(self) -> None:
-        until = time.monotonic() + REFRESH_SECONDS
+        began = time.monotonic()
         with self._failures_noted():
             async with asyncio.timeout(ANSWER_SECONDS):
                 await self._list()
+                until = began + (FIRST_SECONDS if self.unread else REFRESH_SECONDS)
                 while (part := self._stalest(FRESH_SECONDS)) and time.monotonic() < until:
                     await self._read(part)
+                self._refreshed_at = time.monotonic()
 
     async def read_queue(self, name: str) -> bool:
         """Read one queue now; whether there is one. A failure is kept in `error`."""
@@ -112,16 +122,24 @@ class StoreWatch:
 
     async def changed(self, name: str | None) -> None:
         """Read anew what a write through this server changed, and notify open pages."""
-        self._listed_at = self._schedules_at = float("-inf")
+        self._listed_at = self._schedules_at = self._refreshed_at = float("-inf")
         if name is not None:
             await self.read_queue(name)
         self._notify([] if name is None else [name])
 
+    def workers_of(self, name: str) -> list[RegisteredWorker]:
+        """The registered workers that serve a queue."""
+        return self._serving.get(name, [])
+
     def troubles(self, name: str) -> list[Trouble]:
         """What is wrong with a queue that was read."""
-        serving = [worker for worker in self.workers if any(queue.name == name for queue in worker.queues)]
-        is_unserved = not serving and not any(worker.unlisted for worker in self.workers)
-        return trouble.queue_troubles(self.readings[name].figures, serving, is_unserved=is_unserved)
+        found = self._troubles.get(name)
+        if found is None:
+            serving = self.workers_of(name)
+            is_unserved = not serving and not any(worker.unlisted for worker in self.workers)
+            figures = self.readings[name].figures
+            found = self._troubles[name] = trouble.queue_troubles(figures, serving, is_unserved=is_unserved)
+        return found
 
     @property
     def unread(self) -> int:
@@ -144,6 +162,11 @@ class StoreWatch:
         if now - self._listed_at >= LIST_SECONDS:
             self.names = sorted(await self._post.queues())
             self.workers = await self._post.workers()
+            self._serving = {}
+            for worker in self.workers:
+                for queue in worker.queues:
+                    self._serving.setdefault(queue.name, []).append(worker)
+            self._troubles.clear()
             known = set(self.names)
             self.readings = {name: reading for name, reading in self.readings.items() if name in known}
             self._listed_at = now
@@ -165,6 +188,7 @@ class StoreWatch:
             figures, before = figures_of(stats), self.readings.get(stats.queue)
             has_changed = before is None or differs(before.figures, figures)
             self.readings[stats.queue] = Reading(figures, now, has_changed)
+            self._troubles.pop(stats.queue, None)
             if has_changed:
                 changed.append(stats.queue)
         return changed
