@@ -2,7 +2,7 @@
 
     python -m scripts.screenshots FOLDER [SCENE …]
 
-The scenes are `healthy`, `trouble`, `empty` and `many` (200 queues). Look at the pictures after a change of the pages:
+The scenes are `healthy`, `failing`, `empty` and `many` (200 queues). Look at the pictures after a change of the pages:
 no test sees whether a page is pleasant to read. It needs the Chromium of the machine (scripts/system_parts.py).
 """
 
@@ -55,7 +55,7 @@ def fill_healthy(post: Waypost) -> None:
     post.save_schedule("daily report", queue="reports", cron="0 9 * * mon-fri", tz="Europe/Madrid", body={})
 
 
-def fill_trouble(post: Waypost) -> None:
+def fill_failing(post: Waypost) -> None:
     fill_healthy(post)
     for number in range(40):
         post.publish("orders", {"id": number, "total": 12.5}, key=f"order:{number}", group="acme")
@@ -77,7 +77,7 @@ def fill_many(post: Waypost) -> None:
 
 
 SCENES: dict[str, Callable[[Waypost], None]] = {
-    "healthy": fill_healthy, "trouble": fill_trouble, "empty": lambda post: None, "many": fill_many,
+    "healthy": fill_healthy, "failing": fill_failing, "empty": lambda post: None, "many": fill_many,
 }  # fmt: skip
 
 
