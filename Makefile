@@ -11,7 +11,7 @@ PARALLEL ?= -n 2 --dist loadgroup
 CODE := $(wildcard src tests benchmarks examples scripts)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check lint types imports unit conformance system test everything demo bench bench-setup faults mutants docs format
+.PHONY: help setup check lint types imports unit conformance system test everything demo bench bench-setup faults simulate mutants docs format
 .PHONY: clean oldest oldest-part
 
 help:  ## This list
@@ -94,6 +94,10 @@ bench: .venv/ready  ## Benchmarks: the core, the worker, latency and timers, and
 
 faults: .venv/ready  ## Fault figures: what survives which fault. QUICK=1: a smaller run
 	$(RUN) -m tests.fault.figures $(if $(QUICK),--quick)
+
+# SEED alone: one scenario, with its story if something is wrong. Otherwise drawn scenarios for so many simulated HOURS.
+simulate: .venv/ready  ## Simulator: clients and workers on a virtual clock, with drawn faults. SEED=7 HOURS=50 PLANTED=1 STORE=sqlite
+	@$(RUN) -m tests.simulator $(if $(SEED),--seed $(SEED)) $(if $(HOURS),--hours $(HOURS)) $(if $(PLANTED),--planted) $(if $(STORE),--store $(STORE))
 
 mutants: .venv/ready  ## Mutation tests: which one-token changes does no test detect? SAMPLE=50 of each folder SEED=1 FILES='*' RESULTS=file
 	$(RUN) scripts/mutants.py --guards --sample $(or $(SAMPLE),50) --seed $(or $(SEED),1) --files '$(or $(FILES),*)' $(if $(RESULTS),--results $(RESULTS))

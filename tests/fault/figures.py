@@ -32,6 +32,7 @@ from tests.fault.proxy import Proxy
 from tests.fault.relay_figures import relay_figures
 from tests.fault.repeat_figures import repeat_figures
 from tests.fault.scheduler_processes import run_faulty_schedulers
+from tests.fault.simulator_figures import simulator_figures
 from tests.fault.token_figures import token_crashes
 from tests.fault.wake_figures import COUNTED_FIGURES, TIMED_FIGURES, Server
 from tests.outbox.killed_programs import have_effects, sell
@@ -470,7 +471,7 @@ FIGURES: tuple[Callable[[Place], Iterator[Figure]], ...] = (
     daylight_saving, outbox, effects_once, slow_link, leases, exits,
 )  # fmt: skip
 #: The names that `--only` accepts, and those that `--counts` excludes because they are rates over time.
-NAMES = (*(take.__name__ for take in FIGURES), "wakes", "tokens", "idle", "relays")
+NAMES = (*(take.__name__ for take in FIGURES), "wakes", "tokens", "idle", "relays", "simulator")
 TIMED_NAMES = ("idle",)
 #: What requests that change something contain; replies to the handshake of a new connection always pass.
 VERBS = {"valkey": b"EVALSHA", "postgresql": b'"($1'}
@@ -536,6 +537,9 @@ def main(arguments: list[str]) -> int:
                 short += not figure.ok
                 print(figure.on(store), flush=True)
         for line in relay_figures(quick=options.quick) if wanted("relays") else ():
+            short += not line.ok
+            print(line, flush=True)
+        for line in simulator_figures(quick=options.quick, seed=options.seed) if wanted("simulator") else ():
             short += not line.ok
             print(line, flush=True)
     return 1 if short else 0

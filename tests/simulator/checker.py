@@ -466,6 +466,8 @@ class HistoryChecker:
             finished = self._finished_at(call)
             if finished is None or max(finished, call.at) + WAITER_SECONDS > ended:
                 continue
+            if self.timeline.is_gone(call.who, call.at, ended):
+                continue
             if self.timeline.is_calm(call.who, max(finished, call.at) - 1.0, ended):
                 what = "never ended" if answer is None else "ended without it"
                 self._find(
@@ -583,7 +585,7 @@ class HistoryChecker:
             for entry in queue.entries.values():
                 if entry.state not in LIVE:
                     continue
-                since = max(self.last_event.get((entry.queue, entry.id), entry.published_at), self.scenario.faults_end)
+                since = max(self.last_event.get((entry.queue, entry.id), entry.published_at), self.timeline.calm_since)
                 if entry.state == "delayed":
                     since = max(since, self.timeline.reaches(entry.due_ms, entry.published_at))
                 if entry.state != "waiting":

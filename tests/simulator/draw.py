@@ -32,10 +32,11 @@ RUN_WEIGHTS: dict[RunKind, float] = {
     "cancel_self": 3, "ignore_cancel": 2, "publish": 4, "reschedule": 2, "then": 8,
 }  # fmt: skip
 FAULT_WEIGHTS = {
-    "crash": 6, "freeze": 5, "suspend": 4, "clone": 1, "partition": 6, "slow_link": 3, "lose_requests": 3,
-    "lose_replies": 5, "late_replies": 5, "double_requests": 3, "reorder": 3, "lose_notifications": 4,
-    "store_restart": 3, "clock_step": 3,
+    "crash": 6, "freeze": 5, "stall": 3, "suspend": 4, "wall_clock_step": 2, "clone": 1, "partition": 6,
+    "slow_link": 3, "lose_requests": 3, "lose_replies": 5, "late_replies": 5, "double_requests": 3, "reorder": 3,
+    "lose_notifications": 4, "store_restart": 3, "clock_step": 3,
 }  # fmt: skip
+POINTS = ("before_request", "after_request", "before_reply")
 #: Faults last for so many leases, or for longer than a store remembers calls.
 FAULT_LEASES = (0.2, 0.5, 1.1, 1.5, 3.0)
 LONG_FAULT_SECONDS = (130.0, 330.0, 400.0)
@@ -314,7 +315,15 @@ class Drawing:
             who = self.random.choice([plan.name for plan in processes for _ in range(3 if plan.handlers else 1)])
             if kind in ("store_restart", "clock_step"):
                 who = STORE
-            self.steps.append(Step(at, who, kind, self._fault(kind)))
+            self.steps.append(Step(at, who, kind, self._fault(kind) | self._point(kind)))
+
+    def _point(self, kind: str) -> dict[str, Any]:
+        """Where a fault of a process begins, if not at a moment: as a request or an answer passes."""
+        if kind in ("store_restart", "clock_step", "wall_clock_step") or not self._chance(
+            0.7 if kind == "crash" else 0.2
+        ):
+            return {}
+        return {"point": self.random.choice(POINTS), "count": self.random.choice((1, 1, 2, 3))}
 
     def _fault(self, kind: str) -> dict[str, Any]:
         lease = self.random.choice([one or 5.0 for one in self.leases.values()])
@@ -325,7 +334,7 @@ class Drawing:
         match kind:
             case "crash":
                 return {"after": self.random.choice((0.5, 5.0, 40.0))}
-            case "freeze" | "suspend":
+            case "freeze" | "stall" | "suspend":
                 return {"seconds": seconds}
             case "clone":
                 return {}
@@ -342,7 +351,7 @@ class Drawing:
             case "store_restart":
                 lose = self.random.choice((0.0, 0.0, 0.5, 3.0))
                 return {"down": self.random.choice((0.5, 5.0, 40.0))} | ({"lose": lose} if lose else {})
-            case "clock_step":
+            case "clock_step" | "wall_clock_step":
                 return {"by": self.random.choice((-3600.0, -30.0, -2.0, 2.0, 30.0, 3600.0))}
         return {"seconds": seconds, "share": share}
 
@@ -388,7 +397,7 @@ class Drawing:
         self._some_messages(
             at, publisher, queue, lease * self.random.choice((0.5, 3.0)), ("ok", "then", "fail", "retry")
         )
-        fault = self.random.choice(("partition", "partition", "freeze", "suspend"))
+        fault = self.random.choice(("partition", "partition", "freeze", "stall", "suspend"))
         arguments: dict[str, Any] = {"seconds": round(lease * self.random.choice((1.2, 2.0)), 3)}
         if fault == "partition":
             arguments["way"] = self.random.choice(("both", "to_store", "from_store", "refused"))
@@ -430,7 +439,7 @@ class Drawing:
         self._some_messages(at, publisher, queue, lease, ("ok", "then"))
         after = round(lease * self.random.choice((0.1, 2.0)), 3)
         for worker in workers:
-            self.steps.append(Step(round(at + 0.3, 3), worker, "crash", {"after": after}))
+            self.steps.append(Step(round(at + 0.3, 3), worker, "crash", {"after": after} | self._point("crash")))
 
     def _crowd(self, at: float, workers: list[str], publisher: str, queue: str, lease: float) -> None:
         """Many publish at once."""

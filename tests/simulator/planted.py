@@ -40,6 +40,8 @@ from waypost.worker.waiter import Waiter
 
 #: A step that became two leaves so long between them, in milliseconds.
 BETWEEN_STEPS_MS = 50
+#: Each is to be found within this.
+SECONDS_MAX = 60.0
 
 Plant = Callable[[ExitStack], None]
 
@@ -51,16 +53,18 @@ class PlantedFault:
     name: str
     rules: tuple[str, ...]
     plant: Plant
+    #: A seed whose scenario finds it, as scenarios are drawn now: a search that begins there ends soon.
+    seed: int = 1
 
 
 FAULTS: list[PlantedFault] = []
 
 
-def fault(name: str, *rules: str) -> Callable[[Plant], Plant]:
+def fault(name: str, *rules: str, seed: int = 1) -> Callable[[Plant], Plant]:
     """Add a planted fault to the list."""
 
     def add(plant: Plant) -> Plant:
-        FAULTS.append(PlantedFault(name, rules, plant))
+        FAULTS.append(PlantedFault(name, rules, plant, seed))
         return plant
 
     return add

@@ -62,6 +62,10 @@ class StepChecker:
         elif isinstance(happening, FaultBegan) and happening.fault == "clock_step":
             for queue in self.queues.values():
                 queue.claimed_ms.clear()
+                # A window that has ended does not live again because the clock is set back.
+                if self._step is not None:
+                    now = self._step.store_ms + (happening.at - self._step.at) * 1000
+                    queue.windows = {key: window for key, window in queue.windows.items() if window[1] > now}
 
     def observe_store(self, step: StoreStep, store: Any = None) -> None:
         """One step, and the store as it is after it; None: only the journal and the answers are checked."""

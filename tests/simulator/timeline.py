@@ -21,7 +21,7 @@ from tests.simulator.scenario import OPERATOR, STORE, Scenario
 FOREVER = float("inf")
 #: What a fault leaves behind is over after so long: silent connections, pauses between tries.
 AFTERMATH_SECONDS = 45.0
-#: Faults in which a process runs no code.
+#: Faults in which a process runs no code of its handlers.
 STANDSTILLS = ("freeze", "stall", "suspend")
 
 
@@ -50,8 +50,11 @@ class Timeline:
         open_stretches: dict[int, Stretch] = {}
         for one in history:
             match one:
+                case FaultBegan(fault="wall_clock_step"):
+                    continue  # harmless by promise: no rule may make an exception for it
                 case FaultBegan():
-                    stretch = Stretch(one.who, one.fault, one.at)
+                    # What a restart loses was written before it.
+                    stretch = Stretch(one.who, one.fault, one.at - one.arguments.get("lose", 0.0))
                     if one.fault == "clock_step":
                         self.clock_steps.append((one.at, one.arguments["by"] * 1000))
                         stretch.end = one.at
@@ -145,6 +148,11 @@ class Timeline:
     def lost_writes(self, begin: float, end: float) -> bool:
         """Whether the store was restarted between two moments."""
         return any(one.fault == "store_restart" and begin <= one.end and one.begin <= end for one in self.stretches)
+
+    @property
+    def calm_since(self) -> float:
+        """When the last step was done and the last fault over."""
+        return max([self.scenario.faults_end, *(one.end for one in self.stretches if one.end < FOREVER)])
 
     def workers_steady(self, begin: float, end: float) -> bool:
         """Whether no worker was started or stopped between two moments."""

@@ -1,0 +1,40 @@
+"""Figures of the simulator: hours with faults, and planted faults that are found."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from tests.fault.figure import Figure
+from tests.simulator.__main__ import Batch, run_hours
+from tests.simulator.planted import FAULTS, SECONDS_MAX, find
+
+HOURS, HOURS_QUICK = 500.0, 15.0
+
+
+def simulator_figures(*, quick: bool, seed: int) -> Iterator[Figure]:
+    """Simulated hours without a violation, and each planted fault with the seed that finds it."""
+    began, total = time.monotonic(), Batch()
+    for batch in run_hours(seed, HOURS_QUICK if quick else HOURS):
+        total.add(batch)
+    an_hour = total.hours / (time.monotonic() - began) * 3600
+    violations = [str(finding) for _, findings in total.failing for finding in findings]
+    yield Figure(
+        f"simulator, {total.hours:.0f} hours in {total.scenarios} scenarios from seed {seed} on, {an_hour:.0f} an hour",
+        f"violations {len(violations)}" + (f", the first: {violations[0]}" if violations else ""),
+        "0",
+        not violations,
+    )
+    found = 0
+    for one in FAULTS:
+        # Quick: from a seed that is known to find it.
+        result = find(one, first_seed=one.seed if quick else 1, seconds=SECONDS_MAX)
+        found += result.finding is not None
+        rule = "nothing" if result.finding is None else result.finding.rule
+        yield Figure(
+            f"simulator, planted fault: {one.name}",
+            f"found by {rule}, seed {result.seed}, {result.scenarios} scenarios",
+            " or ".join(one.rules),
+            result.finding is not None,
+        )
+    yield Figure("simulator, planted faults found", f"{found} of {len(FAULTS)}", "25", found == len(FAULTS) == 25)
