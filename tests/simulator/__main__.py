@@ -23,6 +23,8 @@ from tests.simulator.checker import Judged, run_and_judge
 from tests.simulator.coverage import pairs_of, table
 from tests.simulator.draw import draw
 from tests.simulator.planted import FAULTS, SECONDS_MAX, Found, find
+from tests.simulator.real_stores import STORES
+from tests.simulator.real_stores import run_seed as run_real_seed
 from tests.simulator.records import Finding
 from tests.simulator.scenario import Scenario, to_json
 from tests.simulator.shrink import Shrinker, size_of
@@ -82,14 +84,14 @@ def run_hours(first_seed: int, hours: float, *, processes: int | None = None) ->
                 yield batch
 
 
-def shorten(judged: Judged, *, seconds: float = SHRINK_SECONDS) -> Judged:
+def shorten(judged: Judged, *, tries: int = 400, seconds: float | None = SHRINK_SECONDS) -> Judged:
     """The same finding in a shorter scenario."""
     rule, at = judged.findings[0].rule, judged.findings[0].at
 
     def still_fails(scenario: Scenario) -> bool:
         return any(finding.rule == rule for finding in run_and_judge(scenario).findings)
 
-    return run_and_judge(Shrinker(still_fails, seconds=seconds).shrink(judged.scenario, until=at))
+    return run_and_judge(Shrinker(still_fails, tries=tries, seconds=seconds).shrink(judged.scenario, until=at))
 
 
 def show_failing(seed: int) -> None:
@@ -149,13 +151,28 @@ def simulate_seed(seed: int) -> int:
     return 0
 
 
+def simulate_real(seed: int, store: str) -> int:
+    """Run the scenario of a seed against a real store, and print what was wrong with it."""
+    shown = run_real_seed(seed, store)
+    faults = ", ".join(f"{count} {name}" for name, count in shown.faults.items()) or "none"
+    print(f"seed {seed} on {store}: {shown.events} events; faults: {faults}; violations: {len(shown.findings)}")
+    if shown.left_out:
+        print("faults that cannot be made here: " + ", ".join(f"{n} {name}" for name, n in shown.left_out.items()))
+    for finding in shown.findings:
+        print(f"  {finding}")
+    return 1 if shown.findings else 0
+
+
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulator", description="Simulate waypost with faults.")
     parser.add_argument("--seed", type=int, help="the seed, or the first of them")
     parser.add_argument("--hours", type=float, help="simulate for so many hours")
     parser.add_argument("--planted", action="store_true", help="find each planted fault")
+    parser.add_argument("--store", choices=STORES, help="a real store, in real time")
     given = parser.parse_args(arguments)
     logging.disable(logging.CRITICAL)
+    if given.store is not None:
+        return simulate_real(given.seed or 1, given.store)
     if given.planted:
         return simulate_planted(given.seed or 1)
     if given.hours is None and given.seed is not None:

@@ -212,13 +212,18 @@ class History:
 
 
 class Recorder:
-    """Takes down what happens. `clock` is true time in seconds from the start of the run."""
+    """Takes down what happens. `clock` is true time in seconds from the start of the run.
 
-    def __init__(self, clock: Callable[[], float], *, observe: Callable[[Happening], None] | None = None) -> None:
+    Where several recorders make one history, each numbers its calls from another number on.
+    """
+
+    def __init__(
+        self, clock: Callable[[], float], *, observe: Callable[[Happening], None] | None = None, first_call: int = 0
+    ) -> None:
         self.history = History()
         self._clock = clock
         self._observe = observe
-        self._calls = 0
+        self._calls = first_call
         self._runs: dict[tuple[str, str], int] = {}
 
     @property

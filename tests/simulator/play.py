@@ -131,7 +131,7 @@ class Player:
             options["after"] = [one for one in after if one is not None]
         published = await self.post.publish(queue, body_of(label, runs, size), **options)
         self.labels.published[label] = published
-        return {"id": published.id, "status": published.status, "label": label}
+        return {"id": published.id, "status": published.status, "label": label, "queue": queue}
 
     async def _publish_many(self, queue: str, messages: list[dict[str, Any]]) -> Any:
         bodies = [body_of(one["label"], one.get("runs", []), one.get("size", 0)) for one in messages]
@@ -139,7 +139,7 @@ class Player:
         for one, result in zip(messages, published, strict=True):
             self.labels.published[one["label"]] = result
         return [
-            {"id": result.id, "status": result.status, "label": one["label"]}
+            {"id": result.id, "status": result.status, "label": one["label"], "queue": queue}
             for one, result in zip(messages, published, strict=True)
         ]
 

@@ -1,0 +1,69 @@
+"""Stories, shortening and coverage: what a person sees of a failing seed."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.simulator import coverage
+from tests.simulator.__main__ import main, shorten
+from tests.simulator.checker import Judged, run_and_judge
+from tests.simulator.draw import draw
+from tests.simulator.planted import FAULTS, planted
+from tests.simulator.shrink import Shrinker, size_of
+from tests.simulator.story import tell
+
+POISON = next(one for one in FAULTS if one.name == "poison by exit is free")
+
+
+def failing() -> Judged:
+    for seed in range(1, 30):
+        judged = run_and_judge(draw(seed, minutes=1))
+        if any(finding.rule in POISON.rules for finding in judged.findings):
+            return judged
+    raise AssertionError("no scenario has a handler that exits")
+
+
+def test_a_failing_scenario_is_shortened_to_what_it_needs() -> None:
+    with planted(POISON):
+        judged = failing()
+        short = shorten(judged, tries=100, seconds=None)
+    assert short.findings[0].rule in POISON.rules
+    assert len(short.scenario.steps) <= max(3, len(judged.scenario.steps) // 3), size_of(short.scenario)
+
+
+def test_a_story_says_what_is_wrong_and_what_happened_to_the_message() -> None:
+    with planted(POISON):
+        judged = failing()
+    finding = judged.findings[0]
+    story = tell(judged)
+    assert str(finding) in story
+    label = finding.sentence.split("handler of ")[1].split(" in ")[0]
+    for words in (
+        f"{label} is claimed by",
+        f"handler begins with {label}",
+        f"the handler of {label} ends",
+        "is given back",
+    ):
+        assert words in story
+
+
+def test_shrinking_keeps_the_steps_that_are_needed() -> None:
+    scenario = draw(3, minutes=3)
+    needed = [scenario.steps[4], scenario.steps[-2]]
+    short = Shrinker(lambda one: all(step in one.steps for step in needed)).shrink(scenario)
+    assert list(short.steps) == needed
+
+
+def test_coverage_names_the_pairs_that_were_reached_and_those_that_were_not() -> None:
+    pairs = coverage.pairs_of(run_and_judge(draw(2, minutes=3)).history)
+    assert pairs
+    lines = coverage.table(pairs)
+    assert lines[-2].startswith("pairs reached: ")
+    assert lines[-1].startswith("never reached: ")
+    assert not set(coverage.missing(pairs)) & set(pairs)
+
+
+@pytest.mark.promise("SEE-7")
+def test_the_command_runs_a_seed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--seed", "1"]) == 0
+    assert "nothing is wrong" in capsys.readouterr().out
