@@ -7,7 +7,7 @@ these alone it decides whether something happened that no fault explains.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -236,15 +236,15 @@ class HistoryChecker:
         claims = self.steps.claims.get(run.place, [])
         return next((claim for claim in claims if run.start.nonce in claim.nonces), None)
 
-    def _lease_ended(self, claim: Claim) -> float:
-        """When the lease of a claim was over in the store, by true time."""
-        end = FOREVER
+    def _without_lease(self, claim: Claim) -> Iterator[tuple[float, float]]:
+        """The stretches of true time in which a lease was over in the store: until it was renewed, or for good."""
         for index, (since, end_ms) in enumerate(claim.ends):
-            until = claim.ends[index + 1][0] if index + 1 < len(claim.ends) else FOREVER
+            until = claim.ends[index + 1][0] if index + 1 < len(claim.ends) else claim.ended_at
             end = self.timeline.reaches(end_ms, since)
-            if end < until and (claim.ended_at is None or end < claim.ended_at) and until == FOREVER:
-                return end
-        return end if claim.ended_at is None or claim.ended_how == "expired" else FOREVER
+            if index + 1 == len(claim.ends) and (until is None or claim.ended_how == "expired"):
+                until = FOREVER
+            if until is not None and end < until:
+                yield end, until
 
     def _check_start(self, run: HandlerRun) -> None:
         """No handler starts without a lease."""
@@ -286,21 +286,18 @@ class HistoryChecker:
             FOREVER if run.told_at is None else run.told_at,
             self.timeline.end,
         )
-        lease_end = self._lease_ended(claim)
-        if lease_end >= stopped or self._excused(claim, stopped):
+        if self._excused(claim, stopped) or self.timeline.is_gone(run.who, run.start.at, stopped):
             return
-        who = run.who
-        if self.timeline.is_gone(who, run.start.at, stopped):
-            return
-        begin = max(lease_end, run.start.at)
-        over = stopped - begin - self.timeline.standstill(who, begin, stopped)
-        slept = any(one.fault == "suspend" for one in self.timeline.faults(who, run.start.at, stopped))
-        if over > (CLOCK_CHECK_SECONDS if slept else PAST_LEASE_SECONDS):
-            self._find(
-                "past lease", begin, run.start.message_id,
-                f"the handler of {run.start.label} in {who} ran {over:.3f} s past the end of its lease "
-                f"({run.start.kind}, token {run.start.token})",
-            )  # fmt: skip
+        slept = any(one.fault == "suspend" for one in self.timeline.faults(run.who, run.start.at, stopped))
+        for lease_end, until in self._without_lease(claim):
+            begin, end = max(lease_end, run.start.at), min(until, stopped)
+            over = end - begin - self.timeline.standstill(run.who, begin, end)
+            if over > (CLOCK_CHECK_SECONDS if slept else PAST_LEASE_SECONDS):
+                self._find(
+                    "past lease", begin, run.start.message_id,
+                    f"the handler of {run.start.label} in {run.who} ran {over:.3f} s past the end of its lease "
+                    f"({run.start.kind}, token {run.start.token})",
+                )  # fmt: skip
 
     def _check_outcome(self, run: HandlerRun) -> None:
         """A run is settled, and as its handler ended."""
@@ -587,7 +584,8 @@ class HistoryChecker:
                     continue
                 since = max(self.last_event.get((entry.queue, entry.id), entry.published_at), self.timeline.calm_since)
                 if entry.state == "delayed":
-                    since = max(since, self.timeline.reaches(entry.due_ms, entry.published_at))
+                    # A due time is a moment of the store's clock: set back, it comes again later.
+                    since = max(since, self.timeline.last_reaches(entry.due_ms))
                 if entry.state != "waiting":
                     # While others are handled it may be behind them, also where it has been claimed.
                     since = max(since, active)

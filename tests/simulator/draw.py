@@ -371,6 +371,7 @@ class Drawing:
                 self._cut_off_at_work,
                 self._cut_off_at_work,
                 self._answered_late,
+                self._answered_late,
                 self._stopped_at_work,
                 self._asleep_in_a_call,
                 self._unheard,

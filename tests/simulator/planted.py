@@ -86,7 +86,7 @@ def replace(stack: ExitStack, owner: Any, name: str, make: Callable[[Any], Any])
 # ---- the twelve of the lease protocol ----------------------------------------------------------------------------
 
 
-@fault("settle by id", "fence")
+@fault("settle by id", "fence", seed=6)
 def settle_by_id(stack: ExitStack) -> None:
     def held(self: QueueModel, id: str, token: int, nonce: bytes) -> Record | None:
         record = self.messages.get(id)
@@ -95,7 +95,7 @@ def settle_by_id(stack: ExitStack) -> None:
     replace(stack, QueueModel, "held", lambda _: held)
 
 
-@fault("settle by state", "fence", "states")
+@fault("settle by state", "fence", "states", seed=10)
 def settle_by_state(stack: ExitStack) -> None:
     """The last holder of a message may settle it as long as it has not been claimed again."""
 
@@ -112,7 +112,7 @@ def settle_by_state(stack: ExitStack) -> None:
     replace(stack, QueueModel, "settle", make)
 
 
-@fault("extend without token", "fence")
+@fault("extend without token", "fence", seed=6)
 def extend_without_token(stack: ExitStack) -> None:
     def make(original: Any) -> Any:
         def extend(self: QueueModel, now: int, hold: Hold) -> ExtendStatus:
@@ -187,13 +187,13 @@ def delete_before_insert(stack: ExitStack) -> None:
     replace(stack, QueueModel, "bury", make)
 
 
-@fault("wake-up as the only signal", "poll", "liveness")
+@fault("wake-up as the only signal", "poll", "liveness", seed=7)
 def only_wakeups(stack: ExitStack) -> None:
     replace(stack, Waiter, "polled", lambda _: lambda self, answer, sent_at, answered_at: None)
     replace(stack, receive, "safety_poll_seconds", lambda _: lambda lease_ms, *, woken: 1e6)
 
 
-@fault("cancel only by wake-up", "cancel")
+@fault("cancel only by wake-up", "cancel", seed=2)
 def cancel_by_wakeup(stack: ExitStack) -> None:
     def make(original: Any) -> Any:
         def extend(self: QueueModel, now: int, hold: Hold) -> ExtendStatus:
@@ -227,7 +227,7 @@ def sent_on_apart(stack: ExitStack) -> None:
     replace(stack, Settler, "_send", make)
 
 
-@fault("cron fire without compare-and-set", "schedules")
+@fault("cron fire without compare-and-set", "schedules", seed=3)
 def fire_without_comparing(stack: ExitStack) -> None:
     def make(original: Any) -> Any:
         def fire(
@@ -250,7 +250,7 @@ def fire_without_comparing(stack: ExitStack) -> None:
     replace(stack, MemoryStore, "fire_schedule", make)
 
 
-@fault("drain that drops claimed work", "drain")
+@fault("drain that drops claimed work", "drain", seed=11)
 def drain_drops(stack: ExitStack) -> None:
     def make_give_back(original: Any) -> Any:
         def give_back_ready(self: Consumer) -> None:
@@ -276,7 +276,7 @@ def drain_drops(stack: ExitStack) -> None:
 # ---- five of leases and repeats ----------------------------------------------------------------------------------
 
 
-@fault("a repeat after the store's memory runs again", "once")
+@fault("a repeat after the store's memory runs again", "once", seed=9)
 def repeat_runs_again(stack: ExitStack) -> None:
     def make(original: Any) -> Any:
         def replayed(self: QueueModel, now: int, operation: Operation, window_ms: int) -> object | None:
@@ -289,12 +289,12 @@ def repeat_runs_again(stack: ExitStack) -> None:
     replace(stack, QueueModel, "replayed", make)
 
 
-@fault("a partition longer than the lease stops no handler", "past lease")
+@fault("a partition longer than the lease stops no handler", "past lease", seed=8)
 def no_local_end(stack: ExitStack) -> None:
     replace(stack, Renewer, "_end_leases", lambda _: lambda self: lease_clock.now() + 1.0)
 
 
-@fault("a late claim answer is taken for a fresh one", "start", "past lease")
+@fault("a late claim answer is taken for a fresh one", "start", "past lease", seed=6)
 def late_answers(stack: ExitStack) -> None:
     def make(original: Any) -> Any:
         def local_lease(claimed: Claimed) -> tuple[float, float]:
@@ -321,7 +321,7 @@ def exit_is_free(stack: ExitStack) -> None:
     replace(stack, Message, "settlement", make)
 
 
-@fault("tokens given twice after a crash of the store", "tokens grow")
+@fault("tokens given twice after a crash of the store", "tokens grow", seed=4)
 def tokens_after_crash(stack: ExitStack) -> None:
     def make(original: Any) -> Any:
         def come_up(self: StoreNode, *, from_snapshot: bool) -> None:
@@ -339,7 +339,7 @@ def tokens_after_crash(stack: ExitStack) -> None:
 # ---- eight more --------------------------------------------------------------------------------------------------
 
 
-@fault("forgotten wake", "prompt")
+@fault("forgotten wake", "prompt", seed=2)
 def forgotten_wake(stack: ExitStack) -> None:
     replace(stack, QueueModel, "wake", lambda _: lambda self, now, count: [])
 
@@ -375,7 +375,7 @@ def wrong_renewal(stack: ExitStack) -> None:
     replace(stack, QueueModel, "extend", make)
 
 
-@fault("off by one at the lease end", "lease end")
+@fault("off by one at the lease end", "lease end", seed=43)
 def off_by_one(stack: ExitStack) -> None:
     replace(stack, QueueModel, "_reclaim", lambda old: lambda self, now, operation: old(self, now + 1, operation))
     replace(stack, QueueModel, "next_lease", lambda old: lambda self, now: old(self, now + 1))
@@ -393,7 +393,7 @@ def successor_lost(stack: ExitStack) -> None:
     replace(stack, QueueModel, "_release_key", lambda _: release_key)
 
 
-@fault("cap checked before the step", "cap")
+@fault("cap checked before the step", "cap", seed=2)
 def cap_before_the_step(stack: ExitStack) -> None:
     def make(original: Any) -> Any:
         def make_room(self: QueueModel, now: int, drafts: Any, plans: Any, operation: Any) -> None:

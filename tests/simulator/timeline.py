@@ -102,6 +102,11 @@ class Timeline:
                 return reached
         return FOREVER
 
+    def last_reaches(self, store_ms: float) -> float:
+        """The moment from which on the store's clock shows at least this for good."""
+        last = max((at for at, _ in self.clock_steps), default=0.0)
+        return max([self.reaches(store_ms, 0.0), *([self.reaches(store_ms, last)] if last else [])])
+
     def clock_stepped(self, begin: float, end: float) -> bool:
         """Whether the store's clock was set between two moments."""
         return any(begin <= at <= end for at, _ in self.clock_steps)
