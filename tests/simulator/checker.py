@@ -306,7 +306,9 @@ class HistoryChecker:
         claim = self._claim_of(run)
         if claim is None or claim.lease_ms is None:
             return
-        sent = [one for at, who, one, _ in self.settles[run.place] if who == run.who and at >= run.end.at]
+        # A restart that loses the claim may give the same token again, but not the same nonce.
+        settles = [(at, who, one) for at, who, one, _ in self.settles[run.place] if one.nonce in claim.nonces]
+        sent = [one for at, who, one in settles if who == run.who and at >= run.end.at]
         allowed = OUTCOMES.get(run.end.how)
         for one in sent:
             if allowed is not None and one.outcome not in allowed and run.told_at is None and not self._stopped(run):

@@ -20,6 +20,8 @@ from waypost.values import EventRecord
 COMPARE_ALL_EVERY = 100
 #: After so many findings the first ones have been repeated often enough.
 FINDINGS_MAX = 40
+#: A store may have forgotten a call after this.
+REMEMBERED_MS = 300_000
 #: Counters that must be the same in the store and here.
 COUNTED = (
     "published", "redriven", "done", "dead", "dropped", "cancelled", "replaced", "claims", "first_claims", "expired",
@@ -47,8 +49,8 @@ class StepChecker:
     def _reset(self) -> None:
         self.queues: dict[str, QueueRecords] = {}
         self.claims: dict[tuple[str, str, int], list[Claim]] = {}
-        #: Operations that ran, by queue and operation, and the step in which they did.
-        self._ran: dict[tuple[str, str], int] = {}
+        #: Operations that ran, by queue and operation: the first step in which they did.
+        self._ran: dict[tuple[str, str], StoreStep] = {}
         self._count = 0
         self._step: StoreStep | None = None
         self._touched: dict[str, dict[str, None]] = {}
@@ -117,16 +119,21 @@ class StepChecker:
         repeated = False
         if step.operation is not None and isinstance(queue_name, str):
             place = (queue_name, step.operation)
-            repeated = place in self._ran
+            first = self._ran.get(place)
+            if first is not None and first.who != step.who and step.store_ms - first.store_ms > REMEMBERED_MS:
+                # A process and its copy number their calls alike: what the store has forgotten is another call.
+                del self._ran[place]
+                first = None
+            repeated = first is not None
             own = [e for e in step.events if e.operation_id == step.operation]
             if repeated and own:
                 self._find(
                     "once", own[0].message_id,
                     f"the {step.verb} of {step.who} on {queue_name} ran twice under one number: in step "
-                    f"{self._ran[place]}, and again now ({own[0].event} of {own[0].message_id})",
+                    f"{self._ran[place].step}, and again now ({own[0].event} of {own[0].message_id})",
                 )  # fmt: skip
             if step.error is None:
-                self._ran.setdefault(place, step.step)
+                self._ran.setdefault(place, step)
         if step.error is None and isinstance(queue_name, str):
             before = BEFORE.get(step.verb)
             if before is not None:
