@@ -44,12 +44,12 @@ from tests.simulator.scenario import (
 )
 from tests.simulator.step_rules import COUNTED, StepChecker
 from waypost import AsyncWaypost
-from waypost.policy import policy_changes
+from waypost.policy import PAGE_MAX, policy_changes
 from waypost.store.postgres import migrate
 from waypost.testing.bench import fresh_namespace
 from waypost.testing.postgres import PostgresServer
 from waypost.testing.servers import EmbeddedServer, ValkeyServer
-from waypost.values import Event, Published
+from waypost.values import EventRecord, Published
 
 STORES = ("sqlite", "valkey", "postgres")
 #: By how much the times of a drawn scenario are shortened, and the shortest lease that a loaded machine can keep.
@@ -314,17 +314,17 @@ def end(process: subprocess.Popen[bytes]) -> None:
     process.wait(60)
 
 
-async def read_journal(post: AsyncWaypost, queue: str) -> list[Event]:
+async def read_journal(post: AsyncWaypost, queue: str) -> list[EventRecord]:
     """All events of a queue."""
-    events: list[Event] = []
+    events: list[EventRecord] = []
     last = 0
-    while (page := await post.journal(queue, last)).events:
+    while (page := await post._call(post._journal_call(queue, last, PAGE_MAX))).events:
         events += page.events
         last = page.last
     return events
 
 
-def steps_of(events: list[Event], began: float) -> Iterator[StoreStep]:
+def steps_of(events: list[EventRecord], began: float) -> Iterator[StoreStep]:
     """Events as steps: those of one operation that follow each other are one."""
     at = 0
     while at < len(events):

@@ -24,7 +24,7 @@ from tests.simulator.history import (
 from tests.simulator.records import Finding
 from tests.simulator.scenario import ProcessPlan, QueueSetting
 from tests.simulator.step_rules import read_body
-from waypost.values import Event
+from waypost.values import EventRecord
 
 #: A story of more lines is cut to what concerns the messages that something is wrong with.
 LINES_MAX = 60
@@ -191,7 +191,7 @@ class Story:
                     yield {name}, f"the store refuses to settle {name} for {step.who}: token {one.token} is not current"
 
 
-def details_of(step: StoreStep, event: Event) -> str:
+def details_of(step: StoreStep, event: EventRecord) -> str:
     """What else is worth saying of an event."""
     match event.event:
         case "claimed":
