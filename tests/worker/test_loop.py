@@ -15,7 +15,7 @@ import pytest
 from tests.unit.clients import ShakyStore
 from tests.waiting import until
 from tests.worker.harness import Harness
-from waypost import Constant, Message, Observed, Retry, Waypost
+from waypost import AsyncWaypost, Constant, Message, Observed, Retry, Waypost
 from waypost.errors import InvalidInput
 
 #: The events that end a delivery: its holder's settle, or the claim that finds its lease expired.
@@ -615,3 +615,37 @@ def test_a_worker_runs_until_empty_where_nothing_is_settled(harness: Harness) ->
     until(lambda: not run.is_alive(), "the end of the run")
     assert sorted(handled) == [0, 1, 2]
     assert harness.ledger("orders").done == 3
+
+
+@pytest.mark.promise("LEASE-11")
+def test_a_worker_that_is_stopped_while_it_connects_starts_nothing_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    handled: list[int] = []
+
+    async def stop_while_it_connects() -> None:
+        async with AsyncWaypost("memory://") as post:
+
+            @post.handler("numbers")
+            async def handle(number: int) -> None:
+                handled.append(number)
+
+            await post.publish("numbers", 1)
+            worker = post.worker()
+            connect, connecting, go_on = worker.store.connect_async, asyncio.Event(), asyncio.Event()
+
+            async def connect_slowly(**options: Any) -> Any:
+                connecting.set()
+                await go_on.wait()
+                return await connect(**options)
+
+            monkeypatch.setattr(worker.store, "connect_async", connect_slowly)
+            starting = asyncio.create_task(worker.start())
+            await asyncio.wait_for(connecting.wait(), 20)
+            stopping = asyncio.create_task(worker.stop())
+            await asyncio.wait([stopping], timeout=0)
+            go_on.set()
+            await asyncio.wait_for(asyncio.gather(starting, stopping), 20)
+            assert not worker.is_running
+            assert (await post.ledger("numbers")).ready == 1
+
+    asyncio.run(stop_while_it_connects())
+    assert handled == []

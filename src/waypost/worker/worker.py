@@ -157,11 +157,13 @@ class Worker:
         def on_started() -> None:
             started.set_result(None)
 
-        self._running = asyncio.get_running_loop().create_task(self.run(signals=False, on_started=on_started))
-        await asyncio.wait([self._running, started], return_when=asyncio.FIRST_COMPLETED)
-        if self._running.done():
+        # A stop may come while it starts, and takes `_running`.
+        running = asyncio.get_running_loop().create_task(self.run(signals=False, on_started=on_started))
+        self._running = running
+        await asyncio.wait([running, started], return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
             started.cancel()
-            await self._running
+            await running
         return self
 
     async def __aenter__(self) -> Self:
@@ -245,6 +247,8 @@ class Worker:
 
     async def _until_stopped(self, on_started: Callable[[], None]) -> Drained:
         assert self._stop_requested is not None
+        if self._stop_requested.is_set():
+            return await self._begin_stop()  # asked for while it connected: nothing has started
         for consumer in self._consumers:
             consumer.start()
         log.info(
