@@ -98,7 +98,10 @@ class Player:
         if worker is None:
             return
         self.recorder.add(WorkerStopping, self.name, timeout)
-        report = await worker.stop(timeout)
+        try:
+            report = await worker.stop(timeout)
+        except (WaypostError, OSError):
+            return  # it could not start
         self.recorder.add(
             WorkerStopped, self.name,
             {name: getattr(report, name) for name in ("handled", "released", "cancelled", "running", "unsettled")},
