@@ -317,6 +317,7 @@ class Runner:
 
     def chosen(self, file: str, changed: set[Function] | None) -> list[pytest.Item]:
         """The tests for a change, those first that killed others of its file, then the quickest."""
+        slowest = float(os.environ.get("MUTANT_SLOWEST") or TEST_SECONDS_MAX)
         wanted = {(path, qualified) for path, qualified, _ in changed or ()}
         # A function that no test called was renamed since, or is called by none.
         everywhere = not any(wanted & calls for calls in self.known.calls.values())
@@ -324,7 +325,7 @@ class Runner:
             name
             for name, seconds in self.known.seconds.items()
             if name in self.items
-            and seconds <= TEST_SECONDS_MAX
+            and seconds <= slowest
             and (everywhere or wanted & self.known.calls[name] or "process" in name)
         ]
         killers = {name: place for place, name in enumerate(self.killers[file], 1)}
@@ -335,8 +336,7 @@ class Runner:
         def order(name: str) -> tuple[Any, ...]:
             return (name not in killers, -killers.get(name, 0), "async" in name, self.known.seconds[name])
 
-        most = int(os.environ.get("MUTANT_TESTS_MAX") or len(names))
-        return [self.items[name] for name in sorted(names, key=order)[:most]]
+        return [self.items[name] for name in sorted(names, key=order)]
 
     def test(self, file: str, text: str) -> dict[str, Any]:
         """Test the change that stands in a file."""

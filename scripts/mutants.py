@@ -501,12 +501,12 @@ def main() -> int:
     parser.add_argument("--sample", type=int, help="how many mutants of each folder to test, drawn by the seed")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=2, help="how many folders at a time")
-    parser.add_argument("--tests", help="most tests for one mutant: those that killed others, then the quickest")
+    parser.add_argument("--slowest", help="leave out tests that take longer than so many seconds: 6 unless told")
     parser.add_argument("--minutes", type=float, default=1e6, help="begin no mutant after so long")
     parser.add_argument("--results", type=Path, help="keep the answers in this file, and go on from those in it")
     parser.add_argument("--list", action="store_true", help="only print the mutants")
     options = parser.parse_args()
-    os.environ["MUTANT_TESTS_MAX"] = options.tests or ""
+    os.environ["MUTANT_SLOWEST"] = options.slowest or ""
     mutants = [mutant for path in all_files(options.files) for mutant in mutants_of(path)]
     if options.guards:
         mutants = [mutant for mutant in mutants if GUARDS.search(mutant.text)]
