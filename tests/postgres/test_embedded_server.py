@@ -9,7 +9,21 @@ import pytest
 
 from tests.fault.test_embedded_servers import is_gone
 from waypost import Waypost
+from waypost.errors import (
+    AccessDenied,
+    MessageIdTaken,
+    OperationTooOld,
+    OutcomeUnknown,
+    QueueFull,
+    SchemaTooOld,
+    SessionTaken,
+    StoreFailed,
+    StoreFull,
+    StoreUnavailable,
+    WaypostError,
+)
 from waypost.store.postgres import migrate
+from waypost.store.postgres.failures import map_error
 from waypost.testing.postgres import FOLDERS, PostgresServer
 
 
@@ -61,3 +75,19 @@ def test_other_users_of_the_machine_cannot_connect_to_an_embedded_server() -> No
         # The socket trusts users that may enter its directory.
         assert stat.S_IMODE(server.directory.stat().st_mode) == 0o700
         assert not (server.directory / "password").exists()
+
+
+@pytest.mark.promise("SEE-6", "STORE-2")
+@pytest.mark.parametrize(
+    ("state", "error"),
+    [
+        ("40001", StoreUnavailable), ("40P01", StoreUnavailable), ("55P03", StoreUnavailable),
+        ("08006", StoreUnavailable), ("57P03", StoreUnavailable), ("57P01", OutcomeUnknown), ("53100", StoreFull),
+        ("42501", AccessDenied), ("42P01", SchemaTooOld), ("22012", StoreFailed), ("23505", StoreUnavailable),
+        ("WPKNW", MessageIdTaken), ("WPGON", OperationTooOld),
+        ("WPFUL", QueueFull), ("WPOLD", OperationTooOld), ("WPSES", SessionTaken),
+    ],
+)  # fmt: skip
+def test_an_error_of_the_server_is_one_of_ours(state: str, error: type[WaypostError]) -> None:
+    text = "1 2" if state == "WPFUL" else "1" if state in ("WPOLD", "WPGON") else "a text"
+    assert type(map_error(state, text, "orders", "publish")) is error

@@ -102,6 +102,25 @@ def test_a_slice_whose_events_are_all_trimmed_is_emptied_whole(
 
 
 @pytest.mark.promise("SEE-3", "STORE-2")
+def test_a_slice_rests_for_a_minute_before_it_is_emptied(
+    subject: Bench, database: Database, namespace: str, clock: ManualClock
+) -> None:
+    """A snapshot from before its last events moved may still read them there."""
+    fill(subject, database, namespace, clock)
+    first = filled(database, namespace) - 1
+    held = entries(database, namespace, f"entry_{SLICES[first]}", "orders")
+    subject.run(subject.store.journal_trim("orders", held))
+    sizes = []
+    for wait_ms in (0, 0, 59_999, 1):
+        clock.advance_ms(wait_ms)
+        database.execute(f'SELECT "{namespace}_rotate_journal"(%s, %s)', (clock(), first))
+        found = database.execute("SELECT pg_relation_size(%s)", (f"{namespace}_entry_{SLICES[first]}",)).fetchone()
+        assert found is not None
+        sizes.append(found[0] > 0)
+    assert sizes == [True, True, True, False]
+
+
+@pytest.mark.promise("SEE-3", "STORE-2")
 def test_slices_turn_and_the_journal_stays_small_and_without_a_gap(
     subject: Bench, database: Database, namespace: str, clock: ManualClock
 ) -> None:

@@ -496,6 +496,35 @@ class TestBlockers:
         assert bench.claim(queue=MAILS) == []
         assert bench.ledger(queue=MAILS).cancelled == 3
 
+    @pytest.mark.promise("CHAIN-2", "LEASE-12")
+    @pytest.mark.parametrize("by", ["cancel", "purge"])
+    def test_a_waiting_message_that_is_removed_leaves_the_others_waiting(self, bench: Bench, by: str) -> None:
+        chains = [bench.begin_chain(), bench.begin_chain(queue=INVOICES)]
+        gone, waits = (bench.publish(queue=MAILS, after_chains=chains) for _ in range(2))
+        bench.deliver_all()
+        if by == "cancel":
+            assert bench.cancel(gone.id, queue=MAILS) == "cancelled"
+        else:
+            assert bench.purge("waiting", limit=1, queue=MAILS) == Purged(1, True)
+        bench.settle(bench.claim_one())
+        bench.deliver_all()
+        assert bench.ids("waiting", queue=MAILS) == [waits.id]
+        bench.settle(bench.claim_one(queue=INVOICES), queue=INVOICES)
+        bench.deliver_all()
+        assert bench.claim_one(queue=MAILS).id == waits.id
+
+    @pytest.mark.promise("CHAIN-2", "QUEUE-8")
+    def test_messages_in_other_states_and_queues_are_no_obstacle_to_a_purge_of_waiting_ones(self, bench: Bench) -> None:
+        chain = bench.begin_chain()
+        bench.publish(queue=INVOICES, after_chains=[chain])
+        ready = bench.publish_count(3, queue=MAILS)
+        waiting = [bench.publish(queue=MAILS, after_chains=[chain]).id for _ in range(2)]
+        bench.deliver_all()
+        assert bench.purge("waiting", limit=2, queue=MAILS) == Purged(2, False)
+        assert [event.message_id for event in bench.events("cancelled", queue=MAILS)] == waiting
+        assert bench.ids("ready", queue=MAILS) == ready
+        assert len(bench.ids("waiting", queue=INVOICES)) == 1
+
     @pytest.mark.promise("CHAIN-2", "TIMER-2")
     def test_its_own_due_time_still_counts(self, bench: Bench) -> None:
         chain = bench.begin_chain()

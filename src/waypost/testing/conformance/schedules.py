@@ -131,6 +131,20 @@ class TestSaving:
         assert fire(bench, seen).schedule is None
         assert bench.ids("ready") == []
 
+    @pytest.mark.promise("CRON-7")
+    def test_a_removal_leaves_other_schedules_alone(self, bench: Bench) -> None:
+        places = [(queue, key) for queue in (QUEUE, "mails") for key in (KEY, "another")]
+        for queue, key in places:
+            stored = StoredSchedule(key, "v1", b"a rule", False, bench.now_ms + 60_000, bench.now_ms + 60_000)
+            bench.run(bench.store.save_schedule(queue, stored, version=None, next_ms=None))
+        assert bench.run(bench.store.remove_schedule(QUEUE, KEY)) is True
+        left = {
+            (queue, found.key)
+            for queue in (QUEUE, "mails")
+            for found in bench.run(bench.store.schedules(queue)).schedules
+        }
+        assert left == {*places} - {(QUEUE, KEY)}
+
     @pytest.mark.promise("CRON-6")
     def test_a_save_changes_the_change_number_of_its_queue(self, bench: Bench) -> None:
         def scheduled() -> dict[str, int]:

@@ -263,6 +263,20 @@ class TestWakeUps:
         bench.deliver_outgoing()
         assert bench.woken == {"billing": ["clerk"]}
 
+    @pytest.mark.promise("CHAIN-2", "WAKE-2")
+    @pytest.mark.parametrize("delay", [0, 60, 61, 59])
+    def test_a_continuation_wakes_no_more_sleepers_for_a_timer_that_its_target_has(
+        self, bench: Bench, delay: int
+    ) -> None:
+        bench.publish(queue="billing", delay=60)
+        for name in ("clerk", "other clerk"):
+            assert bench.claim(queue="billing", sleeper=name) == []
+        bench.publish()
+        lease = bench.claim_one()
+        bench.settle(lease, then=[bench.continuation(lease, "billing", delay=delay)])
+        bench.deliver_outgoing()
+        assert len(bench.woken.get("billing", [])) == (1 if delay < 60 else 0)
+
 
 class TestPollSoon:
     """No sleeper is woken for a few messages while a worker has promised to poll soon."""
