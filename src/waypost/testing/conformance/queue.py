@@ -217,6 +217,16 @@ class TestLimits:
         more, _ = claim_together(bench, publishes=0, claims=8)
         assert len({lease.id for lease in held + more}) == (20 if "max_running" in limit else 40)
 
+    @pytest.mark.promise("QUEUE-3")
+    def test_a_claim_that_finds_nothing_forgets_what_the_rate_has_let_pass(self, bench: Bench) -> None:
+        bench.configure(rate="2/m", lease=3600, journal="off")
+        for _ in range(3):
+            bench.publish_count(2)
+            assert len(bench.claim(5)) == 2
+            bench.after(60)
+            assert bench.claim(5) == []
+            bench.after(1)
+
 
 def claim_together(bench: Bench, *, publishes: int, claims: int) -> tuple[list[Lease], list[Exception]]:
     """Run four clients at once, each with publishes and claims of two; return what they got, and what was refused."""
