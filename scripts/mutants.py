@@ -62,23 +62,23 @@ SUITES: dict[str, tuple[list[str], str]] = {
     "store/valkey": (
         [*CONFORMANCE, "tests/valkey", *READERS],
         r"\[valkey(\]|-(?!async))|test_doctor|pages_hold"
-        r"|/test_(scripts|bounded_scripts|chains|history|damaged_records|turns|workers)\.py",
+        r"|/test_(scripts|bounded_scripts|chains|history|damaged_records|connection_limit|workers)\.py",
     ),
     "store/postgres": (
         [*CONFORMANCE, "tests/postgres", *READERS],
         r"\[postgres(\]|-(?!async))|test_doctor|pages_hold"
-        r"|/test_(bounds|chains|concurrency|sets|tokens|damage|server|workers|journal_slices)\.py",
+        r"|/test_(bounds|chains|concurrency|batches|tokens|damage|embedded_server|workers|journal_slices)\.py",
     ),
     "operations": (
         [
-            *(f"tests/unit/test_{name}.py" for name in ("operations", "client", "client_receive", "what_arrives")),
+            *(f"tests/unit/test_{name}.py" for name in ("operations", "client", "client_receive", "body_types")),
             *(f"tests/conformance/test_{name}.py" for name in ("removal", "repeats")),
-            "tests/wake/test_sleeping.py", "tests/schedule", "tests/worker",
+            "tests/wake/test_sleepers.py", "tests/schedule", "tests/worker",
         ],
         WORKER,
     ),
     "worker": (
-        ["tests/worker", "tests/unit/test_health.py", "tests/unit/test_wait_machine.py", "tests/wake/test_sleeping.py"],
+        ["tests/worker", "tests/unit/test_health.py", "tests/unit/test_wait_machine.py", "tests/wake/test_sleepers.py"],
         WORKER,
     ),
     "schedule": (["tests/schedule", "tests/valkey/test_chains.py"], WORKER + "|a_promoter_sends_on"),

@@ -11,12 +11,12 @@ from tests.fault.test_embedded_servers import is_gone
 from waypost import Waypost
 from waypost.errors import (
     AccessDenied,
-    MessageIdTaken,
+    MessageIdInUse,
     OperationTooOld,
     OutcomeUnknown,
     QueueFull,
     SchemaTooOld,
-    SessionTaken,
+    SessionInUse,
     StoreFailed,
     StoreFull,
     StoreUnavailable,
@@ -84,8 +84,8 @@ def test_other_users_of_the_machine_cannot_connect_to_an_embedded_server() -> No
         ("40001", StoreUnavailable), ("40P01", StoreUnavailable), ("55P03", StoreUnavailable),
         ("08006", StoreUnavailable), ("57P03", StoreUnavailable), ("57P01", OutcomeUnknown), ("53100", StoreFull),
         ("42501", AccessDenied), ("42P01", SchemaTooOld), ("22012", StoreFailed), ("23505", StoreUnavailable),
-        ("WPKNW", MessageIdTaken), ("WPGON", OperationTooOld),
-        ("WPFUL", QueueFull), ("WPOLD", OperationTooOld), ("WPSES", SessionTaken),
+        ("WPKNW", MessageIdInUse), ("WPGON", OperationTooOld),
+        ("WPFUL", QueueFull), ("WPOLD", OperationTooOld), ("WPSES", SessionInUse),
     ],
 )  # fmt: skip
 def test_an_error_of_the_server_is_one_of_ours(state: str, error: type[WaypostError]) -> None:

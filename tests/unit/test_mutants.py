@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -77,6 +78,14 @@ def test_the_tests_of_a_script_are_those_that_call_it() -> None:
     callers = mutant_tests.functions_that_name(sql.parent, {"remove_messages", "purge"})
     assert callers is not None
     assert "PostgresStore.purge" in {name for _, name, _ in callers}
+
+
+def test_every_test_file_that_is_named_is_there() -> None:
+    for paths, pattern in mutants.SUITES.values():
+        assert [path for path in paths if not (mutants.ROOT / path).exists()] == []
+        for names in re.findall(r"/test_\(([\w|]+)\)", pattern):
+            for name in names.split("|"):
+                assert [*(mutants.ROOT / paths[2]).glob(f"test_{name}.py")], name
 
 
 def test_prepared_tables_with_other_functions_are_found() -> None:

@@ -498,7 +498,7 @@ class TestBlockers:
 
     @pytest.mark.promise("CHAIN-2", "LEASE-12")
     @pytest.mark.parametrize("by", ["cancel", "purge"])
-    def test_a_waiting_message_that_is_removed_leaves_the_others_waiting(self, bench: Bench, by: str) -> None:
+    def test_others_go_on_waiting_when_a_waiting_message_is_removed(self, bench: Bench, by: str) -> None:
         chains = [bench.begin_chain(), bench.begin_chain(queue=INVOICES)]
         gone, waits = (bench.publish(queue=MAILS, after_chains=chains) for _ in range(2))
         bench.deliver_all()

@@ -132,7 +132,7 @@ class TestSaving:
         assert bench.ids("ready") == []
 
     @pytest.mark.promise("CRON-7")
-    def test_a_removal_leaves_other_schedules_alone(self, bench: Bench) -> None:
+    def test_a_removal_touches_no_other_schedule(self, bench: Bench) -> None:
         places = [(queue, key) for queue in (QUEUE, "mails") for key in (KEY, "another")]
         for queue, key in places:
             stored = StoredSchedule(key, "v1", b"a rule", False, bench.now_ms + 60_000, bench.now_ms + 60_000)
