@@ -82,7 +82,7 @@ SUITES: dict[str, tuple[list[str], str]] = {
         WORKER,
     ),
     "schedule": (["tests/schedule", "tests/valkey/test_chains.py"], WORKER + "|a_promoter_sends_on"),
-    "outbox": (["tests/outbox", "tests/relay"], r"^(?!.*(test_kills|test_lake|rabbitmq|kafka|lake))"),
+    "outbox": (["tests/outbox", "tests/relay"], r"^(?!.*(test_kills|/test_lake|\[(rabbitmq|kafka|lake)\]))"),
 }  # fmt: skip
 #: Their servers take longer to start than all other tests of the folder together.
 LEFT_OUT = ("outbox/relay/kafka.py", "outbox/relay/rabbitmq.py", "outbox/relay/lake.py")

@@ -166,6 +166,13 @@ def test_autogenerate_proposes_no_change_of_our_tables(
 
 
 @pytest.mark.promise("BOX-5")
+def test_the_number_of_a_queue_is_made_by_the_database(namespace: str) -> None:
+    queue = next(table for table in metadata(namespace=namespace).tables.values() if table.name.endswith("_queue"))
+    made = [column.name for column in queue.c if column.identity is not None]
+    assert made == ["number"]
+
+
+@pytest.mark.promise("BOX-5")
 def test_metadata_has_every_table_and_column_of_the_database(server: PostgresServer, namespace: str) -> None:
     made = {(table.name, column.name) for table in metadata(namespace=namespace).tables.values() for column in table.c}
     with psycopg.connect(server.url) as connection:

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from tests.outbox.transaction_kinds import TABLE, dialect
-from waypost import AsyncWaypost, Message, Waypost
+from waypost import AsyncWaypost, Message, Observed, Waypost
 from waypost.errors import ConfigurationError, InvalidInput, LeaseLost
 from waypost.testing.postgres import PostgresServer
 
@@ -48,6 +48,18 @@ def test_writes_of_the_block_and_the_settle_are_committed_together(
         assert message.settled == "done"
     assert post.ledger("orders").done == 1
     assert post.ledger("orders").balance == 0
+
+
+@pytest.mark.promise("BOX-3", "SEE-1")
+def test_a_settle_in_a_transaction_is_reported_once(server: PostgresServer, namespace: str) -> None:
+    seen: list[Observed] = []
+    with Waypost(server.url, namespace=namespace, on_event=seen.append) as post:
+        published = post.publish("orders", 7)
+        with post.receive("orders") as message:
+            assert message is not None
+            with message.transaction():
+                pass
+    assert [(event.message_id, event.outcome) for event in seen if event.event == "done"] == [(published.id, "success")]
 
 
 @pytest.mark.promise("BOX-3")

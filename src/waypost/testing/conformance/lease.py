@@ -148,6 +148,17 @@ class TestClaims:
         claimed = bench.claimed()
         assert (claimed.next_due_ms, claimed.next_lease_ms) == (30_000, 50_000)
 
+    @pytest.mark.promise("WAKE-5", "LEASE-4")
+    def test_a_claim_returns_the_end_of_the_leases_that_it_gave(self, bench: Bench) -> None:
+        bench.configure(lease=10)
+        assert bench.claimed(1).next_lease_ms is None
+        bench.publish_count(2)
+        for _ in range(2):
+            claimed = bench.claimed(1)
+            assert (len(claimed.leases), claimed.next_lease_ms) == (1, 10_000)
+        bench.after(4)
+        assert bench.claimed(1).next_lease_ms == 6_000
+
     @pytest.mark.promise("LEASE-1")
     def test_two_clients_never_hold_the_same_message(self, bench: Bench) -> None:
         bench.publish_count(6)
