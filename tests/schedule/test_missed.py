@@ -63,6 +63,17 @@ def test_no_more_fires_are_listed_than_are_left() -> None:
     assert len(describe("reports", stored, 1).next_fires) == 1
 
 
+@pytest.mark.promise("CRON-4", "PUB-7")
+def test_the_oldest_fires_of_a_step_can_be_a_step_of_their_own() -> None:
+    whole = decided(spec("all", 10), T0 + 5 * MINUTE)
+    assert minutes(whole) == [1, 2, 3, 4, 5]
+    part = whole.first(2)
+    assert minutes(part) == [1, 2]
+    assert (part.last_due_ms, part.following) == (whole.fires[1].due_ms, whole.fires[2])
+    assert (part.missed, part.valid_until_ms) == (whole.missed, whole.valid_until_ms)
+    assert whole.first(5) is whole
+
+
 @pytest.mark.promise("CRON-4")
 @pytest.mark.parametrize("windows", [1, 3, 5])
 @pytest.mark.parametrize("late_ms", [0, 29_999, 30_000, 30_001, 59_999])

@@ -432,6 +432,21 @@ class TestClonedSessions:
         assert [one.envelope for one in stored] == [known.envelope]
         assert not bench.run(bench.store.watch_chain(QUEUE, known.id, None)).known
 
+    @pytest.mark.promise("LEASE-18", "CHAIN-2")
+    @pytest.mark.parametrize("wish", ["chain", "after"])
+    def test_a_known_id_that_began_a_chain_is_refused_and_the_chain_goes_on(self, bench: Bench, wish: str) -> None:
+        id = bench.session.message_ids(1)[0]
+        chain = chain_id(QUEUE, id)
+        bench.publish(id=id, chain=chain)
+        with pytest.raises(MessageIdInUse, match=id):
+            bench.publish(id=id, chain=chain) if wish == "chain" else bench.publish(id=id, after_chains=[chain])
+        bench.deliver_all()
+        assert bench.run(bench.store.watch_chain(QUEUE, id, None)).open == 1
+        bench.settle(bench.claim_one())
+        bench.deliver_all()
+        assert bench.run(bench.store.watch_chain(QUEUE, id, None)).open == 0
+        assert bench.claim() == []
+
     @pytest.mark.promise("LEASE-18")
     def test_a_message_is_not_replaced_by_one_of_its_own_id(self, bench: Bench) -> None:
         known = bench.draft(key="k")
