@@ -173,6 +173,18 @@ def test_the_number_of_a_queue_is_made_by_the_database(namespace: str) -> None:
 
 
 @pytest.mark.promise("BOX-5")
+def test_defaults_are_in_the_metadata_unless_they_name_something_of_the_namespace(namespace: str) -> None:
+    columns = [column for table in metadata(namespace=namespace).tables.values() for column in table.c]
+    defaults = {
+        f"{column.table.name.rpartition('_')[2]}.{column.name}": str(cast(Any, column.server_default).arg)
+        for column in columns
+        if column.server_default is not None and column.identity is None
+    }
+    assert defaults["queue.paused"] == "false"
+    assert [name for name, text in defaults.items() if "{" in text] == []
+
+
+@pytest.mark.promise("BOX-5")
 def test_metadata_has_every_table_and_column_of_the_database(server: PostgresServer, namespace: str) -> None:
     made = {(table.name, column.name) for table in metadata(namespace=namespace).tables.values() for column in table.c}
     with psycopg.connect(server.url) as connection:

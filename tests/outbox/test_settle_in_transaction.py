@@ -99,7 +99,7 @@ def test_a_lost_lease_forces_the_rollback(post: Waypost, shop: psycopg.Connectio
                     with received.transaction() as other:
                         other.execute(SALE, (2,))
 
-    with pytest.raises(LeaseLost):
+    with pytest.raises(LeaseLost, match=r"the lease of message \w+ of queue orders was lost before"):
         be_late()
     assert sold(shop) == [2]
     assert seen[0].lease_lost
