@@ -282,3 +282,14 @@ def test_a_message_id_that_exists_is_refused_whatever_the_options_of_its_draft(b
         with pytest.raises(MessageIdInUse, match="already"):
             bench.publish_drafts([draft])
     assert bench.ids("ready") == [published.id]
+
+
+@pytest.mark.promise("CHAIN-2", "STORE-2")
+def test_nothing_is_kept_of_a_wait_that_was_cancelled(
+    bench: Bench, database: psycopg.Connection[Any], namespace: str
+) -> None:
+    chain = bench.begin_chain()
+    waits = [bench.publish(queue="mails", after_chains=[chain]).id for _ in range(2)]
+    assert bench.cancel(waits[0], queue="mails") == "cancelled"
+    left = database.execute(f'SELECT id FROM "{namespace}_blocker"').fetchall()
+    assert left == [(waits[1],)]

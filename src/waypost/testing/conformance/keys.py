@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from waypost.testing.bench import Bench
+from waypost.values import OutcomeName, chain_id
 
 
 class TestLiveKeys:
@@ -241,6 +242,21 @@ class TestConflicts:
 
 class TestGenerations:
     """Publishing a key while its message is being handled."""
+
+    @pytest.mark.promise("PUB-6", "CHAIN-2")
+    @pytest.mark.parametrize("outcome", ["retry", "snooze", "release"])
+    @pytest.mark.parametrize("chained", [False, True])
+    def test_the_next_generation_of_another_key_ends_no_delivery(
+        self, bench: Bench, outcome: OutcomeName, chained: bool
+    ) -> None:
+        id = bench.session.message_ids(1)[0]
+        bench.publish(id=id, key="k", chain=chain_id("orders", id) if chained else None)
+        other = bench.publish(key="other").id
+        first, _ = bench.claim(2)
+        parked = bench.publish(key="other", on_conflict="replace").id
+        bench.settle(first, outcome)
+        assert (bench.ids("ready"), bench.ids("leased"), bench.ids("waiting")) == ([id], [other], [parked])
+        assert bench.ledger().replaced == 0
 
     @pytest.mark.promise("PUB-6")
     @pytest.mark.parametrize(("rule", "status"), [("keep", "duplicate"), ("error", "conflict")])

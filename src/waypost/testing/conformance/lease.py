@@ -155,9 +155,16 @@ class TestClaims:
         bench.publish_count(2)
         for _ in range(2):
             claimed = bench.claimed(1)
-            assert (len(claimed.leases), claimed.next_lease_ms) == (1, 10_000)
+            assert (len(claimed.leases), claimed.next_lease_ms, claimed.next_due_ms) == (1, 10_000, None)
         bench.after(4)
         assert bench.claimed(1).next_lease_ms == 6_000
+
+    @pytest.mark.promise("WAKE-5", "TIMER-2")
+    def test_a_claim_of_fresh_messages_returns_when_the_next_timer_is_due(self, bench: Bench) -> None:
+        bench.publish(delay=100)
+        bench.publish()
+        claimed = bench.claimed(1)
+        assert (len(claimed.leases), claimed.next_due_ms) == (1, 100_000)
 
     @pytest.mark.promise("LEASE-1")
     def test_two_clients_never_hold_the_same_message(self, bench: Bench) -> None:

@@ -229,6 +229,16 @@ class TestWakeUps:
         bench.resume()
         assert bench.woken == {"orders": ["a", "b"]}
 
+    @pytest.mark.promise("QUEUE-2")
+    def test_a_changed_setting_wakes_for_the_backlog_and_one_more_for_the_timers(self, bench: Bench) -> None:
+        bench.configure(max_running=1)
+        bench.publish_count(2)
+        bench.publish(delay=60)
+        bench.claim_one()
+        put_to_sleep(bench, "c", "b", "a")
+        bench.configure(max_running=10)
+        assert bench.woken == {"orders": ["a", "b"]}
+
     @pytest.mark.promise("QUEUE-1", "LEASE-4")
     def test_resume_wakes_one_for_the_end_of_a_lease(self, bench: Bench) -> None:
         bench.publish()
