@@ -10,11 +10,20 @@ from tests.simulator.scenario import PROCESS_FAULTS, STORE, STORE_FAULTS
 
 #: What a process does: calls of the store, calls of a client that wait, and handlers at work.
 OPERATIONS = (
-    "publish", "claim", "settle", "extend", "cancel", "fire_schedule", "promote", "elect", "wait_result", "wait_chain",
-    "receive", "handler", "stop",
+    "publish", "claim", "settle", "extend", "fire_schedule", "promote", "wait_result", "wait_chain", "receive",
+    "handler", "stop",
 )  # fmt: skip
 #: What only the operator does: it has no faults of its own, so only those of the store meet it.
-OPERATOR_OPERATIONS = ("configure", "pause", "resume", "purge", "redrive", "trigger_schedule", "save_schedule")
+OPERATOR_OPERATIONS = (
+    "cancel",
+    "configure",
+    "pause",
+    "resume",
+    "purge",
+    "redrive",
+    "trigger_schedule",
+    "save_schedule",
+)
 #: A fault that has no length meets what happens so long before and after it.
 MOMENT_SECONDS = 2.0
 #: Faults that have no length.
@@ -31,7 +40,8 @@ def pairs_of(history: History) -> Counter[tuple[str, str]]:
             if one.fault in MOMENTS:
                 stretches.append((one.who, one.fault, one.at - MOMENT_SECONDS, one.at + MOMENT_SECONDS))
         elif isinstance(one, FaultEnded) and one.fault not in MOMENTS:
-            stretches.append((one.who, one.fault, under_way.pop(one.number).at, one.at))
+            # What follows its end belongs to it too: a frozen process sends nothing until then.
+            stretches.append((one.who, one.fault, under_way.pop(one.number).at, one.at + MOMENT_SECONDS))
         elif isinstance(one, FaultEnded):
             # What follows the return of a process or of the store belongs to the fault too.
             stretches.append((one.who, one.fault, one.at, one.at + MOMENT_SECONDS))
