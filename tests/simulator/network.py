@@ -225,7 +225,7 @@ class Link:
             return
         # How fast a slow link is does not matter for the silence: bytes keep coming.
         seconds = self._delay(sum(map(reply_size, results)), out=False)
-        late = self._random.uniform(0.0, state.late_seconds) if self._happens(state.late_replies) else 0.0
+        late = self.lateness()
         if late > self.silence_seconds:
             self._lose(done)
             return
@@ -259,6 +259,14 @@ class Link:
         if self.after_request is not None:
             self.after_request()
         return claim
+
+    def lateness(self) -> float:
+        """By how much an answer that leaves the store now is late."""
+        if not self._happens(self.state.late_replies):
+            return 0.0
+        # Half of them by nearly the whole time: what is late by more than a lease must happen.
+        least = 0.9 if self._random.random() < 0.5 else 0.0
+        return self.state.late_seconds * self._random.uniform(least, 1.0)
 
     def loses_reply(self) -> bool:
         """Whether an answer that leaves the store now is lost."""
@@ -358,7 +366,7 @@ class BlockedClaim:
             self.break_off()
             return
         now = link.loop.now
-        self._last_reply = max(self._last_reply, now + link._delay(0, out=False))
+        self._last_reply = max(self._last_reply, now + link._delay(0, out=False) + link.lateness())
 
         def arrive() -> None:
             if not self._closed:

@@ -22,6 +22,7 @@ from tests.simulator.history import (
     HandlerTold,
     Happening,
     History,
+    ReplyArrived,
     RunEnded,
     StoreStep,
 )
@@ -218,6 +219,24 @@ def test_a_clone_takes_a_session_of_its_own_and_both_go_on() -> None:
     ]
     _, history = run(scenario(steps))
     assert ended(history)["done"] == 25
+
+
+@pytest.mark.parametrize("blocking_waits", [False, True])
+def test_claims_can_be_answered_after_their_leases_have_ended(blocking_waits: bool) -> None:
+    late = 0
+    for seed in range(4):
+        steps = publishes(20, every=3.0)
+        steps += [
+            Step(6.0, f"worker{n}", "late_replies", {"seconds": 60.0, "share": 0.5, "delay": 12.0}) for n in (1, 2)
+        ]
+        _, history = run(replace(scenario(steps, seed=seed), blocking_waits=blocking_waits))
+        claims = {one.step: one for one in history.of(StoreStep) if one.verb == "claim"}
+        claimed = {lease.nonce: one.at for one in claims.values() for lease in one.result.leases}
+        arrived = [one for one in history.of(ReplyArrived) if one.step in claims and claims[one.step].result.leases]
+        late += sum(one.at > claims[one.step].at + 10.0 for one in arrived)
+        assert all(one.at < claimed[one.nonce] + 10.0 for one in history.of(HandlerStarted))
+        assert ended(history)["done"] == 20
+    assert late > 0
 
 
 @pytest.mark.promise("SEE-7")
