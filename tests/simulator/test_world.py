@@ -277,8 +277,8 @@ def test_a_run_leaves_nothing_behind() -> None:
 
 def test_handlers_that_are_left_at_the_end_are_closed_silently(caplog: pytest.LogCaptureFixture) -> None:
     # Many short ones first, so that the worker claims more than it can start.
-    steps = publishes(2000, every=0.002, seconds=0.0)
-    steps += [replace(one, at=one.at + 4.0) for one in publishes(200, every=0.0, seconds=1000.0)]
+    steps = publishes(700, every=0.002, seconds=0.0)
+    steps += [replace(one, at=one.at + 1.4) for one in publishes(60, every=0.0, seconds=1000.0)]
     for kind in ("async", "thread"):
         run(scenario(steps, kind=kind, workers=1))
         gc.collect()
