@@ -48,7 +48,7 @@ def test_secrets_are_read_where_the_connection_is_made(monkeypatch: pytest.Monke
     for options in ({"passwordEnv": "STORE_PASSWORD"}, {"passwordFile": str(secret)}):
         place = Place.of({"url": "postgresql://me@one,two:5/db", **options})
         assert "p@ss" not in repr(place)
-        assert place.resolve() == "postgresql://me:p%40ss%2Fword@one,two:5/db"
+        assert place.resolve() == "postgresql://me:p%40ss%2Fphrase@one,two:5/db"
     assert Place.of({"urlEnv": "STORE_URL"}).resolve() == "valkey://:whole@host:1"
     assert with_password("valkey://host", "x") == "valkey://:x@host"
 
