@@ -114,6 +114,11 @@ class StepChecker:
         self.findings.append(Finding(rule, at, message_id, sentence))
 
     def _follow(self, step: StoreStep) -> None:
+        if self._step is not None and step.store_ms < self._step.store_ms:
+            for queue in self.queues.values():
+                ended = [key for key, window in queue.windows.items() if window[1] <= self._step.store_ms]
+                for key in ended:
+                    del queue.windows[key]
         self._step, self._touched = step, {}
         queue_name = step.arguments.get("queue")
         repeated = False
@@ -449,7 +454,8 @@ class StepChecker:
                 f"{leased} messages of {queue.name} are leased; max_running is {policy.max_running}",
             )  # fmt: skip
         if policy.rate_count is not None and policy.rate_per_ms is not None:
-            recent = [ms for ms in queue.claimed_ms if ms > step.store_ms - policy.rate_per_ms]
+            # Later than now: claimed before the clock was set back, in steps that are followed again after a restart.
+            recent = [ms for ms in queue.claimed_ms if step.store_ms - policy.rate_per_ms < ms <= step.store_ms]
             queue.claimed_ms = recent
             if len(recent) > policy.rate_count:
                 self._find(
