@@ -41,7 +41,7 @@ unit: .venv/ready
 conformance: .venv/ready
 	$(PYTEST) $(PARALLEL) tests/conformance tests/worker -k "not valkey and not redis and not postgres and not pgbouncer and not cluster"
 
-check: lint types imports unit conformance  ## Lint, types, imports, unit tests, stores and workers on memory and SQLite: about a minute
+check: lint types imports unit conformance  ## Lint, types, imports, unit tests, stores and workers on memory and SQLite: some minutes
 
 system: .venv/ready
 	@$(RUN) scripts/system_parts.py
