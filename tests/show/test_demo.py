@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Self
 
 import pyarrow.parquet as parquet
 import pytest
@@ -44,6 +45,14 @@ class Demo:
         for line in self.process.stdout:
             self.output.append(line)
             yield line
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        # Everything that it started ends with it.
+        self.process.kill()
+        self.process.wait(SECONDS_MAX)
 
     def read_until(self, text: str) -> None:
         for line in self.lines():
@@ -84,63 +93,63 @@ def journals(url: str) -> Iterator[tuple[str, str]]:
 
 @pytest.mark.promise("SPARK-7", "SEE-6")
 def test_a_demo_accounts_for_every_message_and_shows_no_password_while_another_is_interrupted(tmp_path: Path) -> None:
-    whole = Demo(tmp_path / "whole", KEEP="1", **{PASSWORD_VARIABLE: CANARY})
-    interrupted = Demo(tmp_path / "interrupted")
-    interrupted.read_until("is up, on this machine")
-    assert any("java" in command for command in carriers(interrupted.environment).values())
-    interrupted.process.send_signal(signal.SIGINT)
-    assert interrupted.end() == 130, interrupted
-    assert "Traceback" not in str(interrupted)
-    assert left_behind(interrupted.environment) == {}
-    assert list((tmp_path / "interrupted").iterdir()) == []
+    with Demo(tmp_path / "whole", KEEP="1", **{PASSWORD_VARIABLE: CANARY}) as whole:
+        interrupted = Demo(tmp_path / "interrupted")
+        interrupted.read_until("is up, on this machine")
+        assert any("java" in command for command in carriers(interrupted.environment).values())
+        interrupted.process.send_signal(signal.SIGINT)
+        assert interrupted.end() == 130, interrupted
+        assert "Traceback" not in str(interrupted)
+        assert left_behind(interrupted.environment) == {}
+        assert list((tmp_path / "interrupted").iterdir()) == []
 
-    whole.read_until("The servers stay up")
-    whole.read_until("postgres.url")
-    (directory,) = (tmp_path / "whole").glob("run-*")
-    urls = {name: (directory / f"{name}.url").read_text() for name in ("valkey", "postgres")}
-    places = {name: text for name, text in contents(directory) if not name.endswith(".url")}
-    for name, url in urls.items():
-        # The password is a real one: it is in the URL, and without it the server admits no client.
-        assert CANARY in url
-        with pytest.raises(WaypostError):
-            Waypost(url.replace(CANARY, "wrong"), start_timeout=5, retry_budget=0).open()
-        places |= {f"{name}: {page}": text for page, text in journals(url)}
-    assert sum("journal of" in name for name in places) >= 4
-    assert sum(name.endswith(".log") for name in places) >= 6
-    assert any(name.endswith("(rows)") and "order:" in text for name, text in places.items())
+        whole.read_until("The servers stay up")
+        whole.read_until("postgres.url")
+        (directory,) = (tmp_path / "whole").glob("run-*")
+        urls = {name: (directory / f"{name}.url").read_text() for name in ("valkey", "postgres")}
+        places = {name: text for name, text in contents(directory) if not name.endswith(".url")}
+        for name, url in urls.items():
+            # The password is a real one: it is in the URL, and without it the server admits no client.
+            assert CANARY in url
+            with pytest.raises(WaypostError):
+                Waypost(url.replace(CANARY, "wrong"), start_timeout=5, retry_budget=0).open()
+            places |= {f"{name}: {page}": text for page, text in journals(url)}
+        assert sum("journal of" in name for name in places) >= 4
+        assert sum(name.endswith(".log") for name in places) >= 6
+        assert any(name.endswith("(rows)") and "order:" in text for name, text in places.items())
 
-    whole.process.send_signal(signal.SIGINT)
-    assert whole.end() == 0, whole
-    places["output"] = text = str(whole)
-    assert [name for name, content in places.items() if CANARY in content] == []
-    for part in (
-        "cancelled before the commit",
-        "clicked twice",
-        "undecodable",
-        "retries_exhausted",
-        "kill -9 of worker 1",
-        "Spark imported 2,000 orders of 3,000 rows",
-        "leases of the killed worker ended",
-        "the rollup was fired",
-        "0 redeliveries without a cause",
-        "pipeline ingest: revenue",
-        "put aside",
-        "is equal to the sum of its table in PostgreSQL",
-        "pipeline report: file://",
-    ):
-        assert part in text, f"{part!r} is missing in:\n{text}"
-    audited = re.search(r"pipeline audit: .* 0 unaccounted of ([\d,]+)", text)
-    assert audited, text
-    assert int(audited[1].replace(",", "")) > 2_000
-    lake = directory / "lake"
-    assert f"file://{lake / 'report.html'}" in text
-    assert f"0 unaccounted of {audited[1]}" in (lake / "report.html").read_text()
-    # The servers have ended, and only the lake is left.
-    assert [path.name for path in directory.iterdir()] == ["lake"]
-    assert left_behind(whole.environment) == {}
-    for url in urls.values():
-        with pytest.raises(StoreUnavailable):
-            Waypost(url, start_timeout=0.5, retry_budget=0).open()
+        whole.process.send_signal(signal.SIGINT)
+        assert whole.end() == 0, whole
+        places["output"] = text = str(whole)
+        assert [name for name, content in places.items() if CANARY in content] == []
+        for part in (
+            "cancelled before the commit",
+            "clicked twice",
+            "undecodable",
+            "retries_exhausted",
+            "kill -9 of worker 1",
+            "Spark imported 2,000 orders of 3,000 rows",
+            "leases of the killed worker ended",
+            "the rollup was fired",
+            "0 redeliveries without a cause",
+            "pipeline ingest: revenue",
+            "put aside",
+            "is equal to the sum of its table in PostgreSQL",
+            "pipeline report: file://",
+        ):
+            assert part in text, f"{part!r} is missing in:\n{text}"
+        audited = re.search(r"pipeline audit: .* 0 unaccounted of ([\d,]+)", text)
+        assert audited, text
+        assert int(audited[1].replace(",", "")) > 2_000
+        lake = directory / "lake"
+        assert f"file://{lake / 'report.html'}" in text
+        assert f"0 unaccounted of {audited[1]}" in (lake / "report.html").read_text()
+        # The servers have ended, and only the lake is left.
+        assert [path.name for path in directory.iterdir()] == ["lake"]
+        assert left_behind(whole.environment) == {}
+        for url in urls.values():
+            with pytest.raises(StoreUnavailable):
+                Waypost(url, start_timeout=0.5, retry_budget=0).open()
 
 
 @pytest.mark.parametrize("ended_by", [signal.SIGTERM, signal.SIGKILL])
