@@ -18,8 +18,7 @@ from msgspec import structs
 from tests.cli.conftest import CommandRunner
 from tests.servers.valkey_setups import ClusterSetup
 from waypost import Waypost
-from waypost.cli.commands import doctor
-from waypost.cli.doctor_checks import queues
+from waypost.cli.doctor_checks import check_store, queues
 from waypost.cli.main import main
 from waypost.store.checkup import Finding
 from waypost.store.port import Heartbeat, ServedQueue
@@ -242,7 +241,7 @@ def test_a_file_is_read_whole_up_to_a_size(examined: Any, tmp_path: Path, monkey
 
 
 def found(post: Waypost, check: str) -> list[Finding]:
-    return [finding for finding in doctor.examine(post) if finding.check == check]
+    return [finding for finding in check_store(post) if finding.check == check]
 
 
 def test_a_queue_is_served_by_a_worker_a_sleeper_or_a_lease_holder(cli: CommandRunner) -> None:
@@ -263,7 +262,7 @@ def test_unhealthy_workers_lagging_readers_and_dead_letters_are_reported(cli: Co
     post.journal_reader("orders", "lake")
     cli.bury("orders", *range(20))
     post.pause("orders")
-    printed = {finding.check: finding for finding in doctor.examine(post) if finding.level != "ok"}
+    printed = {finding.check: finding for finding in check_store(post) if finding.level != "ok"}
     assert printed["workers"].found == "worker a is red: queue orders: stuck"
     assert (printed["readers"].level, printed["readers"].figures["lag"]) == ("wrong", 62)
     assert printed["dead letters"].figures == {"dead": 20}

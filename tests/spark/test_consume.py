@@ -17,7 +17,7 @@ from waypost.codec import encode_body, encode_head, make_envelope, open_envelope
 from waypost.errors import ConfigurationError, InvalidInput
 from waypost.identity import Session, continuation_id
 from waypost.spark import Batch, Consumed
-from waypost.spark.consumer.claim import Claim, leases_of, make_operation
+from waypost.spark.consumer.claim_source import Claim, leases_of, make_operation
 from waypost.spark.consumer.consume import _Consumer
 from waypost.spark.source.credentials import Place
 from waypost.store.port import Draft

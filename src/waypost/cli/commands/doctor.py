@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any
 
-from waypost.cli.doctor_checks import queues, records
+from waypost.cli.doctor_checks import check_store
 from waypost.cli.exit_codes import FOUND, exit_code_of
 from waypost.cli.options import add_command, open_client
 from waypost.cli.output import quiet_log, terminal_width, with_color, write, write_json
 from waypost.cli.prompts import add_yes, confirm
-from waypost.client import Waypost
-from waypost.client.internals import executor_of
-from waypost.errors import AccessDenied, WaypostError
+from waypost.errors import WaypostError
 from waypost.store.checkup import Finding, wrong
-from waypost.views import RegisteredWorker
 
 MARKS = {"ok": ("ok   ", "green"), "note": ("note ", "yellow"), "wrong": ("WRONG", "red")}
 
@@ -56,7 +51,7 @@ def run_checks(options: argparse.Namespace) -> int:
     code = 0
     try:
         with post:
-            for finding in examine(post, mend=options.mend, quiet=options.json):
+            for finding in check_store(post, mend=options.mend, quiet=options.json):
                 findings.append(finding)
                 if not options.json and (finding.level != "ok" or not options.quiet):
                     print_finding(finding)
@@ -71,27 +66,6 @@ def run_checks(options: argparse.Namespace) -> int:
     else:
         write(f"{len(findings)} findings, " + (f"{bad} wrong" if bad else "nothing wrong"))
     return code or (FOUND if bad else 0)
-
-
-def examine(post: Waypost, *, mend: bool = False, quiet: bool = True) -> Iterator[Finding]:
-    """Yield the findings in order: the records, the store itself, then its queues and workers."""
-    checkup = post.store.checkup(executor_of(post))
-    names, findings = checkup.check_list(post.queues(), mend=mend)
-    yield from findings
-    yield from records.check(post, names, mend=mend, quiet=quiet)
-    found = records.readable_stats(post, names)
-    workers: list[RegisteredWorker] | None = None
-    with suppress(AccessDenied):  # the check of permissions below reports it
-        workers = post.workers()
-    policies = {stats.queue: post.policy(stats.queue) for stats in found}
-    yield from checkup.check_server(found)
-    yield from queues.check_clock(post)
-    yield from queues.check_ledgers(found)
-    if workers is not None:
-        yield from queues.check_workers(workers)
-        yield from queues.check_served(found, workers)
-    yield from queues.check_readers(found, policies)
-    yield from queues.check_dead(found)
 
 
 def print_finding(finding: Finding) -> None:

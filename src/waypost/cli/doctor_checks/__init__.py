@@ -1,1 +1,34 @@
-"""The checks of `waypost doctor` that are the same on every store."""
+"""The checks of `waypost doctor`, in order. Here and in this folder are those that are the same on every store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+
+from waypost.cli.doctor_checks import queues, records
+from waypost.client import Waypost
+from waypost.client.internals import executor_of
+from waypost.errors import AccessDenied
+from waypost.store.checkup import Finding
+from waypost.views import RegisteredWorker
+
+
+def check_store(post: Waypost, *, mend: bool = False, quiet: bool = True) -> Iterator[Finding]:
+    """Yield the findings in order: the records, the store itself, then its queues and workers."""
+    checkup = post.store.checkup(executor_of(post))
+    names, findings = checkup.check_list(post.queues(), mend=mend)
+    yield from findings
+    yield from records.check(post, names, mend=mend, quiet=quiet)
+    found = records.readable_stats(post, names)
+    workers: list[RegisteredWorker] | None = None
+    with suppress(AccessDenied):  # the check of permissions below reports it
+        workers = post.workers()
+    policies = {stats.queue: post.policy(stats.queue) for stats in found}
+    yield from checkup.check_server(found)
+    yield from queues.check_clock(post)
+    yield from queues.check_ledgers(found)
+    if workers is not None:
+        yield from queues.check_workers(workers)
+        yield from queues.check_served(found, workers)
+    yield from queues.check_readers(found, policies)
+    yield from queues.check_dead(found)

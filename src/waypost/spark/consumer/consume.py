@@ -33,7 +33,15 @@ from waypost.operations.flow import ClientContext, Flow, Together
 from waypost.operations.outgoing import deliver_outgoing
 from waypost.policy import CHUNK_MESSAGES_MAX, START_TIMEOUT_SECONDS, RetryPolicy, check_retry
 from waypost.redaction import Redact
-from waypost.spark.consumer.claim import CONSUMED, FENCE, Claim, ClaimSource, at_most_once, claimed_rows, leases_of
+from waypost.spark.consumer.claim_source import (
+    CONSUMED,
+    FENCE,
+    Claim,
+    ClaimSource,
+    at_most_once,
+    claimed_rows,
+    leases_of,
+)
 from waypost.spark.consumer.commit_log import COMMITS_KEPT, AlreadyCommitted, CommitLog, Fence
 from waypost.spark.files import open_output_files
 from waypost.spark.source.credentials import Place
