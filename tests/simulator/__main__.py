@@ -28,7 +28,7 @@ from tests.simulator.real_stores import run_seed as run_real_seed
 from tests.simulator.records import Finding
 from tests.simulator.scenario import Scenario, to_json
 from tests.simulator.shrink import Shrinker, size_of
-from tests.simulator.story import tell
+from tests.simulator.story import write_story
 
 #: Failing seeds whose stories are told; of the others only the findings are shown.
 STORIES_MAX = 3
@@ -99,7 +99,7 @@ def show_failing(seed: int) -> None:
     judged = run_and_judge(draw(seed))
     short = shorten(judged)
     print(f"seed {seed}: {size_of(judged.scenario)}; shortened to {size_of(short.scenario)}")
-    print(tell(short if short.findings else judged))
+    print(write_story(short if short.findings else judged))
     path = Path("/tmp" if os.name == "posix" else ".") / f"waypost-simulator-{os.getpid()}-{seed}.json"
     path.write_text(to_json(short.scenario))
     print(f"the shortened scenario: {path}; once it is understood it belongs into tests/simulator/corpus")
@@ -153,14 +153,14 @@ def simulate_seed(seed: int) -> int:
 
 def simulate_real(seed: int, store: str) -> int:
     """Run the scenario of a seed against a real store, and print what was wrong with it."""
-    shown = run_real_seed(seed, store)
-    faults = ", ".join(f"{count} {name}" for name, count in shown.faults.items()) or "none"
-    print(f"seed {seed} on {store}: {shown.events} events; faults: {faults}; violations: {len(shown.findings)}")
-    if shown.left_out:
-        print("faults that cannot be made here: " + ", ".join(f"{n} {name}" for name, n in shown.left_out.items()))
-    for finding in shown.findings:
+    result = run_real_seed(seed, store)
+    faults = ", ".join(f"{count} {name}" for name, count in result.faults.items()) or "none"
+    print(f"seed {seed} on {store}: {result.events} events; faults: {faults}; violations: {len(result.findings)}")
+    if result.left_out:
+        print("faults that cannot be made here: " + ", ".join(f"{n} {name}" for name, n in result.left_out.items()))
+    for finding in result.findings:
         print(f"  {finding}")
-    return 1 if shown.findings else 0
+    return 1 if result.findings else 0
 
 
 def main(arguments: list[str]) -> int:

@@ -15,8 +15,8 @@ from tests.simulator.history import (
     Answered,
     Called,
     HandlerEnded,
+    HandlerNotified,
     HandlerStarted,
-    HandlerTold,
     History,
     RunEnded,
     StoreStep,
@@ -146,19 +146,19 @@ class HistoryChecker:
                     self.runs_of[one.queue, one.message_id, one.token].append(run)
                 case HandlerEnded():
                     self.runs[one.who, one.message_id, one.token, one.run].end = one
-                case HandlerTold():
-                    self._told(one)
+                case HandlerNotified():
+                    self._notified(one)
                 case StoreStep():
                     self._read_step(one)
                 case RunEnded():
                     self.end = one
 
-    def _told(self, one: HandlerTold) -> None:
+    def _notified(self, one: HandlerNotified) -> None:
         run = self.runs.get((one.who, one.message_id, one.token, one.run))
-        if run is not None and one.what == "lost" and run.told_at is None:
-            run.told_at = one.at
-        elif run is not None and one.what == "cancel" and run.told_cancel_at is None:
-            run.told_cancel_at = one.at
+        if run is not None and one.what == "lost" and run.notified_at is None:
+            run.notified_at = one.at
+        elif run is not None and one.what == "cancel" and run.cancel_notified_at is None:
+            run.cancel_notified_at = one.at
 
     def _read_step(self, step: StoreStep) -> None:
         if step.verb == "settle" and step.error is None:
@@ -283,7 +283,7 @@ class HistoryChecker:
             return
         stopped = min(
             FOREVER if run.end is None else run.end.at,
-            FOREVER if run.told_at is None else run.told_at,
+            FOREVER if run.notified_at is None else run.notified_at,
             self.timeline.end,
         )
         if self._excused(claim, stopped) or self.timeline.is_gone(run.who, run.start.at, stopped):
@@ -311,7 +311,12 @@ class HistoryChecker:
         sent = [one for at, who, one in settles if who == run.who and at >= run.end.at]
         allowed = OUTCOMES.get(run.end.how)
         for one in sent:
-            if allowed is not None and one.outcome not in allowed and run.told_at is None and not self._stopped(run):
+            if (
+                allowed is not None
+                and one.outcome not in allowed
+                and run.notified_at is None
+                and not self._stopped(run)
+            ):
                 self._find(
                     "outcome", run.end.at, run.start.message_id,
                     f"the handler of {run.start.label} in {run.who} ended by {run.end.how}, and was settled as "
@@ -319,7 +324,7 @@ class HistoryChecker:
                 )  # fmt: skip
                 return
         late = run.end.at + SETTLE_SECONDS
-        if sent or run.told_at is not None or late > self.timeline.end:
+        if sent or run.notified_at is not None or late > self.timeline.end:
             return
         if self.timeline.is_calm(run.who, claim.at, late) and not self._stops(run.who, claim.at, late):
             self._find(
@@ -371,8 +376,8 @@ class HistoryChecker:
                     continue
                 bound = at + claim.lease_ms / 2000 + 1.0
                 ended = FOREVER if run.end is None else run.end.at
-                told = FOREVER if run.told_cancel_at is None else run.told_cancel_at
-                if min(ended, told) <= bound or bound > self.timeline.end:
+                notified = FOREVER if run.cancel_notified_at is None else run.cancel_notified_at
+                if min(ended, notified) <= bound or bound > self.timeline.end:
                     continue
                 only_wakeups = all(
                     one.fault == "lose_notifications" for one in self.timeline.faults(run.who, claim.at, bound)

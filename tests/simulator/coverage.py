@@ -80,12 +80,12 @@ def table(found: Counter[tuple[str, str]]) -> list[str]:
     columns = (*OPERATIONS, *OPERATOR_OPERATIONS)
     lines = [" " * width + "  " + " ".join(f"{name[:9]:>9}" for name in columns)]
     for fault in faults:
-        cells = [found[fault, name] for name in columns]
-        shown = [
+        counts = [found[fault, name] for name in columns]
+        cells = [
             f"{count:>9,}" if count or is_reachable(fault, name) else f"{'·':>9}"
-            for count, name in zip(cells, columns, strict=True)
+            for count, name in zip(counts, columns, strict=True)
         ]
-        lines.append(f"{fault:<{width}}  " + " ".join(shown))
+        lines.append(f"{fault:<{width}}  " + " ".join(cells))
     never = missing(found)
     reached = sum(is_reachable(fault, name) for fault in faults for name in columns) - len(never)
     lines.append(f"pairs reached: {reached} of {reached + len(never)}")

@@ -61,7 +61,7 @@ class HandlerStarted(Happening):
 
 
 @dataclass(frozen=True, slots=True)
-class HandlerTold(Happening):
+class HandlerNotified(Happening):
     """A handler learned that its lease is over (`lost`) or that its message is to be cancelled (`cancel`)."""
 
     message_id: str

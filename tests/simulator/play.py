@@ -13,8 +13,8 @@ from typing import Any
 from tests.simulator.history import (
     Answered,
     HandlerEnded,
+    HandlerNotified,
     HandlerStarted,
-    HandlerTold,
     Recorder,
     WorkerStarted,
     WorkerStopped,
@@ -240,11 +240,11 @@ class Player:
         """`on_lease_lost`: called on the event loop, for handlers of both kinds."""
         run = self._running.get((message.id, message.token))
         if run is not None:
-            self.recorder.add(HandlerTold, self.name, message.id, message.token, run, "lost")
+            self.recorder.add(HandlerNotified, self.name, message.id, message.token, run, "lost")
 
     def _cancelled(self, message: Message[Any], run: int) -> None:
         if message.cancel_requested:
-            self.recorder.add(HandlerTold, self.name, message.id, message.token, run, "cancel")
+            self.recorder.add(HandlerNotified, self.name, message.id, message.token, run, "cancel")
 
     def _ended(self, message: Message[Any], run: int, how: str, sent_on: tuple[str, ...] = ()) -> None:
         self._running.pop((message.id, message.token), None)

@@ -168,7 +168,7 @@ class RealWorld:
             await self._until_ready()
             self.began = time.time()
             for process in self.processes.values():
-                self._tell_start(process)
+                self._send_start(process)
             for one in self.scenario.schedules:
                 rule = {"name": one.name, "queue": one.queue, "every": one.every, "missed": one.missed}
                 await operator.perform(Step(0.0, OPERATOR, "save_schedule", rule))
@@ -199,7 +199,7 @@ class RealWorld:
         ]  # fmt: skip
         process.running = subprocess.Popen(command, stdin=subprocess.PIPE, cwd=Path(__file__).parents[2])
 
-    def _tell_start(self, process: RealProcess) -> None:
+    def _send_start(self, process: RealProcess) -> None:
         """Tell a process when the scenario began."""
         assert process.running is not None
         assert process.running.stdin is not None
@@ -236,7 +236,7 @@ class RealWorld:
             await asyncio.sleep(step.arguments.get("after", 1.0))
             if process.running is running:
                 self._start(process)
-                self._tell_start(process)
+                self._send_start(process)
         elif step.action in STOPS and running is not None:
             os.kill(running.pid, signal.SIGSTOP)
             await asyncio.sleep(seconds)

@@ -395,9 +395,9 @@ class StepChecker:
             if entry is None or status == "lost" or entry.lease_ms is None:
                 continue
             if (status == "cancel") != entry.cancel_requested:
-                asked = "was" if entry.cancel_requested else "was not"
+                verb = "was" if entry.cancel_requested else "was not"
                 self._find(
-                    "cancel", entry, f"a renewal of {show(entry)} answered {status}, but a cancel {asked} requested"
+                    "cancel", entry, f"a renewal of {show(entry)} answered {status}, but a cancel {verb} requested"
                 )
             entry.lease_end_ms = step.store_ms + entry.lease_ms
             if entry.claim is not None:
@@ -468,10 +468,10 @@ class StepChecker:
 
     def _check_order(self, step: StoreStep, queue: QueueRecords, claimed: set[str | None]) -> None:
         """What was left is of a lower priority than what was claimed, or came later."""
-        taken = [queue.entries[id] for id in claimed if id in queue.entries]
-        if not taken:
+        given = [queue.entries[id] for id in claimed if id in queue.entries]
+        if not given:
             return
-        last = max((-entry.priority, entry.position) for entry in taken)
+        last = max((-entry.priority, entry.position) for entry in given)
         for entry in queue.by_state["ready"].values():
             if (-entry.priority, entry.position) < last:
                 self._find("order", entry, f"{show(entry)} was left, while a message that comes after it was claimed")

@@ -12,8 +12,8 @@ from tests.simulator.history import (
     FaultBegan,
     FaultEnded,
     HandlerEnded,
+    HandlerNotified,
     HandlerStarted,
-    HandlerTold,
     Happening,
     StoreRestarted,
     StoreStep,
@@ -28,7 +28,7 @@ from waypost.values import EventRecord
 
 #: A story of more lines is cut to what concerns the messages that something is wrong with.
 LINES_MAX = 60
-FINDINGS_SHOWN = 3
+FINDINGS_PRINTED = 3
 LINE_CHARACTERS = 150
 #: What a step of the store does to a message, in words.
 EVENTS = {
@@ -70,7 +70,7 @@ FAULTS = {
 }
 
 
-def tell(judged: Judged) -> str:
+def write_story(judged: Judged) -> str:
     """The story of a run: what is wrong with it, who takes part, and what happened."""
     return "\n".join(Story(judged).lines())
 
@@ -89,7 +89,7 @@ class Story:
         self.concerned = {self._name(one.message_id) for one in self._findings() if one.message_id is not None}
 
     def _findings(self) -> list[Finding]:
-        return self.judged.findings[:FINDINGS_SHOWN]
+        return self.judged.findings[:FINDINGS_PRINTED]
 
     def _name(self, message_id: str | None) -> str:
         return self.labels.get(message_id or "", message_id or "?")
@@ -109,15 +109,15 @@ class Story:
         yield from (f"  schedule {one.name}: every {one.every:g} s into {one.queue}" for one in scenario.schedules)
         yield ""
         yield "What happened, by true time"
-        lines = list(self._told(everything=True))
+        lines = list(self._happenings(everything=True))
         if len(lines) > LINES_MAX and self.concerned:
-            lines = list(self._told(everything=False))
+            lines = list(self._happenings(everything=False))
         left_out = len(lines) - 4 * LINES_MAX
         if left_out > 0:
             lines = [*lines[: 4 * LINES_MAX], f"  (and {left_out} more lines)"]
         yield from lines
 
-    def _told(self, *, everything: bool) -> Iterator[str]:
+    def _happenings(self, *, everything: bool) -> Iterator[str]:
         """What happened line by line: all of it, or what concerns the messages of the findings, and the faults."""
         for one in self.judged.history:
             for names, text in self._describe(one):
@@ -135,7 +135,7 @@ class Story:
             case HandlerStarted():
                 kind = "a block" if one.kind == "block" else f"the {one.kind} handler"
                 yield {one.label}, f"{one.who}: {kind} begins with {one.label}, run {one.run}, token {one.token}"
-            case HandlerTold():
+            case HandlerNotified():
                 what = "its lease is over" if one.what == "lost" else "to cancel"
                 yield (
                     {self._name(one.message_id)},

@@ -10,7 +10,7 @@ from tests.simulator.checker import Judged, run_and_judge
 from tests.simulator.draw import draw
 from tests.simulator.planted import FAULTS, planted
 from tests.simulator.shrink import Shrinker, size_of
-from tests.simulator.story import tell
+from tests.simulator.story import write_story
 
 POISON = next(one for one in FAULTS if one.name == "poison by exit is free")
 
@@ -31,20 +31,20 @@ def test_a_failing_scenario_is_shortened_to_what_it_needs() -> None:
     assert len(short.scenario.steps) <= max(3, len(judged.scenario.steps) // 3), size_of(short.scenario)
 
 
-def test_a_story_says_what_is_wrong_and_what_happened_to_the_message() -> None:
+def test_a_story_has_what_is_wrong_and_what_happened_to_the_message() -> None:
     with planted(POISON):
         judged = failing()
     finding = judged.findings[0]
-    story = tell(judged)
+    story = write_story(judged)
     assert str(finding) in story
     label = finding.sentence.split("handler of ")[1].split(" in ")[0]
-    for words in (
+    for text in (
         f"{label} is claimed by",
         f"handler begins with {label}",
         f"the handler of {label} ends",
         "is given back",
     ):
-        assert words in story
+        assert text in story
 
 
 def test_shrinking_keeps_the_steps_that_are_needed() -> None:

@@ -18,8 +18,8 @@ from tests.simulator.draw import draw
 from tests.simulator.history import (
     FaultBegan,
     FaultEnded,
+    HandlerNotified,
     HandlerStarted,
-    HandlerTold,
     Happening,
     History,
     ReplyArrived,
@@ -168,10 +168,10 @@ def test_a_handler_cut_off_for_longer_than_its_lease_learns_of_it_before_another
     steps = [*publishes(1, seconds=60.0)]
     steps += [Step(8.0, f"worker{n}", "partition", {"seconds": 40.0}) for n in (1, 2)]
     _, history = run(scenario([*steps, Step(15.0, "worker3", "start")], workers=3, kind=kind))
-    (first, *others), told = list(history.of(HandlerStarted)), list(history.of(HandlerTold))
+    (first, *others), notified = list(history.of(HandlerStarted)), list(history.of(HandlerNotified))
     if first.who != "worker3":
-        assert [one.what for one in told] == ["lost"]
-        assert told[0].at < others[0].at
+        assert [one.what for one in notified] == ["lost"]
+        assert notified[0].at < others[0].at
 
 
 def test_a_suspended_machine_has_a_monotonic_clock_that_stands_still() -> None:
@@ -195,7 +195,7 @@ def test_leases_are_renewed_while_the_event_loop_is_busy() -> None:
     steps = [*publishes(1, seconds=5.0), Step(6.0, "worker1", "stall", {"seconds": 60.0})]
     _, history = run(scenario(steps, workers=1))
     assert ended(history) | {"done": 1, "claims": 1, "expired": 0} == ended(history)
-    assert not list(history.of(HandlerTold))
+    assert not list(history.of(HandlerNotified))
 
 
 def test_a_frozen_process_goes_on_where_it_was() -> None:
@@ -267,7 +267,7 @@ def test_schedules_relays_and_promoters_run() -> None:
     assert started["schedule tock"] in (4, 5)
 
 
-def test_a_run_leaves_nothing_behind() -> None:
+def test_nothing_is_left_after_a_run() -> None:
     world, _ = run(eventful(3))
     left = weakref.ref(world)
     del world

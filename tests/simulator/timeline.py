@@ -94,10 +94,10 @@ class Timeline:
         """The first moment from `since` on at which the store's clock shows at least this."""
         moments = [since, *(at for at, _ in self.clock_steps if at > since)]
         for index, moment in enumerate(moments):
-            shown = self.store_ms(moment)
-            if shown >= store_ms:
+            before_ms = self.store_ms(moment)
+            if before_ms >= store_ms:
                 return moment
-            reached = moment + (store_ms - shown) / 1000
+            reached = moment + (store_ms - before_ms) / 1000
             if index + 1 == len(moments) or reached <= moments[index + 1]:
                 return reached
         return FOREVER
@@ -138,12 +138,12 @@ class Timeline:
             for one in self.stretches
             if one.fault in STANDSTILLS and one.who != STORE and self._concerns(one, who)
         )
-        total, covered = 0.0, begin
+        total, counted_until = 0.0, begin
         for start, stop in spans:
-            start = max(start, covered)
+            start = max(start, counted_until)
             if stop > start:
                 total += stop - start
-                covered = stop
+                counted_until = stop
         return total
 
     def is_gone(self, who: str, begin: float, end: float) -> bool:
@@ -170,8 +170,8 @@ class HandlerRun:
 
     start: HandlerStarted
     end: HandlerEnded | None = None
-    told_at: float | None = None
-    told_cancel_at: float | None = None
+    notified_at: float | None = None
+    cancel_notified_at: float | None = None
 
     @property
     def who(self) -> str:

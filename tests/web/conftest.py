@@ -28,11 +28,11 @@ class Site:
         self.namespace = namespace
         self.runner = runner
         self.post = Waypost(url, namespace=namespace)
-        self.shown = AsyncWaypost(url, namespace=namespace, retry_budget=0.2)
+        self.served = AsyncWaypost(url, namespace=namespace, retry_budget=0.2)
 
     def client(self, **options: Any) -> Client:
         """A client of an app with these options."""
-        return Client(create_app(self.shown, **options), self.runner)
+        return Client(create_app(self.served, **options), self.runner)
 
     def bury(self, queue: str, *bodies: object, reason: str = "rejected", error: str | None = None) -> list[str]:
         """Make dead letters; their ids."""
@@ -44,7 +44,7 @@ class Site:
         return ids
 
     def close(self) -> None:
-        self.runner.run(self.shown.close())
+        self.runner.run(self.served.close())
         self.post.close()
 
 

@@ -98,7 +98,7 @@ def test_without_a_secret_only_this_machine_is_served(orders: Site) -> None:
 @pytest.mark.parametrize("options", [{"hosts": ["ops.example.com"]}, {"trusted_proxies": ["10.0.0.1"]}])
 def test_an_app_for_other_machines_must_have_a_secret(orders: Site, options: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match="secret"):
-        create_app(orders.shown, **options)
+        create_app(orders.served, **options)
 
 
 def test_every_answer_has_the_security_headers(orders: Site) -> None:
@@ -254,8 +254,8 @@ def test_scopes_include_the_lower_ones_and_bodies_are_apart(orders: Site) -> Non
     path = "/api/v1/stores/main/queues/orders/messages"
     hidden = client.get(path, headers=bearer(OPERATOR.secret)).json()["messages"][0]
     assert (hidden["body"]["form"], hidden["body"]["text"], hidden["headers"]) == ("hidden", None, None)
-    shown = client.get(path, headers=bearer(VIEWER.secret)).json()["messages"][0]
-    assert (shown["body"]["text"], shown["headers"]) == ('{"card":"4111"}', {"authorization": "token"})
+    served = client.get(path, headers=bearer(VIEWER.secret)).json()["messages"][0]
+    assert (served["body"]["text"], served["headers"]) == ('{"card":"4111"}', {"authorization": "token"})
     detail = f"{path}/{hidden['id']}"
     assert "4111" not in client.get(detail, headers=bearer(READER.secret)).text
     pause = "/api/v1/stores/main/queues/orders/pause"
@@ -265,7 +265,7 @@ def test_scopes_include_the_lower_ones_and_bodies_are_apart(orders: Site) -> Non
     assert client.send("PATCH", settings, headers=bearer(OPERATOR.secret)).problem == "missing-scope"
 
 
-def test_bodies_of_hidden_queues_are_shown_to_no_one(orders: Site) -> None:
+def test_no_user_can_read_bodies_of_hidden_queues(orders: Site) -> None:
     client = orders.client(hide_bodies=["ord*"])
     (message,) = client.api("/queues/orders/messages")["messages"]
     assert (message["body"]["form"], message["headers"]) == ("hidden", None)
@@ -325,7 +325,7 @@ def test_forwarded_headers_count_only_from_a_trusted_proxy(orders: Site) -> None
 
 def test_a_proxy_that_is_no_address_is_refused(orders: Site) -> None:
     with pytest.raises(ConfigurationError, match="trusted proxy"):
-        create_app(orders.shown, secret=SECRET, trusted_proxies=["not an address"])
+        create_app(orders.served, secret=SECRET, trusted_proxies=["not an address"])
 
 
 # ---- what is logged ------------------------------------------------------------------------------------------------

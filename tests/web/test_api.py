@@ -36,7 +36,7 @@ def test_an_empty_store_is_well(site: Site) -> None:
 
 
 @pytest.mark.promise("FACE-3")
-def test_queues_in_trouble_come_first_with_the_reason_and_the_next_step(site: Site) -> None:
+def test_queues_with_alerts_come_first_with_the_reason_and_the_next_step(site: Site) -> None:
     site.post.publish("calm", 1, delay=3600)
     site.post.publish("served", 1)
     with site.post.receive("served"):
@@ -48,10 +48,10 @@ def test_queues_in_trouble_come_first_with_the_reason_and_the_next_step(site: Si
     assert [queue["name"] for queue in listed["queues"]] == ["failing", "waiting", "calm", "served"]
     by_name = {queue["name"]: queue for queue in listed["queues"]}
     assert by_name["failing"]["level"] == "alarm"
-    assert by_name["failing"]["troubles"][0]["text"] == "12 messages died in the last 15 minutes"
-    assert by_name["waiting"]["troubles"][0]["kind"] == "unserved"
+    assert by_name["failing"]["alerts"][0]["text"] == "12 messages died in the last 15 minutes"
+    assert by_name["waiting"]["alerts"][0]["kind"] == "unserved"
     assert by_name["served"]["level"] == "calm"
-    assert all(trouble["next_step"] for queue in listed["queues"] for trouble in queue["troubles"])
+    assert all(alerts["next_step"] for queue in listed["queues"] for alerts in queue["alerts"])
     assert client.api("/health")["sentence"] == (
         "Queue failing needs attention: 12 messages died in the last 15 minutes."
     )
@@ -97,7 +97,7 @@ def test_a_cursor_of_another_listing_is_refused(site: Site) -> None:
 
 
 @pytest.mark.promise("FACE-3")
-def test_messages_are_filtered_and_shown_whole(site: Site) -> None:
+def test_messages_are_filtered_and_returned_whole(site: Site) -> None:
     published = site.post.publish(
         "orders", {"id": 7}, key="k", group="acme", priority=8, headers={"a": "b"}, correlation_id="c"
     )
@@ -180,7 +180,7 @@ def test_a_queue_shows_its_settings_ledger_and_limits(site: Site) -> None:
     assert detail["settings"]["lease"] == 30.0
     assert detail["settings"]["rate"] == "100/m"
     assert (detail["ledger"]["published"], detail["ledger"]["balance"]) == (2, 0)
-    assert detail["queue"]["troubles"][0]["text"] == "paused, 2 messages ready"
+    assert detail["queue"]["alerts"][0]["text"] == "paused, 2 messages ready"
     assert any("max_running" in limit for limit in detail["limits"])
     assert sum(minute["counts"].get("published", 0) for minute in detail["minutes"]) == 2
 
@@ -237,7 +237,7 @@ def test_a_queue_is_paused_and_resumed(site: Site) -> None:
 
 
 @pytest.mark.promise("FACE-3", "QUEUE-2")
-def test_settings_are_changed_after_a_look_at_the_difference(site: Site) -> None:
+def test_settings_are_changed_after_a_preview_of_the_difference(site: Site) -> None:
     site.post.publish("orders", 1)
     client = site.client()
     planned = client.write("/queues/orders/settings", {"lease": 30, "rate": "5/s", "dry_run": True}, method="PATCH")
@@ -439,11 +439,11 @@ REQUESTS: dict[str, Any] = {
 
 @pytest.mark.promise("FACE-3")
 @pytest.mark.parametrize("name", ACTIONS)
-def test_every_write_can_be_shown_as_a_command_and_as_python(name: str) -> None:
+def test_every_write_has_a_form_as_a_command_and_as_python(name: str) -> None:
     reference = documents.ScheduleReference(queue="reports", key="rollup::cron:0 9 * * *:UTC")
     request = REQUESTS.get(name, reference if name.endswith("_schedule") else documents.Nothing())
     forms = ACTIONS[name].forms("orders", request)
-    words = shlex.split(forms.command)
-    assert words[0] == "waypost"
-    assert make_parser().parse_args(words[1:]).command == words[1]
+    arguments = shlex.split(forms.command)
+    assert arguments[0] == "waypost"
+    assert make_parser().parse_args(arguments[1:]).command == arguments[1]
     compile(forms.python, "form", "eval")

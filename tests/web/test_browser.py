@@ -201,7 +201,7 @@ def test_dead_letters_are_redriven_from_their_group(tab: Tab, shop: Shop) -> Non
     assert shop.post.ledger("orders").dead_kept == 2
 
 
-def test_settings_are_changed_after_the_difference_was_shown(tab: Tab, shop: Shop) -> None:
+def test_settings_are_changed_after_the_page_of_the_difference(tab: Tab, shop: Shop) -> None:
     page = tab.go("/s/main/queues/orders")
     page.get_by_role("link", name="Settings").click()
     page.get_by_label("max_running").fill("5")
@@ -296,7 +296,7 @@ def test_eight_tabs_are_live_with_one_stream_and_hidden_ones_cost_nothing(tab: T
     wait_until(lambda: not shop.server.watch.is_reading, "the loop runs without a page")
 
 
-def test_sixty_hostile_texts_are_shown_as_text(tab: Tab, shop: Shop) -> None:
+def test_sixty_hostile_texts_appear_as_text(tab: Tab, shop: Shop) -> None:
     assert len(set(HOSTILE_TEXTS)) == 60
     ids = [id for text in HOSTILE_TEXTS for id in fill_store(shop, text)]
     requested: list[str] = []
@@ -319,8 +319,8 @@ def test_sixty_hostile_texts_are_shown_as_text(tab: Tab, shop: Shop) -> None:
         assert page.evaluate("window.hit") is None, path
     assert [url for url in requested if not url.startswith(shop.server.url)] == []
     letters = tab.go(f"{orders}/dead").locator("li.panel pre").all_inner_texts()
-    shown = {text.strip() for text in letters}
-    missing = [text for text in HOSTILE_TEXTS if text.isprintable() and "\n" not in text and text.strip() not in shown]
+    found = {text.strip() for text in letters}
+    missing = [text for text in HOSTILE_TEXTS if text.isprintable() and "\n" not in text and text.strip() not in found]
     assert missing == [], "a text is not shown as it is"
 
 
@@ -358,7 +358,7 @@ def test_people_sign_in_and_come_back_to_their_page(chromium: Any, tmp_path: Pat
     shop.post.close()
 
 
-def test_a_page_says_that_the_store_is_away_and_heals(chromium: Any) -> None:
+def test_a_page_reports_that_the_store_is_away_and_recovers(chromium: Any) -> None:
     store: Any = ShakyStore()
     server = Server(AsyncWaypost(store=store, retry_budget=0))
     tab = Tab(chromium, server)

@@ -137,7 +137,7 @@ def send_form(client: Client, page: str, action: str, fields: dict[str, str], **
     return answer
 
 
-def test_forms_pause_and_resume_and_say_so_once(shop: Site) -> None:
+def test_forms_pause_and_resume_and_report_it_once(shop: Site) -> None:
     client = shop.client()
     page = "/s/main/queues/orders"
     answer = send_form(client, page, f"{page}/do/pause", {})
@@ -148,7 +148,7 @@ def test_forms_pause_and_resume_and_say_so_once(shop: Site) -> None:
     assert not shop.post.stats("orders").paused
 
 
-def test_settings_are_shown_as_a_difference_and_then_saved(shop: Site) -> None:
+def test_a_page_lists_changed_settings_before_they_are_saved(shop: Site) -> None:
     client = shop.client()
     page = "/s/main/queues/orders/do/configure"
     fields = {name: value for name, value in form_values(client.get(page).text).items() if name != "csrf_token"}
@@ -264,10 +264,10 @@ def test_a_form_never_sends_the_browser_to_another_site(memory: Site, target: st
 def test_people_sign_in_with_the_secret_and_out_again(memory: Site) -> None:
     memory.post.publish("orders", 1)
     client = memory.client(secret=SECRET)
-    asked = client.get("/s/main/queues/orders?state=dead")
-    assert asked.status == 303
-    assert asked.header("location") == "/sign-in?return_to=%2Fs%2Fmain%2Fqueues%2Forders%3Fstate%3Ddead"
-    assert "Secret" in client.get(asked.header("location")).text
+    answer = client.get("/s/main/queues/orders?state=dead")
+    assert answer.status == 303
+    assert answer.header("location") == "/sign-in?return_to=%2Fs%2Fmain%2Fqueues%2Forders%3Fstate%3Ddead"
+    assert "Secret" in client.get(answer.header("location")).text
     wrong = client.form("/sign-in", {"secret": "wrong" * 4})
     assert wrong.status == 401
     assert "not known" in wrong.text
@@ -306,14 +306,14 @@ def test_problems_are_pages_for_browsers_and_documents_for_scripts(memory: Site)
 def test_several_stores_have_a_page_of_their_own(memory: Site) -> None:
     from waypost.web import create_app
 
-    client = Client(create_app({"shop": memory.shown, "bills": "memory://web-bills"}), memory.runner)
+    client = Client(create_app({"shop": memory.served, "bills": "memory://web-bills"}), memory.runner)
     memory.post.publish("orders", 1)
     page = client.get("/")
     assert [link for link in links(page) if link.startswith("/s/")] == ["/s/shop", "/s/bills"]
     assert client.get("/s/shop").status == client.get("/s/bills").status == 200
 
 
-def test_a_store_that_is_away_is_told_on_the_page_and_the_page_heals(memory: Site) -> None:
+def test_a_store_that_is_away_is_reported_on_the_page_which_recovers(memory: Site) -> None:
     from tests.unit.clients import ShakyStore
     from waypost import AsyncWaypost
     from waypost.web import create_app

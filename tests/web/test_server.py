@@ -49,7 +49,7 @@ def serve(*arguments: str, **environment: str) -> Iterator[tuple[dict[str, Any],
             process.communicate(timeout=SECONDS_MAX)
 
 
-def ask(port: int, path: str, **headers: str) -> tuple[int, Any]:
+def send_request(port: int, path: str, **headers: str) -> tuple[int, Any]:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=SECONDS_MAX)
     try:
         connection.request("GET", path, headers=headers)
@@ -68,12 +68,12 @@ def test_it_serves_several_stores_on_loopback_and_wants_its_secret(tmp_path: Pat
     with serve(*stores, WAYPOST_WEB_SECRET=SECRET) as (printed, port):
         assert printed["stores"] == ["one", "two"]
         assert printed["url"].startswith("http://127.0.0.1:")
-        assert ask(port, "/api/v1/stores")[0] == 401
-        status, stored = ask(port, "/api/v1/stores", Authorization=f"Bearer {SECRET}")
+        assert send_request(port, "/api/v1/stores")[0] == 401
+        status, stored = send_request(port, "/api/v1/stores", Authorization=f"Bearer {SECRET}")
         assert (status, [one["name"] for one in stored["stores"]]) == (200, ["one", "two"])
-        status, queues = ask(port, "/api/v1/stores/two/queues", Authorization=f"Bearer {SECRET}")
+        status, queues = send_request(port, "/api/v1/stores/two/queues", Authorization=f"Bearer {SECRET}")
         assert (status, queues["queues"][0]["name"]) == (200, "orders")
-        assert ask(port, "/api/v1/stores", Host="evil.example", Authorization=f"Bearer {SECRET}")[0] == 421
+        assert send_request(port, "/api/v1/stores", Host="evil.example", Authorization=f"Bearer {SECRET}")[0] == 421
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "ops.example.com"])
@@ -138,7 +138,7 @@ def test_tokens_come_from_a_file(tmp_path: Path) -> None:
 
 def test_the_app_is_mounted_below_a_prefix_of_another_app(memory: Site) -> None:
     memory.post.publish("orders", 1)
-    outer = Starlette(routes=[Mount("/tools/queues", create_app(memory.shown))])
+    outer = Starlette(routes=[Mount("/tools/queues", create_app(memory.served))])
     client = Client(outer, memory.runner)
     session = client.get("/tools/queues/api/v1/session")
     assert "path=/tools/queues" in session.header("set-cookie").lower()
@@ -148,5 +148,5 @@ def test_the_app_is_mounted_below_a_prefix_of_another_app(memory: Site) -> None:
     assert client.get("/api/v1/stores").status == 404
 
 
-def test_the_reference_page_is_what_the_code_says() -> None:
+def test_the_reference_page_matches_the_code() -> None:
     assert http_reference.PAGE.read_text() == http_reference.write_page(), "run make docs"

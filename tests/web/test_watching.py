@@ -1,4 +1,4 @@
-"""What open pages cost the store, how figures are shared, and the pure parts: troubles, timelines, charts."""
+"""What open pages cost the store, how figures are shared, and the pure parts: alerts, timelines, charts."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import pytest
 
 from waypost import AsyncWaypost, Waypost
 from waypost.store.memory import MemoryStore
+from waypost.web.alerts import queue_alerts, sentence
 from waypost.web.charts import WIDTH, make_chart, timeline_bars
 from waypost.web.documents import Minute
 from waypost.web.figures import HistoryEvent, figures_of
 from waypost.web.timeline import make_timeline
-from waypost.web.trouble import queue_troubles, sentence
 from waypost.web.watching import NOTIFICATIONS_MAX, READ_TOGETHER, STREAMS_MAX, Change, StoreWatch
 
 pytestmark = pytest.mark.promise("FACE-3")
@@ -110,7 +110,7 @@ def test_twenty_open_pages_cost_what_one_costs() -> None:
     assert len({change.version for change in changes if change is not None}) == 1
 
 
-def test_a_page_that_does_not_read_is_told_to_read_everything() -> None:
+def test_a_page_that_does_not_read_its_stream_must_read_everything() -> None:
     async def fall_behind() -> list[Change]:
         _, watch, _ = await make_watch(1)
         page = watch.changes()
@@ -148,7 +148,7 @@ def test_open_streams_are_bounded() -> None:
 def test_a_request_reads_what_is_old_for_a_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
 
-    async def ask() -> tuple[int, int, int, int]:
+    async def send_request() -> tuple[int, int, int, int]:
         store, watch, _ = await make_watch(600)
         monkeypatch.setattr(store.inner, "stats", slowly(clock, store.inner.stats))
         await watch.refresh()
@@ -160,7 +160,7 @@ def test_a_request_reads_what_is_old_for_a_bounded_time(monkeypatch: pytest.Monk
         await watch.refresh()
         return first, unread, len(watch.readings), again
 
-    first, unread, later, again = asyncio.run(ask())
+    first, unread, later, again = asyncio.run(send_request())
     assert 0 < first < 600
     assert first + unread == 600
     assert again == 0, "a page reads the same figures twice"
@@ -170,13 +170,13 @@ def test_a_request_reads_what_is_old_for_a_bounded_time(monkeypatch: pytest.Monk
 def test_requests_to_a_store_that_hangs_wait_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("waypost.web.watching.ANSWER_SECONDS", 0.2)
 
-    async def ask_often() -> tuple[int, str | None, str | None]:
+    async def request_often() -> tuple[int, str | None, str | None]:
         _, watch, _ = await make_watch(3)
-        asked = 0
+        reads = 0
 
         async def hang() -> list[str]:
-            nonlocal asked
-            asked += 1
+            nonlocal reads
+            reads += 1
             await asyncio.Event().wait()
             return []
 
@@ -185,10 +185,10 @@ def test_requests_to_a_store_that_hangs_wait_together(monkeypatch: pytest.Monkey
         failed = watch.error
         monkeypatch.undo()
         await watch.refresh()
-        return asked, failed, watch.error
+        return reads, failed, watch.error
 
-    asked, failed, healed = asyncio.run(ask_often())
-    assert asked == 1
+    reads, failed, healed = asyncio.run(request_often())
+    assert reads == 1
     assert failed is not None
     assert "has not answered" in failed
     assert healed is None
@@ -204,7 +204,7 @@ def slowly(clock: Clock, stats: Any) -> Any:
     return call
 
 
-# ---- troubles --------------------------------------------------------------------------------------------------------
+# ---- alerts --------------------------------------------------------------------------------------------------------
 
 
 def figures_with(**changes: Any) -> Any:
@@ -233,17 +233,17 @@ def figures_with(**changes: Any) -> Any:
         ({"dead": 1, "published": 2, "dead_kept": 1, "oldest_ready": 1.0}, False, "note", "dead"),
     ],
 )
-def test_each_trouble_has_its_level(changes: dict[str, Any], unserved: bool, level: str, kind: str | None) -> None:
-    found = queue_troubles(figures_with(**changes), [], is_unserved=unserved)
+def test_each_alert_has_its_level(changes: dict[str, Any], unserved: bool, level: str, kind: str | None) -> None:
+    found = queue_alerts(figures_with(**changes), [], is_unserved=unserved)
     assert [one.kind for one in found][:1] == ([] if kind is None else [kind])
     assert ([one.level for one in found] or ["calm"])[0] == level
     assert all(one.text and one.next_step for one in found)
 
 
 def test_the_sentence_names_the_worst_queue() -> None:
-    calm = queue_troubles(figures_with(oldest_ready=1.0), [], is_unserved=False)
-    old = queue_troubles(figures_with(oldest_ready=700.0), [], is_unserved=False)
-    slow = queue_troubles(figures_with(oldest_ready=70.0), [], is_unserved=False)
+    calm = queue_alerts(figures_with(oldest_ready=1.0), [], is_unserved=False)
+    old = queue_alerts(figures_with(oldest_ready=700.0), [], is_unserved=False)
+    slow = queue_alerts(figures_with(oldest_ready=70.0), [], is_unserved=False)
     assert sentence({"a": calm}, [], unread=0, handled=7) == (
         "calm", "All is well: 1 queue, 7 messages handled in the last 15 minutes.",
     )  # fmt: skip

@@ -49,9 +49,9 @@ class Action(Struct, frozen=True):
     forms: Callable[[str, Any], Forms]
 
 
-def command(*words: object) -> str:
+def command(*arguments: object) -> str:
     """A command line, quoted for a shell."""
-    return shlex.join(["waypost", *(str(word) for word in words)])
+    return shlex.join(["waypost", *(str(argument) for argument in arguments)])
 
 
 def call(method: str, *given: object, **options: object) -> str:
@@ -244,19 +244,19 @@ async def remove_schedule(place: Place, queue: str, request: documents.ScheduleR
 def configure_forms(queue: str, request: documents.SettingsChange) -> Forms:
     """Settings as options of `waypost configure`."""
     wanted = changed_settings(request)
-    words = [f"{name}={'none' if value is None else value}" for name, value in wanted.items()]
-    return Forms(command("configure", queue, *words), call("configure", queue, **wanted))
+    arguments = [f"{name}={'none' if value is None else value}" for name, value in wanted.items()]
+    return Forms(command("configure", queue, *arguments), call("configure", queue, **wanted))
 
 
 def redrive_forms(queue: str, request: documents.RedriveRequest) -> Forms:
     """A redrive as a command."""
-    words: list[object] = [*request.ids]
-    words += ["--reason", request.reason] if request.reason is not None else []
-    words += ["--all"] if request.all else []
-    words += ["--rate", request.rate] if request.rate is not None else []
+    arguments: list[object] = [*request.ids]
+    arguments += ["--reason", request.reason] if request.reason is not None else []
+    arguments += ["--all"] if request.all else []
+    arguments += ["--rate", request.rate] if request.rate is not None else []
     chosen = {"ids": request.ids or None, "reason": request.reason, "rate": request.rate}
     options = {name: value for name, value in chosen.items() if value is not None}
-    return Forms(command("dead", "redrive", queue, *words), call("redrive", queue, **options))
+    return Forms(command("dead", "redrive", queue, *arguments), call("redrive", queue, **options))
 
 
 def purge_forms(queue: str, request: documents.PurgeRequest) -> Forms:
@@ -285,8 +285,8 @@ def schedule_forms(action: str, method: str) -> Callable[[str, Any], Forms]:
     """A write on a schedule as a command."""
 
     def forms(queue: str, request: documents.ScheduleReference) -> Forms:
-        words = ("schedules", action, request.key, "--queue", request.queue)
-        return Forms(command(*words), call(method, request.key, queue=request.queue))
+        arguments = ("schedules", action, request.key, "--queue", request.queue)
+        return Forms(command(*arguments), call(method, request.key, queue=request.queue))
 
     return forms
 
@@ -296,13 +296,13 @@ def save_forms(queue: str, request: documents.ScheduleSave) -> Forms:
     rule: list[object] = ["--cron", request.cron] if request.cron is not None else ["--every", request.every]
     options: dict[str, object] = {"queue": request.queue}
     options |= {"cron": request.cron, "tz": request.tz} if request.cron is not None else {"every": request.every}
-    words = ("schedules", "save", request.name, "--queue", request.queue, *rule)
-    return Forms(command(*words), call("save_schedule", request.name, **options))
+    arguments = ("schedules", "save", request.name, "--queue", request.queue, *rule)
+    return Forms(command(*arguments), call("save_schedule", request.name, **options))
 
 
-def plain_forms(word: str, method: str) -> Callable[[str, Any], Forms]:
+def plain_forms(argument: str, method: str) -> Callable[[str, Any], Forms]:
     """A write that needs the queue alone, as a command."""
-    return lambda queue, request: Forms(command(word, queue), call(method, queue))
+    return lambda queue, request: Forms(command(argument, queue), call(method, queue))
 
 
 QUEUE, SCHEDULES = "/queues/{queue}", "/schedules"

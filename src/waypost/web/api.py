@@ -97,7 +97,7 @@ READS: tuple[Read, ...] = (
     Read("stores", "/stores", "The stores that this server shows.", documents.Stores, get_stores),
     Read("health", f"{STORE}/health", "Whether anything is wrong, in one sentence.",
          documents.Health, lambda call: reading.health(call.place)),
-    Read("queues", f"{STORE}/queues", "Queues with counts and what is wrong with each, those in trouble first.",
+    Read("queues", f"{STORE}/queues", "Queues with counts and what is wrong with each, those with alerts first.",
          documents.Queues, lambda call: reading.queues(call.place, call.query), documents.QueuesQuery),
     Read("queue", QUEUE, "A queue: settings, ledger, what limits it, and counters of its last minutes.",
          documents.QueueDetail, lambda call: reading.queue_detail(call.place, call.queue, call.query),

@@ -63,7 +63,7 @@ class Session(Answer, frozen=True, kw_only=True):
     csrf_token: str
 
 
-class Trouble(Answer, frozen=True, kw_only=True):
+class Alert(Answer, frozen=True, kw_only=True):
     """One thing that is wrong, or worth to know, and what to do about it."""
 
     level: Level
@@ -86,7 +86,7 @@ class Health(Answer, frozen=True, kw_only=True):
     dead: int
     workers: int
     #: What concerns no single queue: the store itself, workers, schedules.
-    troubles: list[Trouble]
+    alerts: list[Alert]
 
 
 # ---- queues --------------------------------------------------------------------------------------------------
@@ -97,7 +97,7 @@ class Queue(Answer, frozen=True, kw_only=True):
 
     name: str
     level: Level
-    troubles: list[Trouble]
+    alerts: list[Alert]
     paused: bool
     ready: int
     delayed: int
@@ -113,7 +113,7 @@ class Queue(Answer, frozen=True, kw_only=True):
 
 
 class Queues(Answer, frozen=True, kw_only=True):
-    """A page of queues, those in trouble first."""
+    """A page of queues, those with alerts first."""
 
     queues: list[Queue]
     total: int
@@ -363,7 +363,7 @@ class Worker(Answer, frozen=True, kw_only=True):
 
 
 class Workers(Answer, frozen=True, kw_only=True):
-    """The registered workers, those in trouble first."""
+    """The registered workers, those with alerts first."""
 
     workers: list[Worker]
 
@@ -406,7 +406,7 @@ class QueuesQuery(Request, frozen=True, kw_only=True):
     """Which queues."""
 
     name_contains: Annotated[str, Meta(max_length=128, description="A part of the name.")] = ""
-    order: Annotated[Literal["trouble", "name"], Meta(description="Those in trouble first, or by name.")] = "trouble"
+    order: Annotated[Literal["alerts", "name"], Meta(description="Those with alerts first, or by name.")] = "alerts"
     limit: Limit = PAGE_LIMIT
     cursor: Cursor | None = None
 

@@ -136,17 +136,17 @@ def fields_of(action: Action, given: Mapping[str, str], detail: documents.QueueD
     hidden = [Field(name, "hidden", value) for name, value in given.items()]
     match action.name:
         case "purge" | "remove":
-            asked = [Field("confirm", "text", "", "Type the name of the queue", "This cannot be undone.", (), True)]
+            visible = [Field("confirm", "text", "", "Type the name of the queue", "This cannot be undone.", (), True)]
         case "redrive":
-            asked = [Field("rate", "text", "", "Rate", "At most this fast, as in 50/s. Empty: at once.")]
+            visible = [Field("rate", "text", "", "Rate", "At most this fast, as in 50/s. Empty: at once.")]
         case "reschedule":
-            asked = [Field("delay", "number", "0", "Seconds from now", "0 makes it due now.", (), True)]
+            visible = [Field("delay", "number", "0", "Seconds from now", "0 makes it due now.", (), True)]
         case "save_schedule":
-            asked = schedule_fields()
+            visible = schedule_fields()
         case _:
-            asked = []
+            visible = []
     names = set(given)
-    return [*hidden, *(field for field in asked if field.name not in names)]
+    return [*hidden, *(field for field in visible if field.name not in names)]
 
 
 def schedule_fields() -> list[Field]:

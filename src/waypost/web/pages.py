@@ -229,12 +229,12 @@ def draw_confirm(
     """The page that asks before a write."""
     fields = forms.fields_of(action, given, detail)
     try:
-        shown = action.forms(queue, convert(forms.to_document(action, given), action.request))
+        shortcuts = action.forms(queue, convert(forms.to_document(action, given), action.request))
     except Problem:
-        shown = None
+        shortcuts = None
     return visit.draw(
-        "confirm.html", title=action.summary, action=action, queue=queue, fields=fields, shown=shown, detail=detail,
-        given=given, changes=[],
+        "confirm.html", title=action.summary, action=action, queue=queue, fields=fields, shortcuts=shortcuts,
+        detail=detail, given=given, changes=[],
     )  # fmt: skip
 
 
@@ -275,7 +275,7 @@ async def preview_settings(visit: Visit, action: Action, queue: str, sent: dict[
     fields = [forms.Field(name, "hidden", forms.to_text(value)) for name, value in wanted.items()]
     return visit.draw(
         "confirm.html", title=f"Change the settings of {queue}", action=action, queue=queue, fields=fields,
-        shown=action.forms(queue, document), detail=detail, given={}, changes=getattr(planned, "changes", []),
+        shortcuts=action.forms(queue, document), detail=detail, given={}, changes=getattr(planned, "changes", []),
     )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from waypost import Schedule as ClientSchedule
 from waypost.errors import InvalidInput, Undecodable
 from waypost.formatting import format_count
 from waypost.values import MessageState
-from waypost.web import documents, trouble
+from waypost.web import alerts, documents
 from waypost.web.figures import (
     Figures,
     figures_of,
@@ -76,10 +76,10 @@ async def health(place: Place) -> documents.Health:
     await watch.refresh()
     figures = [reading.figures for reading in watch.readings.values()]
     at = max((one.at for one in figures), default=None)
-    others = trouble.store_troubles(watch.workers, watch.schedules, at, watch.error)
-    by_queue = {name: watch.troubles(name) for name in watch.readings}
+    others = alerts.store_alerts(watch.workers, watch.schedules, at, watch.error)
+    by_queue = {name: watch.alerts(name) for name in watch.readings}
     handled = sum(one.recent("done") for one in figures)
-    level, sentence = trouble.sentence(by_queue, others, unread=watch.unread, handled=handled)
+    level, sentence = alerts.sentence(by_queue, others, unread=watch.unread, handled=handled)
     return documents.Health(
         level=level,
         sentence=sentence,
@@ -89,19 +89,19 @@ async def health(place: Place) -> documents.Health:
         running=sum(one.ledger.leased for one in figures),
         dead=sum(one.ledger.dead_kept for one in figures),
         workers=len(watch.workers),
-        troubles=others,
+        alerts=others,
     )
 
 
 def queue_document(place: Place, name: str) -> documents.Queue:
     """A queue of the list, from figures that were read."""
     figures = place.watch.readings[name].figures
-    troubles = place.watch.troubles(name)
+    found = place.watch.alerts(name)
     ledger = figures.ledger
     return documents.Queue(
         name=name,
-        level=trouble.level_of(troubles),
-        troubles=troubles,
+        level=alerts.level_of(found),
+        alerts=found,
         paused=figures.paused,
         ready=ledger.ready,
         delayed=ledger.delayed,
@@ -116,10 +116,10 @@ def queue_document(place: Place, name: str) -> documents.Queue:
     )
 
 
-def trouble_order(place: Place, name: str) -> tuple[Any, ...]:
-    """Those in trouble first: the worst level, then the longest wait, then the most dead letters, then by name."""
+def alert_order(place: Place, name: str) -> tuple[Any, ...]:
+    """Those with alerts first: the worst level, then the longest wait, then the most dead letters, then by name."""
     figures = place.watch.readings[name].figures
-    level = trouble.LEVELS.index(trouble.level_of(place.watch.troubles(name)))
+    level = alerts.LEVELS.index(alerts.level_of(place.watch.alerts(name)))
     return -level, -(figures.oldest_ready or 0.0), -figures.ledger.dead_kept, name
 
 
@@ -130,8 +130,8 @@ async def queues(place: Place, query: documents.QueuesQuery) -> documents.Queues
         raise Problem(503, "store-unavailable", place.watch.error, headers={"Retry-After": str(RETRY_SECONDS)})
     wanted = query.name_contains.lower()
     names = sorted(name for name in place.watch.readings if wanted in name.lower())
-    if query.order == "trouble":
-        names.sort(key=lambda name: trouble_order(place, name))
+    if query.order == "alerts":
+        names.sort(key=lambda name: alert_order(place, name))
     start = read_offset(query.cursor, len(names))
     page = [queue_document(place, name) for name in names[start : start + query.limit]]
     end = start + len(page)
@@ -182,7 +182,7 @@ async def queue_detail(place: Place, name: str, query: documents.QueueQuery) -> 
 
 
 def limits_of(figures: Figures, settings: documents.Settings, workers: int) -> list[str]:
-    """What keeps messages of a queue from being handed out faster, in words; a pause is among its troubles."""
+    """What keeps messages of a queue from being handed out faster; a pause is among its alerts."""
     ledger, found = figures.ledger, list[str]()
     if settings.max_running is not None:
         reached = " This limit is reached." if ledger.leased >= settings.max_running else ""
@@ -204,14 +204,14 @@ def limits_of(figures: Figures, settings: documents.Settings, workers: int) -> l
 def body_document(data: bytes, content_type: str) -> documents.Body:
     """A body as far as it is shown: as text where it is text."""
     form: documents.BodyForm = "json" if content_type == "application/json" else "text"
-    shown = data[:BODY_BYTES_MAX]
+    visible = data[:BODY_BYTES_MAX]
     if content_type == "application/octet-stream":
-        form, text = "base64", base64.b64encode(shown).decode()
+        form, text = "base64", base64.b64encode(visible).decode()
     else:
         # A character that the cut splits is left out.
-        text = shown.decode(errors="ignore" if len(shown) < len(data) else "replace")
+        text = visible.decode(errors="ignore" if len(visible) < len(data) else "replace")
     return documents.Body(
-        form=form, content_type=content_type, size=len(data), text=text, truncated=len(shown) < len(data)
+        form=form, content_type=content_type, size=len(data), text=text, truncated=len(visible) < len(data)
     )
 
 
@@ -299,18 +299,18 @@ async def message_detail(place: Place, queue: str, id: str, *, bodies: bool) -> 
     if stored is None and not events:
         raise Problem(404, "unknown-message", f"queue {queue} has no message {id}, and its journal has no event of it")
     condition = stored.state if stored is not None else events[-1].event
-    shown = None
+    visible = None
     if result is not _NO_RESULT:
         data = msgspec.json.encode(result, enc_hook=repr)
         allowed = place.shows_bodies(queue, allowed=bodies)
-        shown = body_document(data, "application/json") if allowed else hidden_body(len(data))
+        visible = body_document(data, "application/json") if allowed else hidden_body(len(data))
     return documents.MessageDetail(
         queue=queue,
         id=id,
         message=None if stored is None else message_document(place, stored, bodies=bodies),
         condition=condition,
         max_deliveries=policy.max_deliveries,
-        result=shown,
+        result=visible,
         timeline=make_timeline(events, figures.at),
     )
 
@@ -408,7 +408,7 @@ async def timers(place: Place) -> documents.Timers:
 
 
 async def workers(place: Place) -> documents.Workers:
-    """The registered workers, those in trouble first."""
+    """The registered workers, those with alerts first."""
     async with answered():
         found = [worker_document(one) for one in await place.post.workers()]
     order = ("red", "degraded", "green")

@@ -20,8 +20,8 @@ from waypost import AsyncWaypost
 from waypost.errors import WaypostError
 from waypost.schedule.schedule import Schedule
 from waypost.views import RegisteredWorker
-from waypost.web import trouble
-from waypost.web.documents import Trouble
+from waypost.web import alerts
+from waypost.web.documents import Alert
 from waypost.web.figures import RECENT_MINUTES, Figures, figures_of
 
 log = logging.getLogger("waypost.web")
@@ -80,7 +80,7 @@ class StoreWatch:
         self._listed_at = self._schedules_at = self._refreshed_at = float("-inf")
         #: The workers that serve each queue, and what is wrong with each queue as far as it was looked at.
         self._serving: dict[str, list[RegisteredWorker]] = {}
-        self._troubles: dict[str, list[Trouble]] = {}
+        self._alerts: dict[str, list[Alert]] = {}
         self._pages: set[asyncio.Queue[Change]] = set()
         self._loop_task: asyncio.Task[None] | None = None
         self._refreshing: asyncio.Task[None] | None = None
@@ -131,14 +131,14 @@ class StoreWatch:
         """The registered workers that serve a queue."""
         return self._serving.get(name, [])
 
-    def troubles(self, name: str) -> list[Trouble]:
+    def alerts(self, name: str) -> list[Alert]:
         """What is wrong with a queue that was read."""
-        found = self._troubles.get(name)
+        found = self._alerts.get(name)
         if found is None:
             serving = self.workers_of(name)
             is_unserved = not serving and not any(worker.unlisted for worker in self.workers)
             figures = self.readings[name].figures
-            found = self._troubles[name] = trouble.queue_troubles(figures, serving, is_unserved=is_unserved)
+            found = self._alerts[name] = alerts.queue_alerts(figures, serving, is_unserved=is_unserved)
         return found
 
     @property
@@ -166,7 +166,7 @@ class StoreWatch:
             for worker in self.workers:
                 for queue in worker.queues:
                     self._serving.setdefault(queue.name, []).append(worker)
-            self._troubles.clear()
+            self._alerts.clear()
             known = set(self.names)
             self.readings = {name: reading for name, reading in self.readings.items() if name in known}
             self._listed_at = now
@@ -188,7 +188,7 @@ class StoreWatch:
             figures, before = figures_of(stats), self.readings.get(stats.queue)
             has_changed = before is None or differs(before.figures, figures)
             self.readings[stats.queue] = Reading(figures, now, has_changed)
-            self._troubles.pop(stats.queue, None)
+            self._alerts.pop(stats.queue, None)
             if has_changed:
                 changed.append(stats.queue)
         return changed

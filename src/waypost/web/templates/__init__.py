@@ -39,10 +39,10 @@ def short(text: str | None) -> Markup:
     """A text that may be long: its beginning, and all of it in the title."""
     if text is None:
         return Markup('<span class="none">–</span>')
-    shown = printable(text)
-    if len(shown) <= SHORT_CHARACTERS:
-        return escape(shown)
-    return Markup('<span title="{}">{}…</span>').format(shown, shown[: SHORT_CHARACTERS - 1])
+    safe = printable(text)
+    if len(safe) <= SHORT_CHARACTERS:
+        return escape(safe)
+    return Markup('<span title="{}">{}…</span>').format(safe, safe[: SHORT_CHARACTERS - 1])
 
 
 def setting(value: Any, name: str) -> str:

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from waypost.formatting import format_age, format_count
 from waypost.schedule.schedule import Schedule
 from waypost.views import RegisteredWorker
-from waypost.web.documents import Level, Trouble
+from waypost.web.documents import Alert, Level
 from waypost.web.figures import RECENT_MINUTES, Figures
 
 LEVELS: tuple[Level, ...] = ("calm", "note", "warning", "alarm")
@@ -29,12 +29,12 @@ def age(seconds: float) -> str:
     return format_age(timedelta(seconds=seconds))
 
 
-def queue_troubles(figures: Figures, workers: Sequence[RegisteredWorker], *, is_unserved: bool) -> list[Trouble]:
+def queue_alerts(figures: Figures, workers: Sequence[RegisteredWorker], *, is_unserved: bool) -> list[Alert]:
     """What is wrong with one queue, the worst first."""
-    ledger, found = figures.ledger, list[Trouble]()
+    ledger, found = figures.ledger, list[Alert]()
 
     def add(level: Level, kind: str, text: str, next_step: str) -> None:
-        found.append(Trouble(level=level, kind=kind, text=text, next_step=next_step))
+        found.append(Alert(level=level, kind=kind, text=text, next_step=next_step))
 
     if ledger.balance or ledger.unexplained:
         add("alarm", "unbalanced", "its ledger does not balance: a message is not accounted for",
@@ -74,37 +74,37 @@ def queue_troubles(figures: Figures, workers: Sequence[RegisteredWorker], *, is_
             "a worker crashed or hangs, or the lease is too short: see workers")  # fmt: skip
     for worker in [one for one in workers if one.status == "red"][:1]:
         add("warning", "worker", f"worker {worker.name} is red: {'; '.join(worker.reasons)}", "see its log; restart it")
-    found.sort(key=lambda trouble: -LEVELS.index(trouble.level))
+    found.sort(key=lambda alert: -LEVELS.index(alert.level))
     return found
 
 
-def level_of(troubles: Sequence[Trouble]) -> Level:
+def level_of(alerts: Sequence[Alert]) -> Level:
     """The worst level."""
-    return max((trouble.level for trouble in troubles), key=LEVELS.index, default="calm")
+    return max((alert.level for alert in alerts), key=LEVELS.index, default="calm")
 
 
-def store_troubles(
+def store_alerts(
     workers: Sequence[RegisteredWorker], schedules: Sequence[Schedule], at: datetime | None, error: str | None
-) -> list[Trouble]:
+) -> list[Alert]:
     """What is wrong apart from single queues: the store, workers, schedules."""
-    found: list[Trouble] = []
+    found: list[Alert] = []
     if error is not None:
-        found.append(Trouble(level="alarm", kind="store", text=error, next_step="check the store; this page retries"))
+        found.append(Alert(level="alarm", kind="store", text=error, next_step="check the store; this page retries"))
     red = [worker for worker in workers if worker.status == "red"]
     for worker in red[:NAMED_MAX]:
         text = f"worker {worker.name} is red: {'; '.join(worker.reasons)}"
-        found.append(Trouble(level="alarm", kind="worker", text=text, next_step="see its log; restart it"))
+        found.append(Alert(level="alarm", kind="worker", text=text, next_step="see its log; restart it"))
     late = [one for one in schedules if at is not None and is_late(one, at)]
     for schedule in late[:NAMED_MAX]:
         assert schedule.next_fire is not None
         assert at is not None
         text = f"schedule {schedule.name} is {age((at - schedule.next_fire).total_seconds())} late"
-        found.append(Trouble(level="alarm", kind="late_schedule", text=text,
+        found.append(Alert(level="alarm", kind="late_schedule", text=text,
                              next_step="start a worker or `waypost scheduler`"))  # fmt: skip
     for kind, left in (("workers are red", len(red)), ("schedules are late", len(late))):
         if left > NAMED_MAX:
             text = f"{left - NAMED_MAX:,} more {kind}"
-            found.append(Trouble(level="alarm", kind="more", text=text, next_step="see their page"))
+            found.append(Alert(level="alarm", kind="more", text=text, next_step="see their page"))
     return found
 
 
@@ -115,7 +115,7 @@ def is_late(schedule: Schedule, at: datetime) -> bool:
 
 
 def sentence(
-    queues: Mapping[str, Sequence[Trouble]], others: Sequence[Trouble], *, unread: int, handled: int
+    queues: Mapping[str, Sequence[Alert]], others: Sequence[Alert], *, unread: int, handled: int
 ) -> tuple[Level, str]:
     """Whether anything is wrong, in one sentence."""
     worst = max((level_of([*others]), *(level_of(found) for found in queues.values())), key=LEVELS.index)
@@ -127,7 +127,7 @@ def sentence(
         return worst, f"All is well: {format_count(len(queues), 'queue')}, {done}{rest}."
     concerned = {name: found for name, found in queues.items() if LEVELS.index(level_of(found)) >= 2}
     if others and LEVELS.index(level_of(others)) >= 2:
-        first = next(trouble for trouble in others if LEVELS.index(trouble.level) >= 2)
+        first = next(alert for alert in others if LEVELS.index(alert.level) >= 2)
         more = f", and {format_count(len(concerned), 'queue needs', 'queues need')} attention" if concerned else ""
         return worst, f"{first.text[:1].upper()}{first.text[1:]}{more}."
     name, found = max(concerned.items(), key=lambda one: LEVELS.index(level_of(one[1])))
