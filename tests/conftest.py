@@ -13,6 +13,7 @@ tests/xdist_groups.py). A failed test is named at once, so that the output of a 
 from __future__ import annotations
 
 import faulthandler
+import logging
 import os
 import signal
 from collections import Counter
@@ -144,6 +145,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 # ---- servers that tests of several folders share: each test has a namespace of its own ---------------------------
+
+
+@pytest.fixture(autouse=True)
+def _logging_is_left_as_it_was() -> Iterator[None]:
+    before = (logging.root.manager.disable, logging.getLogger("waypost").level)
+    yield
+    assert (logging.root.manager.disable, logging.getLogger("waypost").level) == before
 
 
 @pytest.fixture(scope="session")

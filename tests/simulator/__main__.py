@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -61,12 +62,23 @@ def run_seed(seed: int) -> Batch:
     return Batch(1, judged.scenario.length_hours, len(judged.history), failing, pairs_of(judged.history))
 
 
+@contextmanager
+def no_log() -> Iterator[None]:
+    """Log nothing: with faults there would be a line for each."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
 def run_seeds(seeds: range) -> Batch:
     """Run the scenarios of some seeds."""
-    logging.disable(logging.CRITICAL)
     batch = Batch()
-    for seed in seeds:
-        batch.add(run_seed(seed))
+    with no_log():
+        for seed in seeds:
+            batch.add(run_seed(seed))
     return batch
 
 
@@ -170,14 +182,14 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--planted", action="store_true", help="find each planted fault")
     parser.add_argument("--store", choices=STORES, help="a real store, in real time")
     given = parser.parse_args(arguments)
-    logging.disable(logging.CRITICAL)
-    if given.store is not None:
-        return simulate_real(given.seed or 1, given.store)
-    if given.planted:
-        return simulate_planted(given.seed or 1)
-    if given.hours is None and given.seed is not None:
-        return simulate_seed(given.seed)
-    return simulate_hours(given.seed or 1, given.hours or 50.0)
+    with no_log():
+        if given.store is not None:
+            return simulate_real(given.seed or 1, given.store)
+        if given.planted:
+            return simulate_planted(given.seed or 1)
+        if given.hours is None and given.seed is not None:
+            return simulate_seed(given.seed)
+        return simulate_hours(given.seed or 1, given.hours or 50.0)
 
 
 if __name__ == "__main__":
