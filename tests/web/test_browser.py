@@ -331,7 +331,7 @@ def test_reading_and_acting_work_without_scripts(chromium: Any, shop: Shop) -> N
     page.get_by_role("button", name="Pause").click()
     page.get_by_text("Orders is paused.").wait_for()
     page.locator("#messages tbody a").first.click()
-    assert page.get_by_role("heading", name="Timeline").is_visible()
+    page.get_by_role("heading", name="Timeline").wait_for()
     tab.context.close()
     assert shop.post.stats("orders").paused
 
