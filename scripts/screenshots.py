@@ -8,8 +8,8 @@ no test sees whether a page is pleasant to read. It needs the Chromium of the ma
 
 from __future__ import annotations
 
+import argparse
 import os
-import sys
 import tempfile
 import threading
 from collections.abc import Callable
@@ -133,9 +133,13 @@ def take_screens(browser: Any, post: Waypost, base: str, scene: str, folder: Pat
 def main() -> None:
     from playwright.sync_api import sync_playwright
 
-    if len(sys.argv) < 2:
-        sys.exit("give a folder for the pictures")
-    folder, scenes = Path(sys.argv[1]), sys.argv[2:] or list(SCENES)
+    parser = argparse.ArgumentParser(prog="python -m scripts.screenshots", description="Take pictures of every screen.")
+    parser.add_argument("folder", type=Path, help="where the pictures are written")
+    parser.add_argument("scenes", nargs="*", metavar="SCENE", help=", ".join(SCENES))
+    given = parser.parse_args()
+    if unknown := set(given.scenes) - set(SCENES):
+        parser.error(f"the scenes are {', '.join(SCENES)}, not {', '.join(sorted(unknown))}")
+    folder, scenes = given.folder, given.scenes or list(SCENES)
     folder.mkdir(parents=True, exist_ok=True)
     with sync_playwright() as playwright:
         arguments = ["--no-sandbox"] if os.geteuid() == 0 else []  # it refuses to have one as root
