@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
+import msgspec
+
 from waypost.values import EventRecord
 
 T = TypeVar("T", bound="Happening")
@@ -189,6 +191,26 @@ class QueueState:
     schedules: dict[str, tuple[int | None, int, int]] = field(default_factory=dict)
     #: Chains that began here and are not finished, by the id of their first message, with how many are open.
     open_chains: dict[str, int] = field(default_factory=dict)
+
+
+#: What a process by itself can record.
+OF_PROCESSES = {
+    kind.__name__: kind
+    for kind in (
+        Called, Answered, HandlerStarted, HandlerNotified, HandlerEnded, WorkerStarted, WorkerStopping, WorkerStopped
+    )
+}  # fmt: skip
+
+
+def to_line(happening: Happening) -> bytes:
+    """What a process recorded, as a line of a file."""
+    return msgspec.json.encode((type(happening).__name__, happening)) + b"\n"
+
+
+def from_line(line: bytes) -> Happening:
+    """Read such a line."""
+    name, fields = msgspec.json.decode(line, type=tuple[str, msgspec.Raw])
+    return msgspec.json.decode(fields, type=OF_PROCESSES[name])
 
 
 @dataclass(slots=True)

@@ -13,13 +13,12 @@ import asyncio
 import io
 import logging
 import os
-import pickle
 import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from tests.simulator.history import Happening, Recorder
+from tests.simulator.history import Happening, Recorder, to_line
 from tests.simulator.play import Player, Registry
 from tests.simulator.scenario import CLIENT_VERBS, Scenario, Step, from_json
 from waypost import AsyncWaypost
@@ -48,7 +47,7 @@ async def run(scenario: Scenario, name: str, url: str, namespace: str, history: 
             file = stack.enter_context(open_history(history))
 
             def write(happening: Happening) -> None:
-                file.write(pickle.dumps(happening))
+                file.write(to_line(happening))
 
             recorder = Recorder(lambda: time.time() - began, observe=write, first_call=os.getpid() * 1_000_000)
             player = Player(name, plan, post, recorder, Registry())

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -27,7 +26,7 @@ from typing import Any
 from tests.fault.proxy import Proxy
 from tests.simulator.checker import HistoryChecker
 from tests.simulator.draw import draw
-from tests.simulator.history import Answered, Happening, History, Recorder, StoreStep
+from tests.simulator.history import Answered, Happening, History, Recorder, StoreStep, from_line
 from tests.simulator.play import Player, Registry
 from tests.simulator.records import Finding
 from tests.simulator.scenario import (
@@ -270,11 +269,8 @@ class RealWorld:
         yield from self.recorder.history
         for process in self.processes.values():
             with process.history.open("rb") as file:
-                try:
-                    while True:
-                        yield pickle.load(file)
-                except (EOFError, pickle.UnpicklingError):
-                    continue  # a kill may have cut the last one
+                # A kill may have cut the last line.
+                yield from (from_line(line) for line in file if line.endswith(b"\n"))
 
     def _labels(self) -> dict[str, Any]:
         labels = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import re
@@ -42,9 +43,8 @@ def test_a_number_at_the_top_of_a_module_is_changed_wherever_it_was_imported(
 ) -> None:
     path = tmp_path / "waypost_limits.py"
     path.write_text("LIMIT = 3\nTABLE = [LIMIT]\n\n\ndef reached(n):\n    return n >= LIMIT\n")
-    module = ModuleType("waypost_limits")
-    module.__file__ = str(path)
-    exec(compile(path.read_text(), str(path), "exec"), vars(module))  # noqa: S102
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("waypost_limits")
     user = ModuleType("waypost_user")
     user.__dict__["LIMIT"] = module.__dict__["LIMIT"]
     for each in (module, user):

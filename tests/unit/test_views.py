@@ -85,7 +85,7 @@ def public_parts(kind: type) -> Iterator[tuple[str, Any]]:
 
 def resolve(text: Any, names: dict[str, Any]) -> Any:
     try:
-        return eval(text, dict(names)) if isinstance(text, str) else text
+        return typing.get_type_hints(types.SimpleNamespace(__annotations__={"it": text}), dict(names))["it"]
     except (NameError, TypeError):
         return None  # imported for type checkers only, or a variable of a class
 
