@@ -25,7 +25,8 @@ class FastStream(Program):
     def __init__(self, url: str) -> None:
         super().__init__(url)
         # Without its logger, which writes a line for each batch; without validation of the bodies.
-        self._broker: Any = RedisBroker(url, logger=None, log_level=logging.ERROR, apply_types=False)
+        quiet: Any = None
+        self._broker: Any = RedisBroker(url, logger=quiet, log_level=logging.ERROR, apply_types=False)
 
     async def open(self) -> None:
         await self._broker.connect()
