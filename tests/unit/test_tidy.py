@@ -40,6 +40,7 @@ PLAIN_PAGES = ("docs/how-to", "docs/operations", "docs/reference")
 GIVEN_NAMES = {
     "scripts/mutants.py": {"NodeVisitor"},  # ast
     "src/waypost/cli/commands/doctor.py": {"break_long_words"},  # textwrap
+    "src/waypost/spark/delta/parquet.py": {"tell"},  # of a file
     "src/waypost/spark/session.py": {"java_home"},  # JAVA_HOME
     "src/waypost/spark/terminal.py": {"getActiveStageIds", "getStageInfo"},
     "src/waypost/store/valkey/cluster.py": {"asking"},  # the command ASKING, here and below

@@ -63,6 +63,30 @@ class Files(ABC):
     def remove(self, name: str) -> None:
         """Remove a folder with its content, if it exists; in an output also a single file."""
 
+    @abstractmethod
+    def arrow_system(self) -> Any:
+        """Return the file system of pyarrow in which `path` is a path."""
+
+    def create_folder(self, name: str) -> None:
+        """Create a folder with its parents, where folders exist by themselves."""
+        return
+
+    def open_output(self, name: str) -> Any:
+        """Open a new file for writing."""
+        return self.arrow_system().open_output_stream(self.path(name))
+
+    def close_output(self, stream: Any) -> None:
+        """Close a file that was opened for writing; on disk when this returns."""
+        stream.close()
+
+    def sync_file(self, name: str) -> None:
+        """Sync a file to disk, where that is needed."""
+        return
+
+    def sync_folder(self, name: str) -> None:
+        """Sync the names in a folder to disk, where that is needed."""
+        return
+
     def size(self, folder: str) -> int:
         """Return how many bytes the files below a folder have."""
         return sum(self.walk(folder).values())
@@ -131,6 +155,34 @@ class LocalFiles(OutputFiles):
             os.fsync(file.fileno())
         return temporary
 
+    def arrow_system(self) -> Any:
+        import pyarrow.fs as arrow_fs
+
+        return arrow_fs.LocalFileSystem()
+
+    def create_folder(self, name: str) -> None:
+        """Create a folder with its parents; on disk when this returns."""
+        path = Path(self.path(name))
+        missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+        path.mkdir(parents=True, exist_ok=True)
+        for folder in missing:
+            _sync(folder.parent)
+
+    def open_output(self, name: str) -> Any:
+        self.create_folder(name.rpartition("/")[0])
+        return Path(self.path(name)).open("xb")
+
+    def close_output(self, stream: Any) -> None:
+        stream.flush()
+        os.fsync(stream.fileno())
+        stream.close()
+
+    def sync_file(self, name: str) -> None:
+        _sync(Path(self.path(name)))
+
+    def sync_folder(self, name: str) -> None:
+        _sync(Path(self.path(name)))
+
     def exists(self, name: str) -> bool:
         return os.path.exists(self.path(name))
 
@@ -174,6 +226,9 @@ class ArrowFiles(Files):
 
     def uri(self, name: str) -> str:
         return f"{self._uri}/{name}"
+
+    def arrow_system(self) -> Any:
+        return self._system
 
     def read(self, name: str) -> bytes | None:
         try:
@@ -227,6 +282,9 @@ class HadoopFiles(OutputFiles):
 
     def uri(self, name: str) -> str:
         return str(self._path(name).toString())
+
+    def arrow_system(self) -> Any:
+        raise NotImplementedError("an output on a Hadoop file system is written by Spark")
 
     def read(self, name: str) -> bytes | None:
         if not self.exists(name):
@@ -289,6 +347,14 @@ class HadoopFiles(OutputFiles):
 
     def remove(self, name: str) -> None:
         self._system.delete(self._path(name), True)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _split_scheme(root: str) -> tuple[str, str]:

@@ -1,0 +1,237 @@
+"""One Delta table: what is committed, and commits that happen once.
+
+Every commit carries the same application id and a number that grows. A writer opens the table, compares the number that
+was committed last, and commits through that same handle: if another writer was faster, the library refuses the commit,
+and the table is opened and compared again. So a number is committed once, however many programs try.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import unquote
+
+import msgspec
+import pyarrow as pa
+from deltalake import DeltaTable, Field, Schema
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.transaction import (
+    AddAction,
+    CommitProperties,
+    RemoveAction,
+    Transaction,
+    create_table_with_add_actions,
+)
+
+from waypost.errors import StoreError
+from waypost.spark.delta.parquet import DataFile, read_rows
+from waypost.spark.files import Files
+
+#: The application id of every commit, so that any two writers of a table conflict.
+APP_ID: Final = "waypost"
+READER_VERSION, WRITER_VERSION = 1, 2
+#: How long the log of a table is kept, and files that are in no version of it any more.
+LOG_KEPT: Final = "interval 7 days"
+FILES_KEPT_HOURS: Final = 24
+#: How often a commit is tried when others are faster.
+TRIES_MAX: Final = 100
+
+
+class Change(msgspec.Struct, frozen=True):
+    """What a commit does to a table: files that are added and the paths of files that are removed."""
+
+    add: tuple[DataFile, ...] = ()
+    remove: tuple[DataFile, ...] = ()
+    #: False if the rows stay the same (compaction).
+    changes_rows: bool = True
+
+    def __bool__(self) -> bool:
+        return bool(self.add or self.remove)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A version of a table: its number, the number of the newest commit of ours, its files and its columns."""
+
+    version: int
+    step: int
+    files: tuple[DataFile, ...]
+    schema: pa.Schema
+
+    @property
+    def rows(self) -> int:
+        """How many rows it has."""
+        return sum(file.rows for file in self.files)
+
+
+class DeltaFolder:
+    """A Delta table at a path below a root."""
+
+    def __init__(self, files: Files, name: str) -> None:
+        self.files = files
+        self.name = name
+        self._address = files.path(name) if files.is_local else files.uri(name)
+
+    def open(self, version: int | None = None) -> DeltaTable:
+        """Open the table. One that needs features which this release does not know is refused by name."""
+        try:
+            table = DeltaTable(self._address, version=version)
+        except TableNotFoundError:
+            raise StoreError(f"there is no Delta table at {self.files.path(self.name)}") from None
+        except DeltaError as error:
+            raise StoreError(f"the Delta table {self.files.path(self.name)} cannot be opened: {error}") from None
+        protocol = table.protocol()
+        if protocol.min_reader_version > READER_VERSION or protocol.min_writer_version > WRITER_VERSION:
+            features = sorted({*(protocol.reader_features or ()), *(protocol.writer_features or ())})
+            features_needed = (
+                ", ".join(features) or f"reader {protocol.min_reader_version}, writer {protocol.min_writer_version}"
+            )
+            raise StoreError(
+                f"the Delta table {self.files.path(self.name)} was changed by another program and needs {features_needed}; "
+                f"waypost works with reader version {READER_VERSION} and writer version {WRITER_VERSION}: "
+                "remove the feature"
+            )
+        return table
+
+    def exists(self) -> bool:
+        """Return whether there is a table."""
+        return bool(DeltaTable.is_deltatable(self._address))
+
+    def create(self, schema: Schema, *, statistics: Sequence[str] = (), partition_by: Sequence[str] = ()) -> None:
+        """Create an empty table, unless there is one."""
+        if self.files.is_local:
+            self.files.create_folder(self.name)
+        configuration: dict[str, str | None] = {
+            "delta.logRetentionDuration": LOG_KEPT,
+            "delta.deletedFileRetentionDuration": f"interval {FILES_KEPT_HOURS} hours",
+        }
+        if statistics:
+            configuration["delta.dataSkippingStatsColumns"] = ",".join(statistics)
+        else:
+            configuration["delta.dataSkippingNumIndexedCols"] = "0"
+        try:
+            create_table_with_add_actions(
+                self._address, schema, [], mode="error", partition_by=list(partition_by), configuration=configuration
+            )
+        except DeltaError:
+            if not self.exists():
+                raise
+        self.sync(0)
+        self.open()
+
+    def snapshot(self, version: int | None = None) -> Snapshot:
+        """Return the newest version, or another one."""
+        return self._snapshot(self.open(version))
+
+    def _snapshot(self, table: DeltaTable) -> Snapshot:
+        done = table.transaction_version(APP_ID)
+        return Snapshot(table.version(), done or 0, _data_files(table), pa.schema(table.schema().to_arrow()))
+
+    def commit(self, step: int, change: Change) -> Snapshot:
+        """Commit a step, unless it is committed already; return the version after it. On disk when this returns."""
+        for _ in range(TRIES_MAX):
+            table = self.open()
+            done = table.transaction_version(APP_ID)
+            if done is not None and done >= step:
+                return self._snapshot(table)
+            if self.try_commit(table, step, change):
+                return self.snapshot()
+        raise StoreError(f"{self.files.path(self.name)}: step {step} was not committed in {TRIES_MAX} tries")
+
+    def try_commit(self, table: DeltaTable, step: int, change: Change) -> bool:
+        """Commit through a handle whose newest step was compared; return False if another writer was faster."""
+        now = time.time_ns() // 1_000_000
+        actions: list[AddAction | RemoveAction] = [
+            RemoveAction(
+                file.path, change.changes_rows, now, size=file.size, partition_values=dict(file.partition) or None
+            )
+            for file in change.remove
+        ]
+        actions += [
+            AddAction(file.path, file.size, file.partition, file.modified_ms, change.changes_rows, file.statistics)
+            for file in change.add
+        ]
+        return self._commit(
+            lambda: table.create_write_transaction(
+                actions, "append", table.schema(), list(table.metadata().partition_columns) or None,
+                commit_properties=_properties(step),
+            ),
+            table,
+        )  # fmt: skip
+
+    def add_columns(self, columns: Mapping[str, Any]) -> None:
+        """Add columns that the table lacks, by name and Arrow type; older rows have null there."""
+        for _ in range(TRIES_MAX):
+            table = self.open()
+            known = {field.name for field in table.schema().fields}
+            new = [Field(name, _delta_type(kind)) for name, kind in columns.items() if name not in known]
+            if not new:
+                return
+            done = table.transaction_version(APP_ID) or 0
+            if self._commit(
+                lambda table=table, new=new, done=done: table.alter.add_columns(  # type: ignore[misc]
+                    new, commit_properties=_properties(done)
+                ),
+                table,
+            ):
+                return
+        raise StoreError(f"{self.files.path(self.name)}: columns were not added in {TRIES_MAX} tries")
+
+    def _commit(self, act: Callable[[], None], table: DeltaTable) -> bool:
+        before = table.version()
+        try:
+            act()
+        except CommitFailedError:
+            return False
+        # The handle may stay at its version; every entry that came since is synced, also one of another writer.
+        for version in range(before + 1, self.open().version() + 1):
+            self.sync(version)
+        return True
+
+    def sync(self, version: int) -> None:
+        """Sync an entry of the log to disk. The library does not."""
+        if self.files.is_local:
+            self.files.sync_file(f"{self.name}/_delta_log/{version:020}.json")
+            for folder in (f"{self.name}/_delta_log", self.name):
+                self.files.sync_folder(folder)
+
+    def arrow(self, snapshot: Snapshot, columns: Sequence[str] | None = None, filter: Any = None) -> pa.Table:
+        """Return rows of a version as an Arrow table, without the columns that it is partitioned by."""
+        partition = {name for file in snapshot.files[:1] for name in file.partition}
+        schema = pa.schema([field for field in snapshot.schema if field.name not in partition])
+        return read_rows(self.files, self.name, snapshot.files, schema, columns, filter)
+
+    def vacuum(self) -> int:
+        """Delete files that no version of the last day has; return how many."""
+        gone = self.open().vacuum(FILES_KEPT_HOURS, dry_run=False, full=True)
+        return len(gone)
+
+
+def _properties(step: int) -> CommitProperties:
+    return CommitProperties(app_transactions=[Transaction(APP_ID, step)])
+
+
+def _delta_type(kind: Any) -> Any:
+    return Schema.from_arrow(pa.schema([("x", kind)])).fields[0].type
+
+
+def _data_files(table: DeltaTable) -> tuple[DataFile, ...]:
+    """Return the files of a version with their statistics."""
+    partition_by = table.metadata().partition_columns
+    files = []
+    for row in pa.table(table.get_add_actions()).to_pylist():
+        partition = row.get("partition") or {}
+        lowest = {name: value for name, value in (row.get("min") or {}).items() if value is not None}
+        highest = {name: value for name, value in (row.get("max") or {}).items() if value is not None}
+        nulls = {name: value for name, value in (row.get("null_count") or {}).items() if value is not None}
+        values = {name: _text(partition.get(name)) for name in partition_by}
+        # The library returns paths as a URL has them.
+        path, size, count = unquote(row["path"]), row["size_bytes"], row["num_records"] or 0
+        files.append(DataFile(path, size, count, row["modification_time"], values, lowest, highest, nulls))
+    return tuple(files)
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)
