@@ -71,6 +71,8 @@ class Script:
         self.sha = hashlib.sha1(self.text, usedforsecurity=False).hexdigest().encode()
 
 
+#: Where a script does not include it itself, behind its shortest way, this file comes right behind the base.
+SHARED = "-- include shared\n"
 INCLUDE = re.compile(r"^-- include (\w+)(?: if (.+))?\n", re.MULTILINE)
 #: What a file makes known at its top level: functions, and names with or without a value.
 TOP_FUNCTION = re.compile(r"^local function (\w+)", re.MULTILINE)
@@ -143,7 +145,9 @@ def _included(match: re.Match[str]) -> str:
 @cache
 def script(name: str) -> Script:
     """A script by the name of its verb."""
-    text = _read(name) if name in APART else _read("base") + "\n" + _read(name)
+    text = _read(name)
+    if name not in APART:
+        text = _read("base") + ("" if SHARED in text else SHARED) + text
     while INCLUDE.search(text):
         text = INCLUDE.sub(_included, text)
     text = COMMENT.sub("", text)

@@ -1,5 +1,6 @@
--- base: what every script of a queue begins with. Short, because it runs at every call: what only the longer ways need
--- is in moves.lua, which a script includes behind its shortest way.
+-- base: what every script of a queue begins with. Short, because it runs at every call, and to make a function costs the
+-- server about as much as a command: what few need is in shared.lua, what only the longer ways need in moves.lua, which a
+-- script includes behind its shortest way.
 -- Names in capitals that are not defined here (limits, COUNT.x, EVENT.x, DEFAULT_POLICY …) are constants of policy.py,
 -- message.py and scripts.py: the loader writes their values in, so that each is defined once.
 --
@@ -72,7 +73,6 @@ local policy, paused, counts
 local gone -- it is no queue: nothing was added yet, or it was removed
 local makes = false -- this step adds something: from now on it is a queue
 local uneven -- the number of states and leases does not show the ready messages: see claim.lua
-local damaged = {} -- ids that this step set aside
 local past_field, past_minute -- a minute that ended: written with the counters
 local items, item_count, last_tail = {}, 0, nil
 local event_count = 0
@@ -84,10 +84,10 @@ local side_effects
 
 -- ---- checks that come before any write -----------------------------------------------------------------------
 
-local PROBES = {hash = 'HLEN', zset = 'ZCARD', stream = 'XLEN', list = 'LLEN', set = 'SCARD'}
-
 local function must_be(kind, key)
-  local reply = redis.pcall(PROBES[kind], key)
+  -- No table, which would be built at every call.
+  local probe = kind == 'zset' and 'ZCARD' or kind == 'hash' and 'HLEN' or kind == 'stream' and 'XLEN' or kind == 'list' and 'LLEN' or 'SCARD'
+  local reply = redis.pcall(probe, key)
   if type(reply) == 'table' and reply.err then error('WP-FOREIGN ' .. kind .. ' ' .. key) end
   return reply
 end
@@ -97,35 +97,6 @@ local function unpacked(text)
   if not text then return end
   local readable, value = pcall(cmsgpack.unpack, text)
   if readable and type(value) == 'table' then return value end
-end
-
--- Whether a packed state can be read and is complete: its texts are as long as it declares.
-local function is_sound(raw, status)
-  if #raw < 65 or (status and sub(raw, 1, 1) ~= status) or byte(raw, 48) > 9 then return false end
-  local ends = 65 + byte(raw, 61) * 256 + byte(raw, 62) + byte(raw, 63) * 256 + byte(raw, 64) + byte(raw, 65)
-  if floor(byte(raw, 38) / 4) % 2 == 0 then return #raw == ends end
-  return #raw > ends + 26 and #raw == ends + 1 + byte(raw, ends + 1)
-end
-
--- Remove a message whose record cannot be used from its index, so that it blocks no other. Nil: it was removed before.
-local function set_aside(id, place)
-  if place then call('ZREM', place, id) end
-  redis.pcall('ZADD', BASE .. 'damaged', now, id)
-  damaged[#damaged + 1] = id
-end
-
--- Another minute has begun: put the last one aside, and go on with what is known of this one (a clock may be set back).
-local function turn_minute(this_minute)
-  local past, counted = {counts[COUNT.minute]}, 0
-  for i = COUNT.minute + 1, COUNTERS do
-    past[#past + 1] = counts[i]
-    counted = counted + counts[i]
-  end
-  if counted > 0 then past_field, past_minute = 'm' .. (past[1] % MINUTES_KEPT), cmsgpack.pack(past) end
-  local packed = call('HGET', QUEUE, 'm' .. (this_minute % MINUTES_KEPT))
-  local known = unpacked(packed)
-  if not known or known[1] ~= this_minute then known = {this_minute} end
-  for i = 0, COUNTERS - COUNT.minute do counts[COUNT.minute + i] = known[i + 1] or 0 end
 end
 
 -- An operation that was first sent before a removal does not run in the next queue: see repeats.py.
@@ -151,45 +122,61 @@ local function open_queue()
   if not policy or not counts then error('WP-DAMAGED ' .. QUEUE) end
   for i = #counts + 1, COUNTERS do counts[i] = 0 end
   local this_minute = floor(now / 60000)
-  if counts[COUNT.minute] ~= this_minute then turn_minute(this_minute) end
+  if counts[COUNT.minute] ~= this_minute then
+    -- Another minute has begun: put the last one aside, and go on with what is known of this one (a clock may be set back).
+    local past, counted = {counts[COUNT.minute]}, 0
+    for i = COUNT.minute + 1, COUNTERS do
+      past[#past + 1] = counts[i]
+      counted = counted + counts[i]
+    end
+    if counted > 0 then past_field, past_minute = 'm' .. (past[1] % MINUTES_KEPT), cmsgpack.pack(past) end
+    local packed = call('HGET', QUEUE, 'm' .. (this_minute % MINUTES_KEPT))
+    local known = unpacked(packed)
+    if not known or known[1] ~= this_minute then known = {this_minute} end
+    for i = 0, COUNTERS - COUNT.minute do counts[COUNT.minute + i] = known[i + 1] or 0 end
+  end
   -- A history without its counters: the numbers would begin anew, and the stream refuses those that it has passed.
   if must_be('stream', JOURNAL) > 0 and not fields[4] then error('WP-FOREIGN stream ' .. JOURNAL) end
 end
 
 -- The first result of this operation, or nil: then it is new. One that may be forgotten does not run: see repeats.py.
 local newest, operations_until = 0, 0
+local operation_number, replay_ttl -- of this operation, as numbers
 local function first_result()
   local stamp = struct_unpack('>I8', OPERATION, 21)
-  if stamp < now - tonumber(REPLAY_TTL) then error(format('WP-OLD %.0f', now)) end
-  local known = redis.pcall('HMGET', OPERATIONS, NUMBER, 'newest')
-  if known.err then error('WP-FOREIGN hash ' .. OPERATIONS) end
-  if known[2] then newest, operations_until = struct_unpack('>I8I8', known[2]) end
-  if known[1] or tonumber(NUMBER) <= newest - REPLAY_MAX or stamp > now + STAMP_AHEAD_MS then
+  operation_number, replay_ttl = tonumber(NUMBER), tonumber(REPLAY_TTL)
+  if stamp < now - replay_ttl then error(format('WP-OLD %.0f', now)) end
+  local last = redis.pcall('HGET', OPERATIONS, 'newest')
+  if type(last) == 'table' then error('WP-FOREIGN hash ' .. OPERATIONS) end
+  if last then newest, operations_until = struct_unpack('>I8I8', last) end
+  -- Results have numbers up to the newest: a higher one needs no search, and most are.
+  local known = operation_number <= newest and call('HGET', OPERATIONS, NUMBER)
+  if known or operation_number <= newest - REPLAY_MAX or stamp > now + STAMP_AHEAD_MS then
     -- No ordinary operation: whether the queue was removed since comes before all else.
     local removed = redis.pcall('HGET', QUEUE, 'removed')
     if type(removed) == 'string' then check_removal(removed) end
   end
-  if known[1] and sub(known[1], 1, 8) == sub(OPERATION, 13, 20) then return sub(known[1], 9) end
-  if tonumber(NUMBER) <= newest - REPLAY_MAX then error('WP-OLD') end
+  if known and sub(known, 1, 8) == sub(OPERATION, 13, 20) then return sub(known, 9) end
+  if operation_number <= newest - REPLAY_MAX then error('WP-OLD') end
   if stamp > now + STAMP_AHEAD_MS then error(format('WP-OLD %.0f', now)) end
-  if known[1] then error('WP-SESSION') end
+  if known then error('WP-SESSION') end
 end
 
 -- A removing write: after it the server lets a script go on even if its memory is full.
 -- Results that are too old to be repeated go: one at a time, and now and then a run of them that others left.
 local function begin_removing()
-  local last = tonumber(NUMBER) - REPLAY_MAX
+  local last = operation_number - REPLAY_MAX
   local old = {}
-  for number = last % 32 == 0 and last - 31 or last, last do old[#old + 1] = format('%.0f', number) end
+  for i = last % 32 == 0 and last - 31 or last, last do old[#old + 1] = format('%.0f', i) end
   call('HDEL', OPERATIONS, unpack(old))
 end
 
 -- Keep the first result for a repeat of this operation, until no repeat can come any more.
 local function remember(result)
-  local number, ttl = tonumber(NUMBER), tonumber(REPLAY_TTL) + STAMP_AHEAD_MS
+  local ttl = replay_ttl + STAMP_AHEAD_MS
   local expires = operations_until
   if expires - now < ttl then expires = now + 2 * ttl end
-  newest = max(newest, number)
+  newest = max(newest, operation_number)
   call('HSET', OPERATIONS, NUMBER, sub(OPERATION, 13, 20) .. result, 'newest', struct_pack('>I8I8', newest, expires))
   if expires ~= operations_until then call('PEXPIRE', OPERATIONS, format('%.0f', expires - now)) end
 end
@@ -203,13 +190,6 @@ local function remember_answer(letters, names)
     kept = kept .. '\0\0' .. reply[#reply]
   end
   remember(kept)
-  return reply
-end
-
-local function known_answer(text)
-  local reply, rest = {}, string.find(text, '\0\0', 1, true)
-  for part in string.gmatch(rest and sub(text, 1, rest) or text, '%Z+') do reply[#reply + 1] = part end
-  if rest then reply[#reply + 1] = sub(text, rest + 2) end
   return reply
 end
 
@@ -236,38 +216,30 @@ local function write_entry()
   items, item_count, event_count, last_tail = {}, 0, 0, nil
 end
 
--- Cut the journal at its cap, and journal that if a reader had not read so far.
-local function trim_journal(first, hard)
-  local unread_from = first
-  local positions = redis.pcall('HVALS', READERS) -- what is no hash there has no readers of ours
-  for i = 1, #positions do unread_from = min(unread_from, (tonumber(positions[i]) or first - 1) + 1) end
-  local before = counts[COUNT.journal_first] + 1
-  call('XTRIM', JOURNAL, 'MINID', '~', format('%.0f', first), 'LIMIT', 0)
-  counts[COUNT.journal_first] = first - 1
-  if hard and unread_from < first then
-    local cut = max(before, unread_from)
-    local text = format('%.0f-%.0f', cut, first - 1)
-    items[1] = 'T' .. EVENT.trimmed .. CAUSE.hard_cap .. struct_pack('>I4H', first - cut, #text) .. text
-    item_count, event_count = 1, 1
-    write_entry()
-  end
-end
-
--- From now on it is a queue, and does not expire.
-local function make_queue()
-  call('HSET', QUEUE, 'version', VERSION)
-  call('HDEL', QUEUE, 'gone')
-  call('PERSIST', QUEUE)
-  call('PERSIST', ARRIVALS)
-  gone = nil
-end
-
-local function write_book()
+-- Write the events of this step, the counters, and what follows from them. Of the journal, everything before the number
+-- `keep_from` is removed on request; at its cap, the oldest events go, and that is journalled if a reader had not read them.
+local function write_book(keep_from)
+  local at_cap = false
   if item_count > 0 then
     write_entry()
     local kept = counts[COUNT.journal_last] - counts[COUNT.journal_first]
     if kept >= policy.journal_max + max(CHUNK_MESSAGES_MAX, floor(policy.journal_max / JOURNAL_SLACK_PART)) then
-      trim_journal(counts[COUNT.journal_last] - policy.journal_max + 1, true)
+      keep_from, at_cap = counts[COUNT.journal_last] - policy.journal_max + 1, true
+    end
+  end
+  if keep_from then
+    local unread_from = keep_from
+    local positions = redis.pcall('HVALS', READERS) -- what is no hash there has no readers of ours
+    for i = 1, #positions do unread_from = min(unread_from, (tonumber(positions[i]) or keep_from - 1) + 1) end
+    local before = counts[COUNT.journal_first] + 1
+    call('XTRIM', JOURNAL, 'MINID', '~', format('%.0f', keep_from), 'LIMIT', 0)
+    counts[COUNT.journal_first] = keep_from - 1
+    if at_cap and unread_from < keep_from then
+      local cut = max(before, unread_from)
+      local text = format('%.0f-%.0f', cut, keep_from - 1)
+      items[1] = 'T' .. EVENT.trimmed .. CAUSE.hard_cap .. struct_pack('>I4H', keep_from - cut, #text) .. text
+      item_count, event_count = 1, 1
+      write_entry()
     end
   end
   if past_field then
@@ -275,37 +247,19 @@ local function write_book()
   else
     call('HSET', QUEUE, 'version', VERSION, 'counts', cmsgpack.pack(counts))
   end
-  if gone then
-    if makes or call('EXISTS', MESSAGES) == 1 then
-      make_queue()
-    elseif gone ~= '1' then
-      call('HSET', QUEUE, 'gone', '1')
-      call('PEXPIRE', QUEUE, ARRIVAL_TTL_MS)
-    end
+  if gone and (makes or call('EXISTS', MESSAGES) == 1) then
+    -- From now on it is a queue, and does not expire.
+    call('HDEL', QUEUE, 'gone')
+    call('PERSIST', QUEUE)
+    call('PERSIST', ARRIVALS)
+    gone = nil
+  elseif gone and gone ~= '1' then
+    call('HSET', QUEUE, 'gone', '1')
+    call('PEXPIRE', QUEUE, ARRIVAL_TTL_MS)
   end
 end
 
-local function bulk(command, key, list, length)
-  for i = 1, length, 1000 do call(command, key, unpack(list, i, min(i + 999, length))) end
-end
-
--- Remember what arrived, times and ids by turns, and forget what arrived long ago: a bounded number, more than one step can
--- add. The set ends with the last of them. The first write removes.
-local function remember_arrivals(arrivals, length)
-  local old = call('ZRANGEBYSCORE', ARRIVALS, '-inf', now, 'LIMIT', 0, ARRIVALS_FORGOTTEN_MAX)
-  call('ZREM', ARRIVALS, '', unpack(old))
-  if length == 0 then return end
-  bulk('ZADD', ARRIVALS, arrivals, length)
-  call('PEXPIRE', ARRIVALS, ARRIVAL_TTL_MS)
-end
-
 -- ---- sleepers to wake ----------------------------------------------------------------------------------------
-
--- Milliseconds until the first member of a sorted set of times, or nil.
-local function until_first(key)
-  local first = call('ZRANGE', key, 0, 0, 'WITHSCORES')
-  if first[2] then return max(0, tonumber(first[2]) - now) end
-end
 
 -- Remove up to `number` sleepers from the record, the last registered first; '*' if the record is lost.
 local function choose_sleepers(number)

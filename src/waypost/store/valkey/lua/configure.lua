@@ -35,7 +35,7 @@ end
 
 local wanted = verb == 'pause'
 if paused == wanted then
-  if makes and gone then make_queue() end
+  if makes and gone then write_book() end
   return {'0'}
 end
 paused = wanted

@@ -75,7 +75,8 @@ elseif verb == 'journal_reader' then
   local position = tonumber(call('HGET', READERS, name) or '') or first_kept - 1
   if read_to then position = max(position, min(read_to, last)) end
   call('HSET', READERS, name, format('%.0f', position))
-  if gone then make_queue() end
+  makes = true
+  if gone then write_book() end
   return position
 elseif verb == 'journal_forget' then
   return call('HDEL', READERS, ARGV[FIRST_ARGUMENT + 1])
@@ -86,8 +87,7 @@ local positions = call('HVALS', READERS)
 for i = 1, #positions do read_to = min(read_to, tonumber(positions[i]) or last) end
 local first = min(tonumber(ARGV[FIRST_ARGUMENT + 1]), read_to) + 1
 if first > first_kept then
-  trim_journal(first, false)
-  write_book()
+  write_book(first)
   return first
 end
 return first_kept

@@ -10,7 +10,9 @@
 -- followed by the id of the message concerned; then the sleepers to wake and, behind a byte 1, what else it did.
 
 local first = first_result()
-if first then return known_answer(first) end
+if first then
+-- include known_answer
+end
 open_queue()
 makes = true
 must_be('zset', READY)
@@ -62,17 +64,19 @@ if plain and not policy.max_pending and policy.journal ~= 'full' then
     return refused
   end
   if length > 1000 then call('HSET', MESSAGES, unpack(values, 1001, length)) end
-  bulk('ZADD', READY, scores, length)
+  call('ZADD', READY, unpack(scores, 1, min(1000, length)))
+  if length > 1000 then call('ZADD', READY, unpack(scores, 1001, length)) end
   local stored = length / 2
   counts[COUNT.sequence] = position
   if notes then item_count, event_count = length, stored end
   count_up(COUNT.published, MINUTE.published, stored)
   local names = wake(stored)
-  if tonumber(NUMBER) % 32 == 0 then begin_removing() end
+  if operation_number % 32 == 0 then begin_removing() end
   write_book()
   return remember_answer(string.rep('q', stored), names)
 end
 
+-- include shared
 -- include once
 
 -- include moves

@@ -23,5 +23,6 @@ end
 if found_version ~= version or found_next ~= next_seen then return {'0', found} end
 if found ~= '' then packed = sub(packed, 1, 16) .. sub(found, 17, 40) .. sub(packed, 41) end
 call('HSET', SCHEDULES, key, packed)
-if gone then make_queue() end
+makes = true
+if gone then write_book() end
 return {'1', packed}

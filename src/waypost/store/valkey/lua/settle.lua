@@ -11,7 +11,9 @@
 -- Reply: one letter per settlement, then the sleepers and waiters to wake and, behind a byte 1, what else it did.
 
 local first = first_result()
-if first then return known_answer(first) end
+if first then
+-- include known_answer
+end
 open_queue()
 must_be('hash', MESSAGES)
 must_be('hash', STATE)

@@ -6,7 +6,9 @@
 -- Invariant: nothing is published for a schedule that is not there. Reply: as of publish; nothing if there is none.
 
 local first = first_result()
-if first then return known_answer(first) end
+if first then
+-- include known_answer
+end
 open_queue()
 makes = true
 must_be('zset', READY)

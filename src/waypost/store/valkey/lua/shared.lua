@@ -1,0 +1,40 @@
+-- shared: what most scripts need beside the base, but not the shortest way of publish, which includes it behind that. Every
+-- other script has it right behind the base.
+-- Invariant: a record that cannot be used is set aside once, and arrivals are forgotten in bounded numbers.
+
+local damaged = {} -- ids that this step set aside
+
+-- Whether a packed state can be read and is complete: its texts are as long as it declares.
+local function is_sound(raw, status)
+  if #raw < 65 or (status and sub(raw, 1, 1) ~= status) or byte(raw, 48) > 9 then return false end
+  local ends = 65 + byte(raw, 61) * 256 + byte(raw, 62) + byte(raw, 63) * 256 + byte(raw, 64) + byte(raw, 65)
+  if floor(byte(raw, 38) / 4) % 2 == 0 then return #raw == ends end
+  return #raw > ends + 26 and #raw == ends + 1 + byte(raw, ends + 1)
+end
+
+-- Remove a message whose record cannot be used from its index, so that it blocks no other. Nil: it was removed before.
+local function set_aside(id, place)
+  if place then call('ZREM', place, id) end
+  redis.pcall('ZADD', BASE .. 'damaged', now, id)
+  damaged[#damaged + 1] = id
+end
+
+local function bulk(command, key, list, length)
+  for i = 1, length, 1000 do call(command, key, unpack(list, i, min(i + 999, length))) end
+end
+
+-- Remember what arrived, times and ids by turns, and forget what arrived long ago: a bounded number, more than one step can
+-- add. The set ends with the last of them. The first write removes.
+local function remember_arrivals(arrivals, length)
+  local old = call('ZRANGEBYSCORE', ARRIVALS, '-inf', now, 'LIMIT', 0, ARRIVALS_FORGOTTEN_MAX)
+  call('ZREM', ARRIVALS, '', unpack(old))
+  if length == 0 then return end
+  bulk('ZADD', ARRIVALS, arrivals, length)
+  call('PEXPIRE', ARRIVALS, ARRIVAL_TTL_MS)
+end
+
+-- Milliseconds until the first member of a sorted set of times, or nil.
+local function until_first(key)
+  local first = call('ZRANGE', key, 0, 0, 'WITHSCORES')
+  if first[2] then return max(0, tonumber(first[2]) - now) end
+end
