@@ -19,6 +19,7 @@ from tests.cli.conftest import CommandRunner
 from tests.servers.valkey_setups import ClusterSetup
 from waypost import Waypost
 from waypost.cli.doctor_checks import check_store, queues
+from waypost.cli.doctor_checks.workers import check_served
 from waypost.cli.main import main
 from waypost.store.checkup import Finding
 from waypost.store.port import Heartbeat, ServedQueue
@@ -251,7 +252,7 @@ def test_a_queue_is_served_by_a_worker_a_sleeper_or_a_lease_holder(cli: CommandR
     post._call(post.store.heartbeat(Heartbeat("a", queues=(ServedQueue("orders", 10),)), 30_000))
     with post.receive("mails"):
         stats, workers = [post.stats(name) for name in post.queues()], post.workers()
-        lonely = [one.figures["queue"] for one in queues.check_served(stats, workers) if one.level == "wrong"]
+        lonely = [one.figures["queue"] for one in check_served(stats, workers) if one.level == "wrong"]
     assert lonely == ["invoices"]
 
 
