@@ -55,7 +55,7 @@ class Entry:
     key: str | None
     priority: int
     state: str
-    #: When it may be claimed, by the store's clock.
+    #: When it may be claimed, by the store's clock; 0 if it has no time of its own.
     due_ms: int
     body: bytes
     #: How it was made: publish, forwarded, schedule.

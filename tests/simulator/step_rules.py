@@ -186,7 +186,7 @@ class StepChecker:
         waits = event.cause in ("parked", "blocked")
         if event.cause == "replace" and event.key is not None:
             waits = queue.replaced.get(event.key) == "waiting"
-        due = step.store_ms if event.due_ms is None else event.due_ms
+        due = event.due_ms or 0
         origin = "schedule" if event.schedule is not None else event.cause if event.cause == "forwarded" else "publish"
         entry = Entry(
             id, event.queue, label, event.key, event.priority or 0, "none", due, event.body or b"", origin or "publish",
@@ -217,7 +217,8 @@ class StepChecker:
     def _postponed(self, step: StoreStep, event: EventRecord, queue: QueueRecords, entry: Entry) -> None:
         if entry.state not in ("ready", "delayed", "waiting"):
             self._find("states", entry, f"{show(entry)} was postponed while it was {entry.state}")
-        entry.due_ms = event.due_ms or step.store_ms
+        due = event.due_ms or 0
+        entry.due_ms = due if due > step.store_ms else 0
         if entry.state != "waiting":
             self._make_claimable(step, queue, entry)
 
@@ -227,8 +228,6 @@ class StepChecker:
             self._find("states", entry, f"{show(entry)} was promoted ({event.cause}) while it was {entry.state}")
         if event.cause == "due" and entry.due_ms > step.store_ms:
             self._find("not early", entry, f"{show(entry)} was promoted {entry.due_ms - step.store_ms} ms too early")
-        if event.cause == "unparked":
-            entry.due_ms = max(entry.due_ms, step.store_ms)
         self._make_claimable(step, queue, entry)
 
     def _claimed(self, step: StoreStep, event: EventRecord, queue: QueueRecords, entry: Entry) -> None:

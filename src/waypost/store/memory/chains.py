@@ -114,7 +114,7 @@ def _unblock(model: QueueModel, now: int, notice: Notice, operation: Operation |
         return
     record.blockers = tuple(chain for chain in record.blockers if chain != notice.chain)
     if not record.blockers:
-        model.make_claimable(now, record, max(record.ready_ms, now))
+        model.make_claimable(now, record, record.ready_after_wait(now))
         model.note(now, "promoted", operation, record, cause="unblocked")
 
 

@@ -234,10 +234,11 @@ class QueueModel:
         due = draft.at_ms if draft.at_ms is not None else now + draft.delay_ms
         if action == "extend":
             record = self.messages[holder_id]
-            record.ready_ms = max(due, now)
             if record.state != "waiting":
-                self.make_claimable(now, record, record.ready_ms)
-            self.note(now, "postponed", operation, record, due_ms=record.ready_ms)
+                self.make_claimable(now, record, max(due, now))
+            else:
+                record.ready_ms = due if due > now else record.published_ms
+            self.note(now, "postponed", operation, record, due_ms=max(due, now))
             return Published(record.id, "extended", self.name)
 
         record = Record(
@@ -662,8 +663,7 @@ class QueueModel:
                 return
             heir = self.messages[holder.parked]
             holder.owner, holder.parked = heir.id, None
-            heir.ready_ms = max(heir.ready_ms, now)
-            self.make_claimable(now, heir, heir.ready_ms)
+            self.make_claimable(now, heir, heir.ready_after_wait(now))
             self.note(now, "promoted", operation, heir, cause="unparked")
 
     def check(self, now: int, *, mend: bool) -> CheckPage:

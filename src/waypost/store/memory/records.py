@@ -42,6 +42,13 @@ class Record:
     #: The chains that it still waits for.
     blockers: tuple[str, ...] = ()
 
+    def ready_after_wait(self, now: int) -> int:
+        """Return when it may be claimed if it need not wait any more: now, unless it was published with a delay.
+
+        Without a delay `ready_ms` is the time of the publish, which may be ahead of a clock that was set back since.
+        """
+        return now if self.ready_ms == self.published_ms else max(self.ready_ms, now)
+
     def stored(self) -> Stored:
         leased = self.state == "leased"
         return Stored(

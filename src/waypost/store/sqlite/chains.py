@@ -101,7 +101,7 @@ def _unblock(records: QueueRecords, notice: Notice) -> None:
         record.error_type, record.error = "ChainFailed", f"chain {notice.chain}: {notice.failed}"
         bury(records, record, "blocker_failed", None)
     elif records.step.execute(_BLOCKED, (record.seq,)).fetchone() is None:
-        make_claimable(records, record, max(record.ready_ms, records.now))
+        make_claimable(records, record, record.ready_after_wait(records.now))
         records.note("promoted", None, record, cause="unblocked")
 
 

@@ -140,7 +140,7 @@ def end(
             records.holders[key] = None
             return
         holder.owner, holder.parked = heir, None
-        make_claimable(records, heir, max(heir.ready_ms, records.now))
+        make_claimable(records, heir, heir.ready_after_wait(records.now))
         records.note("promoted", operation, heir, cause="unparked")
 
 

@@ -238,8 +238,8 @@ def _copy(draft: Draft) -> bytes:
 
 def _extend(records: QueueRecords, holder_id: str, ready_ms: int, operation: str | None) -> Published:
     record = records.messages[holder_id]
-    record.ready_ms = ready_ms
     if record.state == WAITING:
+        record.ready_ms = ready_ms if ready_ms > records.now else record.published_ms
         records.touch(record)
     else:
         make_claimable(records, record, ready_ms)

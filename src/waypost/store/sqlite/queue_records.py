@@ -127,6 +127,13 @@ class Record(Struct, gc=False):
     error: str | None = None
     chain: str | None = None
 
+    def ready_after_wait(self, now: int) -> int:
+        """Return when it may be claimed if it need not wait any more: now, unless it was published with a delay.
+
+        Without a delay `ready_ms` is the time of the publish, which may be ahead of a clock that was set back since.
+        """
+        return now if self.ready_ms == self.published_ms else max(self.ready_ms, now)
+
 
 class Holder(Struct):
     """The owner of a key: its message, and the successor that waits until that message ends."""

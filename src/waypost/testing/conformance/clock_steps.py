@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from waypost.policy import OnConflict
 from waypost.testing.bench import Bench
 
 HOUR = 3600.0
@@ -92,6 +93,47 @@ class TestClockSteps:
         bench.publish(delay=60)
         bench.clock.step(HOUR)
         bench.claim_one()
+
+    @pytest.mark.parametrize("extended", [False, True])
+    @pytest.mark.parametrize("rule", ["replace", "extend"])
+    @pytest.mark.promise("PUB-6")
+    def test_a_message_behind_its_key_is_no_timer_because_the_clock_was_set_back(
+        self, bench: Bench, rule: OnConflict, extended: bool
+    ) -> None:
+        bench.configure(lease=30)
+        bench.publish(key="k")
+        first = bench.claim_one()
+        next_one = bench.publish(key="k", on_conflict=rule)
+        bench.after(5)
+        if extended:
+            assert bench.publish(key="k", on_conflict="extend").id == next_one.id
+        bench.clock.step(-HOUR)
+        assert bench.settle(first) == "done"
+        assert bench.claim_one().id == next_one.id
+        assert bench.ledger().balance == 0
+
+    @pytest.mark.promise("PUB-6")
+    def test_a_message_behind_its_key_waits_for_its_own_delay_after_a_step_back(self, bench: Bench) -> None:
+        bench.publish(key="k")
+        first = bench.claim_one()
+        bench.publish(key="k", on_conflict="replace", delay=60)
+        bench.clock.step(-HOUR)
+        assert bench.settle(first) == "done"
+        bench.after(HOUR + 59)
+        assert bench.claim() == []
+        bench.after(1)
+        bench.claim_one()
+
+    @pytest.mark.promise("CHAIN-2")
+    def test_a_message_that_waits_for_a_chain_is_no_timer_because_the_clock_was_set_back(self, bench: Bench) -> None:
+        chain = bench.begin_chain()
+        waiting = bench.publish(after_chains=[chain])
+        bench.deliver_all()
+        bench.clock.step(-HOUR)
+        assert bench.settle(bench.claim_one()) == "done"
+        bench.deliver_all()
+        assert bench.claim_one().id == waiting.id
+        assert bench.ledger().balance == 0
 
     @pytest.mark.promise("CRON-6")
     def test_a_leader_that_is_gone_is_replaced_one_lease_after_a_step_back(self, bench: Bench) -> None:

@@ -289,7 +289,8 @@ BEGIN
         act := 'extend';
         IF h.id IS NOT NULL THEN
             o := h;
-            UPDATE {message} m SET ready_ms = v_ready WHERE m.queue = q.number AND m.id = h.id;
+            UPDATE {message} m SET ready_ms = CASE WHEN p_due > p_now THEN p_due ELSE m.published_ms END
+            WHERE m.queue = q.number AND m.id = h.id;
         ELSE
             UPDATE {message} m SET ready_ms = v_ready, state = v_state,
                 position = CASE WHEN v_state = {READY} THEN p_seq ELSE m.position END

@@ -103,7 +103,8 @@ END $body$;
 CREATE OR REPLACE FUNCTION {unblock_message}(q {queue}, m {message}, p_now bigint) RETURNS json[] LANGUAGE plpgsql AS $body$
 DECLARE
     v_due bigint := {next_due}(q.number);
-    v_ready bigint := greatest(m.ready_ms, p_now);
+    -- Without a delay: now, also if the clock was set back since the publish.
+    v_ready bigint := CASE WHEN m.ready_ms = m.published_ms THEN p_now ELSE greatest(m.ready_ms, p_now) END;
     v_state smallint := (v_ready > p_now)::int;
 BEGIN
     UPDATE {message} t SET state = v_state, ready_ms = v_ready, position = nextval('{sequence}')

@@ -143,7 +143,8 @@ BEGIN
     IF NOT FOUND THEN
         RETURN;
     END IF;
-    v_ready := greatest(h.ready_ms, p_now);
+    -- Without a delay: now, also if the clock was set back since the publish.
+    v_ready := CASE WHEN h.ready_ms = h.published_ms THEN p_now ELSE greatest(h.ready_ms, p_now) END;
     UPDATE {message} t
     SET state = CASE WHEN v_ready > p_now THEN {DELAYED} ELSE {READY} END, ready_ms = v_ready, position = nextval('{sequence}')
     WHERE t.queue = q.number AND t.id = h.id;

@@ -158,12 +158,14 @@ local function extend_due(draft, ready)
   local s = state_of(draft.holder)
   if s.status == 'W' then
     s.ready = ready
+    note_state('postponed', nil, s.id, pack_state(s))
+    if ready <= now then s.ready = s.published end
     call('HSET', STATE, s.id, pack_state(s))
   else
     call('ZREM', PLACES[s.status], s.id)
     make_claimable(s, ready)
+    note_state('postponed', nil, s.id, s.raw)
   end
-  note_state('postponed', nil, s.id, s.raw)
   return 'e' .. s.id
 end
 

@@ -161,7 +161,7 @@ if #news > 0 then
       call('ZREM', WAITING, id)
       redis.pcall('ZREM', BASE .. 'blocked', id)
       s.flags = s.flags - 8
-      make_claimable(s, max(s.ready, now))
+      make_claimable(s, ready_after_wait(s))
       note_state('promoted', 'unblocked', id, s.raw)
       add_side_effect('promoted', 'unblocked', id, s.raw)
     end

@@ -188,7 +188,7 @@ local function check_holder(s)
     call('HSET', STATE, s.id, pack_state(s))
     if s.key ~= '' and s.status == 'W' and s.flags < 8 then
       call('ZREM', WAITING, s.id)
-      make_claimable(s, max(s.ready, now))
+      make_claimable(s, ready_after_wait(s))
       note_state('promoted', 'mended', s.id, s.raw)
     end
   end
@@ -247,7 +247,7 @@ local function check_key(key, holder)
   if mend then
     call('HSET', HOLDERS, key, parked)
     call('ZREM', WAITING, parked)
-    make_claimable(heir, max(heir.ready, now))
+    make_claimable(heir, ready_after_wait(heir))
     note_state('promoted', 'unparked', heir.id, heir.raw)
   end
   report('key', key, 'the message that holds this key is not there', 'the next one takes over')

@@ -185,6 +185,12 @@ local function make_claimable(s, ready)
   call('HSET', STATE, s.id, pack_state(s))
 end
 
+-- When a message may be claimed that need not wait any more: now, unless it was published with a delay. Without one its
+-- `ready` is the time of the publish, which may be ahead of a clock that was set back since.
+local function ready_after_wait(s)
+  return s.ready == s.published and now or max(s.ready, now)
+end
+
 -- Before all others of its priority, in the order of `ready`.
 local function to_head(s, ready, cause)
   s.status, s.ready, s.cause = 'R', ready, codes().cause_number[cause]
@@ -218,7 +224,7 @@ local function release_key(s, how)
       end
       call('HSET', HOLDERS, s.key, parked)
       call('ZREM', WAITING, parked)
-      make_claimable(heir, max(heir.ready, now))
+      make_claimable(heir, ready_after_wait(heir))
       note_state('promoted', 'unparked', heir.id, heir.raw)
       add_side_effect('promoted', 'unparked', heir.id, heir.raw)
     end
