@@ -311,10 +311,13 @@ class RemoteStore:
 
     kind = "simulated"
     namespace = "wp"
-    capabilities = Capabilities(reach="network", durability="simulated", spans_queues=True)
     transactions = None
 
     def __init__(self, node: StoreNode, link: Link, threads: Threads) -> None:
+        # Without blocking waits it is as PostgreSQL: renewals of several queues go over several connections.
+        self.capabilities = Capabilities(
+            reach="network", durability="simulated", spans_queues=True, runs_together=node.has_blocking_waits
+        )
         self.blocking_waits = SimulatedBlockingWaits(node) if node.has_blocking_waits else None
         self._node = node
         self._link = link

@@ -198,6 +198,31 @@ def test_leases_are_renewed_while_the_event_loop_is_busy() -> None:
     assert not list(history.of(HandlerNotified))
 
 
+@pytest.mark.promise("LEASE-3")
+@pytest.mark.parametrize("blocking_waits", [False, True])
+def test_leases_of_several_queues_are_kept_over_a_link_that_is_slow_for_their_length(blocking_waits: bool) -> None:
+    queues = [f"q{number}" for number in range(4)]
+    plan = Scenario(
+        seed=1,
+        queues=tuple(QueueSetting(name, {"lease": 0.9}) for name in queues),
+        processes=(
+            ProcessPlan("worker", "a", tuple(map(HandlerPlan, queues))),
+            ProcessPlan("publisher", "b"),
+        ),
+        steps=tuple(
+            Step(5.0, "publisher", "publish", {"queue": name, "label": name, "runs": [["ok", 20.0]]}) for name in queues
+        ),
+        quiet_seconds=60.0,
+        delay_range=(0.15, 0.2),
+        blocking_waits=blocking_waits,
+    )
+    _, history = run(plan)
+    (last,) = history.of(RunEnded)
+    ledgers = [last.states[name].ledger for name in queues]
+    assert [(one["done"], one["claims"], one["expired"]) for one in ledgers] == [(1, 1, 0)] * 4
+    assert not list(history.of(HandlerNotified))
+
+
 def test_a_frozen_process_goes_on_where_it_was() -> None:
     steps = [*publishes(1, seconds=5.0), Step(6.0, "worker1", "freeze", {"seconds": 60.0})]
     _, history = run(scenario(steps, workers=1))

@@ -317,6 +317,8 @@ class Capabilities(Struct, frozen=True):
     commits_out_of_order: bool = False
     #: A poll is sent back over the store's own channel (`repeat_to`).
     repeats_polls: bool = False
+    #: Calls of several queues in one `run_many` take one round trip, not one each.
+    runs_together: bool = True
 
 
 class NaturalChannel(Struct, frozen=True):

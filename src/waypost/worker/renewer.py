@@ -1,8 +1,9 @@
 """Lease renewal: one thread renews the leases of all holders, another one watches when they end.
 
 Both run while the event loop is blocked. Every third of a lease all held messages are renewed, those of a queue in one
-call (or one per chunk), on a separate connection. The replies contain lost leases and requests to cancel. Only code
-that holds the GIL for a third of a lease can keep the thread from running.
+call (or one per chunk), on a separate connection. The calls of several queues are sent together, so that a slow reply
+for one of them does not delay the others. The replies contain lost leases and requests to cancel. Only code that holds
+the GIL for a third of a lease can keep the thread from running.
 
 A lease ends here a little before it ends in the store, counted from the time at which the answered claim or renewal
 was sent. The second thread waits for that time and makes no calls, so a store that does not answer cannot delay it:
@@ -18,12 +19,13 @@ from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
 from waypost import lease_clock
-from waypost.errors import WaypostError
+from waypost.errors import OutcomeUnknown, StoreUnavailable, WaypostError
+from waypost.identity import Operation
 from waypost.message import Message, error_text, error_type
-from waypost.operations.flow import ClientContext, drive
+from waypost.operations.flow import REFUSALS, ClientContext, Flow, Sending, Sleep, Together, drive
 from waypost.operations.receive import how, log_lease_lost
 from waypost.policy import CHUNK_MESSAGES_MAX
-from waypost.store.port import Executor, Hold
+from waypost.store.port import Call, Executor, Hold
 from waypost.values import ExtendStatus
 
 log = logging.getLogger("waypost")
@@ -38,6 +40,10 @@ CLOCK_CHECK_SECONDS = 1.0
 STUCK_SECONDS_MIN = 2.0
 #: How many threads may be stuck in calls; each ends with its call, after half a minute of silence at the latest.
 STUCK_MAX = 16
+#: Messages that are renewed together, so that those with a short lease do not wait for the replies of all others.
+TOGETHER_MESSAGES_MAX = 4 * CHUNK_MESSAGES_MAX
+#: Connections over which calls are spread where the store runs calls one after the other.
+CONNECTIONS_MAX = 4
 
 Phase = Literal["extend", "deadline"]
 
@@ -77,6 +83,7 @@ class Renewer:
         self._calling: tuple[float, float] | None = None
         self._stuck: list[threading.Thread] = []
         self._losing = threading.Lock()
+        self._connecting = threading.Lock()
         #: The time before which no lease ends, and the thread that waits for it.
         self._next_end = float("inf")
         self._ends_changed = threading.Condition()
@@ -191,12 +198,11 @@ class Renewer:
                         return
                 for holder in due:
                     self._due[holder] = now + renewal_interval(holder.lease_seconds or 60.0)
-            for holder in due:
-                try:
-                    self._renew(holder)
-                except Exception:
-                    # A failed renewal costs some leases; if the thread ended, all would be lost.
-                    log.exception("renewal failed", extra={"event": "renewal_failed", "queue": holder.queue})
+            try:
+                self._renew(due)
+            except Exception:
+                # A failed renewal costs some leases; if the thread ended, all would be lost.
+                log.exception("renewal failed", extra={"event": "renewal_failed"})
 
     def _forget_idle(self, due: list[Holder]) -> list[Holder]:
         """Return the holders that hold something; the others register again with their next message."""
@@ -207,54 +213,86 @@ class Renewer:
             holder.lease_seconds = None
         return [holder for holder in due if holder not in idle]
 
-    def _renew(self, holder: Holder) -> None:
-        messages = holder.to_renew()
-        for start in range(0, len(messages), CHUNK_MESSAGES_MAX):
-            chunk = messages[start : start + CHUNK_MESSAGES_MAX]
-            sent = lease_clock.now()
-            try:
-                statuses = self._extend(holder, chunk)
-            except WaypostError as error:
-                log.warning(
-                    "the leases of %d messages of queue %s could not be renewed: %s",
-                    len(chunk),
-                    holder.queue,
-                    error,
-                    extra={"event": "renewal_failed", "queue": holder.queue, "count": len(chunk)},
-                )
-                self._context.emit(
-                    "renewed", holder.queue, *how(error), count=len(chunk),
-                    error_type=error_type(error), error=error_text(error),
-                )  # fmt: skip
-                continue
-            self._context.emit("renewed", holder.queue, count=statuses.count("ok") + statuses.count("cancel"))
-            for message, status in zip(chunk, statuses, strict=True):
-                if status != "lost":
-                    # Not an earlier end, of a call that was answered after the next one.
-                    end = lease_clock.local_end(sent, message._lease_seconds)
-                    message._lease_until = max(message._lease_until, end)
-                if status != "ok":
-                    self._answer(holder, message, status)
+    def _renew(self, due: list[Holder]) -> None:
+        """Renew the leases of several holders: those with the shortest leases first."""
+        renewals: list[Renewal] = []
+        count = 0
+        for holder in sorted(due, key=lambda one: one.lease_seconds or 60.0):
+            messages = holder.to_renew()
+            for start in range(0, len(messages), CHUNK_MESSAGES_MAX):
+                chunk = messages[start : start + CHUNK_MESSAGES_MAX]
+                if renewals and count + len(chunk) > TOGETHER_MESSAGES_MAX:
+                    self._renew_together(renewals)
+                    renewals, count = [], 0
+                renewals.append(Renewal(holder, chunk))
+                count += len(chunk)
+        if renewals:
+            self._renew_together(renewals)
 
-    def _extend(self, holder: Holder, messages: list[Message[Any]]) -> list[ExtendStatus]:
-        context, queue = self._context, holder.queue
-        seconds = renewal_interval(holder.lease_seconds or 60.0)
+    def _renew_together(self, renewals: list[Renewal]) -> None:
+        groups = [renewals]
+        if not self._context.store.capabilities.runs_together:
+            groups = [renewals[start::CONNECTIONS_MAX] for start in range(min(CONNECTIONS_MAX, len(renewals)))]
+        seconds = min(one.interval for one in renewals)
         self._calling = (lease_clock.now(), max(seconds, STUCK_SECONDS_MIN))
+        threads = [
+            threading.Thread(target=self._renew_group, args=(group, seconds), name="waypost-renewals", daemon=True)
+            for group in groups[1:]
+        ]
         try:
-            if self.executor is None:
-                self.executor = self._connect()
-            holds = [Hold(message.id, message.token, message._lease.nonce) for message in messages]
-            # After the next renewal it is of no use.
-            renewal = context.operate(
-                queue,
-                lambda operation: context.store.extend(queue, holds, operation),
-                budget=min(context.retry_budget, seconds),
-                fenced=True,
-            )
-            return drive(self.executor, renewal)
+            for thread in threads:
+                thread.start()
+            self._renew_group(groups[0], seconds)
+            for thread in threads:
+                thread.join()
         finally:
             if self._thread is threading.current_thread():
                 self._calling = None
+
+    def _renew_group(self, renewals: list[Renewal], seconds: float) -> None:
+        sent = lease_clock.now()
+        try:
+            try:
+                replies = self._extend(renewals, seconds)
+            except WaypostError as error:
+                replies = [error] * len(renewals)
+            for renewal, reply in zip(renewals, replies, strict=True):
+                self._take_reply(renewal, reply, sent)
+        except Exception:
+            queues = ", ".join(one.holder.queue for one in renewals)
+            log.exception("renewal failed", extra={"event": "renewal_failed", "queue": queues})
+
+    def _take_reply(self, renewal: Renewal, reply: list[ExtendStatus] | WaypostError, sent: float) -> None:
+        holder, messages = renewal.holder, renewal.messages
+        if isinstance(reply, WaypostError):
+            log.warning(
+                "the leases of %d messages of queue %s could not be renewed: %s",
+                len(messages),
+                holder.queue,
+                reply,
+                extra={"event": "renewal_failed", "queue": holder.queue, "count": len(messages)},
+            )
+            self._context.emit(
+                "renewed", holder.queue, *how(reply), count=len(messages),
+                error_type=error_type(reply), error=error_text(reply),
+            )  # fmt: skip
+            return
+        self._context.emit("renewed", holder.queue, count=reply.count("ok") + reply.count("cancel"))
+        for message, status in zip(messages, reply, strict=True):
+            if status != "lost":
+                # Not an earlier end, of a call that was answered after the next one.
+                end = lease_clock.local_end(sent, message._lease_seconds)
+                message._lease_until = max(message._lease_until, end)
+            if status != "ok":
+                self._answer(holder, message, status)
+
+    def _extend(self, renewals: list[Renewal], seconds: float) -> list[list[ExtendStatus] | WaypostError]:
+        """Send renewals together, for so long at most: after the next renewal they are of no use."""
+        with self._connecting:
+            if self.executor is None:
+                self.executor = self._connect()
+            executor = self.executor
+        return drive(executor, extend_together(self._context, renewals, min(self._context.retry_budget, seconds)))
 
     def _answer(self, holder: Holder, message: Message[Any], status: ExtendStatus) -> None:
         if not holder.still_concerns(message):
@@ -334,6 +372,62 @@ class Renewer:
             self._calling = None
             self._thread = threading.Thread(target=self._loop, name="waypost-renewals", daemon=True)
             self._thread.start()
+
+
+class Renewal:
+    """The leases of one holder that one call renews."""
+
+    __slots__ = ("holder", "interval", "messages")
+
+    def __init__(self, holder: Holder, messages: list[Message[Any]]) -> None:
+        self.holder = holder
+        self.messages = messages
+        self.interval = renewal_interval(holder.lease_seconds or 60.0)
+
+    def sending(self, context: ClientContext, budget: float) -> Sending[list[ExtendStatus]]:
+        """Return its call, which can be sent again: the store compares tokens, so that a repeat is harmless."""
+        queue = self.holder.queue
+        holds = [Hold(message.id, message.token, message._lease.nonce) for message in self.messages]
+
+        def make(operation: Operation) -> Call[list[ExtendStatus]]:
+            return context.store.extend(queue, holds, operation)
+
+        return Sending(context, queue, make, budget=budget, fenced=True)
+
+
+def extend_together(
+    context: ClientContext, renewals: list[Renewal], budget: float
+) -> Flow[list[list[ExtendStatus] | WaypostError]]:
+    """Send renewals as one flush; those whose connection failed are sent again within the budget."""
+    yield from context.know_time()
+    sendings = [renewal.sending(context, budget) for renewal in renewals]
+    replies: list[Any] = [None] * len(sendings)
+    waiting = list(range(len(sendings)))
+    try:
+        while waiting:
+            try:
+                answers: list[Any] = yield Together([sendings[place].call() for place in waiting])
+            except WaypostError as error:
+                answers = [error] * len(waiting)
+            again: list[int] = []
+            pause: Sleep | None = None
+            for place, answer in zip(waiting, answers, strict=True):
+                replies[place] = answer
+                if isinstance(answer, (StoreUnavailable, OutcomeUnknown, *REFUSALS)):
+                    try:
+                        pause = sendings[place].failed("extend", answer) or pause
+                        again.append(place)
+                    except WaypostError as error:
+                        replies[place] = error
+                elif isinstance(answer, Exception) and not isinstance(answer, WaypostError):
+                    raise answer
+            if pause is not None:
+                yield pause
+            waiting = again
+        return replies
+    finally:
+        for sending in sendings:
+            sending.end()
 
 
 def renewal_interval(lease_seconds: float) -> float:

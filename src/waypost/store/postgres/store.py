@@ -168,6 +168,7 @@ class PostgresStore:
         durability="each commit is as durable as the server's synchronous_commit setting",
         needs_migration=True,
         commits_out_of_order=True,
+        runs_together=False,
     )
     blocking_waits = None
 
