@@ -6,7 +6,8 @@ import time
 from collections.abc import Iterator
 
 from tests.fault.figure import Figure
-from tests.simulator.__main__ import Batch, run_hours
+from tests.simulator.__main__ import Batch, hours_on_two_cores, run_hours
+from tests.simulator.coverage import all_pairs, missing
 from tests.simulator.planted import FAULTS, SECONDS_MAX, find
 
 HOURS, HOURS_QUICK = 500.0, 15.0
@@ -18,13 +19,21 @@ def simulator_figures(*, quick: bool, seed: int) -> Iterator[Figure]:
     for batch in run_hours(seed, HOURS_QUICK if quick else HOURS):
         total.add(batch)
     an_hour = total.hours / (time.monotonic() - began) * 3600
+    two_cores = hours_on_two_cores(total)
     violations = [str(finding) for _, findings in total.failing for finding in findings]
     yield Figure(
-        f"simulator, {total.hours:.0f} hours in {total.scenarios} scenarios from seed {seed} on, {an_hour:.0f} an hour",
+        f"simulator, {total.hours:.0f} hours in {total.scenarios} scenarios from seed {seed} on, {an_hour:.0f} an hour "
+        f"({two_cores:.0f} by the processor time of two cores)",
         f"violations {len(violations)}" + (f", the first: {violations[0]}" if violations else ""),
         "0",
         not violations,
     )
+    count, never = len(all_pairs()), len(missing(total.pairs))
+    if not quick:
+        yield Figure(
+            "simulator, pairs of a fault and an operation that met", f"{count - never} of {count}", "95 %",
+            never <= count * 0.05,
+        )  # fmt: skip
     found = 0
     for one in FAULTS:
         # Quick: from a seed that is known to find it.

@@ -44,6 +44,8 @@ class Batch:
     scenarios: int = 0
     hours: float = 0.0
     happenings: int = 0
+    #: Processor time that it took.
+    seconds: float = 0.0
     failing: list[tuple[int, list[Finding]]] = field(default_factory=list)
     pairs: Counter[tuple[str, str]] = field(default_factory=Counter)
 
@@ -51,15 +53,19 @@ class Batch:
         self.scenarios += other.scenarios
         self.hours += other.hours
         self.happenings += other.happenings
+        self.seconds += other.seconds
         self.failing += other.failing
         self.pairs += other.pairs
 
 
 def run_seed(seed: int) -> Batch:
     """Run the scenario of a seed."""
+    began = time.process_time()
     judged = run_and_judge(draw(seed))
     failing = [(seed, judged.findings)] if judged.findings else []
-    return Batch(1, judged.scenario.length_hours, len(judged.history), failing, pairs_of(judged.history))
+    pairs = pairs_of(judged.history)
+    spent = time.process_time() - began
+    return Batch(1, judged.scenario.length_hours, len(judged.history), spent, failing, pairs)
 
 
 @contextmanager
@@ -117,6 +123,11 @@ def show_failing(seed: int) -> None:
     print(f"the shortened scenario: {path}; once it is understood it belongs into tests/simulator/corpus")
 
 
+def hours_on_two_cores(total: Batch) -> float:
+    """How many hours two cores would simulate in an hour if they did nothing else: by the processor time."""
+    return total.hours / max(total.seconds, 1e-9) * 3600 * 2
+
+
 def simulate_hours(first_seed: int, hours: float) -> int:
     """Run for so many simulated hours, and print what was seen."""
     began, total = time.monotonic(), Batch()
@@ -129,6 +140,10 @@ def simulate_hours(first_seed: int, hours: float) -> int:
     print(
         f"{total.hours:,.0f} hours in {total.scenarios:,} scenarios from seed {first_seed} on, {total.happenings:,} "
         f"happenings, in {spent:.0f} s: {total.hours / spent * 3600:,.0f} hours an hour"
+    )
+    print(
+        f"processor time {total.seconds:.0f} s: {hours_on_two_cores(total):,.0f} hours an hour of two cores that do "
+        "nothing else"
     )
     print(f"violations: {sum(len(findings) for _, findings in total.failing)} in {len(total.failing)} scenarios")
     for seed, _ in total.failing[:STORIES_MAX]:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
+from tests.simulator.meetings import Meetings
 from tests.simulator.scenario import (
     OPERATOR,
     STORE,
@@ -72,9 +73,14 @@ class Drawing:
         self._workers_stop(processes)
         for _ in range(self.random.choice((0, 1, 2, 3))):
             self._scene(processes)
-        steps = tuple(sorted(self.steps, key=lambda step: step.at))
         delays = self.random.choice(DELAY_RANGES)
-        return Scenario(self.seed, tuple(self.queues), processes, steps, schedules, QUIET_SECONDS, delays)
+        meetings = Meetings(self.seed, self.queues, processes, self.length)
+        meetings.draw()
+        steps = tuple(sorted((*self.steps, *meetings.steps), key=lambda step: step.at))
+        return Scenario(
+            self.seed, tuple(meetings.queues), tuple(meetings.processes), steps, schedules, QUIET_SECONDS, delays,
+            blocking_waits=self.seed % 4 == 3,
+        )  # fmt: skip
 
     def _chance(self, share: float) -> bool:
         return self.random.random() < share

@@ -20,8 +20,9 @@ from pathlib import Path
 
 from tests.simulator.history import Happening, Recorder, to_line
 from tests.simulator.play import Player, Registry
-from tests.simulator.scenario import CLIENT_VERBS, Scenario, Step, from_json
+from tests.simulator.scenario import CLIENT_VERBS, OPERATOR_VERBS, Scenario, Step, from_json
 from waypost import AsyncWaypost
+from waypost.outbox.relay.waypost import WaypostTarget
 
 #: How long handlers may go on at the end.
 STOP_SECONDS = 5.0
@@ -50,10 +51,12 @@ async def run(scenario: Scenario, name: str, url: str, namespace: str, history: 
                 file.write(to_line(happening))
 
             recorder = Recorder(lambda: time.time() - began, observe=write, first_call=os.getpid() * 1_000_000)
+            for relay in plan.relays:
+                post.relay(relay.source, to=WaypostTarget(url, relay.target, namespace=namespace))
             player = Player(name, plan, post, recorder, Registry())
             tasks = [asyncio.create_task(player.start())]
             for step in scenario.steps:
-                if step.who == name and step.action in CLIENT_VERBS and step.at > recorder.now:
+                if step.who == name and step.action in (CLIENT_VERBS | OPERATOR_VERBS) and step.at > recorder.now:
                     tasks.append(asyncio.create_task(perform_at(player, step, recorder)))
             await asyncio.to_thread(sys.stdin.read)
             await player.stop(STOP_SECONDS)

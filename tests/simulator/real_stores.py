@@ -258,7 +258,8 @@ class RealWorld:
     async def _until_all_ended(self, post: AsyncWaypost) -> None:
         deadline = time.monotonic() + END_SECONDS
         while time.monotonic() < deadline:
-            ledgers = [await post.ledger(queue.name) for queue in self.scenario.queues]
+            served = [queue.name for queue in self.scenario.queues if self.scenario.is_served(queue.name)]
+            ledgers = [await post.ledger(queue) for queue in served]
             if not any(one.ready + one.delayed + one.waiting + one.leased for one in ledgers):
                 return
             await asyncio.sleep(0.2)
@@ -299,7 +300,8 @@ class RealWorld:
         findings += judge.findings
         now = self.recorder.now
         for queue in self.scenario.queues:
-            findings += compare_ledger(queue.name, await post.ledger(queue.name), steps, now)
+            ledger = await post.ledger(queue.name)
+            findings += compare_ledger(queue.name, ledger, steps, now, served=self.scenario.is_served(queue.name))
         return RealRun(self.store, findings, count, self.faults, self.left_out)
 
 
@@ -334,7 +336,7 @@ def steps_of(events: list[EventRecord], began: float) -> Iterator[StoreStep]:
         at = end
 
 
-def compare_ledger(queue: str, ledger: Any, steps: StepChecker, at: float) -> Iterator[Finding]:
+def compare_ledger(queue: str, ledger: Any, steps: StepChecker, at: float, *, served: bool) -> Iterator[Finding]:
     """The ledger against the journal, and nothing is left over."""
     own = steps.queue(queue).counts
     if ledger.balance or ledger.unexplained:
@@ -345,7 +347,7 @@ def compare_ledger(queue: str, ledger: Any, steps: StepChecker, at: float) -> It
             text = f"{queue} counts {getattr(ledger, name)} {name}, its journal has {own[name]}"
             yield Finding("ledger", at, None, text)
     left = ledger.ready + ledger.delayed + ledger.waiting + ledger.leased
-    if left:
+    if left and served:
         text = f"{left} messages of {queue} have not ended {END_SECONDS:g} s after the last step"
         yield Finding("liveness", at, None, text)
 

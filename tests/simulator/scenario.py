@@ -26,7 +26,7 @@ Faults of a process: begin at `at`, last for `seconds`, then end by themselves.
     stall                  seconds: its event loop is busy, its threads run
     suspend                seconds: its machine sleeps, monotonic clocks stop
     wall_clock_step        by: seconds, forwards or back: the wall clock of its machine, not of the store
-    clone                  a copy of it goes on beside it, with the same sessions and random numbers
+    clone                  a copy of it goes on beside it, with the same sessions and random numbers; `name` with a `+`
     partition              seconds; way: both, to_store, from_store, refused
     slow_link              seconds; delay, bytes_per_second
     lose_requests, lose_replies, double_requests, lose_notifications      seconds, share
@@ -219,6 +219,13 @@ class Scenario:
     @property
     def length_hours(self) -> float:
         return self.length_seconds / 3600
+
+    def is_served(self, queue: str) -> bool:
+        """Whether a process handles the messages of a queue or sends them on."""
+        return any(
+            any(one.queue == queue for one in plan.handlers) or any(one.source == queue for one in plan.relays)
+            for plan in self.processes
+        )
 
     def process(self, name: str) -> ProcessPlan:
         """The plan of a process, also of its clones, whose names go on with a `+`."""

@@ -231,7 +231,7 @@ class World:
         """A copy of a process goes on beside it. Handlers under way are not copied: it begins with nothing claimed."""
         number = self._begin_fault(step)
         original = running.player
-        name = f"{original.name}+{number}"
+        name = step.arguments.get("name", f"{original.name}+{number}")
         copy = self._start(name, running.plan, running.process.machine.name, original.name)
         copy.process.random.setstate(running.process.random.getstate())
         clients.copy_session(original.post._session, copy.player.post._session)
