@@ -412,7 +412,7 @@ def a_renewed_lease_ends_too_early(handmade: Handmade, broken: bool) -> None:
 
 
 @rule("fence")
-def a_stale_settle_is_taken(handmade: Handmade, broken: bool) -> None:
+def a_stale_settle_is_accepted(handmade: Handmade, broken: bool) -> None:
     handmade.publish("a")
     handmade.claim("a")
     handmade.fault("freeze", seconds=10.0)
@@ -428,7 +428,7 @@ def the_settle_of_the_holder_is_refused(handmade: Handmade, broken: bool) -> Non
 
 
 @rule("fence")
-def a_stale_renewal_is_taken(handmade: Handmade, broken: bool) -> None:
+def a_stale_renewal_is_accepted(handmade: Handmade, broken: bool) -> None:
     handmade.publish("a")
     handmade.claim("a")
     handmade.settle("a")
@@ -436,7 +436,7 @@ def a_stale_renewal_is_taken(handmade: Handmade, broken: bool) -> None:
 
 
 @rule("cancel")
-def a_renewal_does_not_say_that_a_cancel_was_requested(handmade: Handmade, broken: bool) -> None:
+def a_renewal_does_not_report_a_requested_cancel(handmade: Handmade, broken: bool) -> None:
     handmade.publish("a")
     handmade.claim("a")
     handmade.step("cancel", handmade.event("cancel_requested", "a", token=1))
@@ -650,6 +650,13 @@ def fired(handmade: Handmade, name: str, instant: str) -> None:
 def an_instant_fires_twice(handmade: Handmade, broken: bool) -> None:
     fired(handmade, "a", "2027-01-01T00:00:00Z")
     fired(handmade, "b", "2027-01-01T00:00:00Z" if broken else "2027-01-01T00:00:30Z")
+
+
+@rule("schedules")
+def only_a_trigger_may_be_at_the_instant_of_another(handmade: Handmade, broken: bool) -> None:
+    for name in ("a", "b"):
+        verb = "fire_schedule" if broken else "trigger_schedule"
+        handmade.publish(name, verb=verb, schedule="tick", instant="2027-01-01T00:00:00Z")
 
 
 @rule("schedules", schedules=(TICK,))
