@@ -1,15 +1,17 @@
-"""How long the screens of the web page take, with a thousand and with a million messages, and with 2,000 queues.
+"""How long the screens of the web page and the reads of its API take, with few and many messages and with many queues.
 
     python -m benchmarks.web --quick --json
 
-Each screen is asked for several times through the app itself, without a network, on an idle store; the median and the
-slowest are reported. The figures should not grow with the messages: lists are pages, and nothing is scanned whole.
-`--quick` has 100,000 messages in place of a million.
+Each is asked for several times through the app itself, without a network, on an idle store, and never from figures that
+an earlier request has read: the median and the slowest are reported. A screen is named by its path, a read of the API
+as `api-<operation>`; `-few` has 1,000 messages, `-many` 1,000,000 and `-queues` 2,000 queues. The figures should be the
+same for few and for many: lists are pages, and nothing is scanned whole. `--quick` has 50,000 messages and 500 queues.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import statistics
 import tempfile
 import time
@@ -18,17 +20,23 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from starlette.routing import Route
+
 from benchmarks.measure import Report, arguments
 from waypost import AsyncWaypost, Waypost
 from waypost.store.postgres import migrate
 from waypost.testing.bench import fresh_namespace
 from waypost.testing.postgres import PostgresServer
 from waypost.testing.servers import ValkeyServer
-from waypost.web import create_app
+from waypost.web import api, create_app
 
-TURNS = 15
-QUEUES = 2_000
-DEAD = 2_000
+TURNS = 9
+FEW, MANY, QUICK_MANY = 1_000, 1_000_000, 50_000
+QUEUES, QUICK_QUEUES = 2_000, 500
+DEAD = 200
+PUBLISHED_TOGETHER = 10_000
+UNKNOWN_ID = "0" * 24
+STORES = ("sqlite", "valkey", "postgres")
 
 
 async def get_page(app: Any, path: str) -> int:
@@ -52,93 +60,144 @@ async def get_page(app: Any, path: str) -> int:
 
 
 @contextmanager
-def open_store(kind: str) -> Iterator[str]:
-    """A store of its own; its URL."""
+def open_store(kind: str) -> Iterator[tuple[str, str]]:
+    """A store of its own; its URL and namespace."""
+    namespace = fresh_namespace()
     match kind:
         case "sqlite":
             with tempfile.TemporaryDirectory() as folder:
-                yield f"sqlite:///{Path(folder) / 'web.db'}"
+                yield f"sqlite:///{Path(folder) / 'web.db'}", namespace
         case "valkey":
             with ValkeyServer() as server:
-                yield server.url
+                yield server.url, namespace
         case _:
             with PostgresServer() as server:
-                yield server.url
+                migrate(server.url, namespace=namespace)
+                yield server.url, namespace
 
 
-def fill(post: Waypost, count: int) -> tuple[str, str]:
-    """Make messages, dead letters and timers; the ids of one that waits and of one that is dead."""
+def publish(post: Waypost, queue: str, count: int) -> str:
+    """Publish many messages; the id of one in the middle."""
+    middle = ""
+    for start in range(0, count, PUBLISHED_TOGETHER):
+        bodies = ({"number": number} for number in range(start, min(count, start + PUBLISHED_TOGETHER)))
+        published = post.publish_many(queue, bodies)
+        if start <= count // 2:
+            middle = published[len(published) // 2].id
+    return middle
+
+
+def fill_messages(post: Waypost, count: int) -> dict[str, str]:
+    """Make messages of every state, with schedules; the ids by what they are examples of."""
     post.publish_many("orders", ({"number": number} for number in range(DEAD)))
+    dead = finished = ""
     for number in range(DEAD):
         with post.receive("orders", renew=False) as message:
             assert message is not None
+            dead = message.id
             message.dead("rejected", f"error {number % 3}")
-    published = post.publish_many("orders", ({"number": number} for number in range(count - DEAD)))
-    post.publish_many("mails", range(1_000), delay=3600)
-    return published[len(published) // 2].id, post.peek("orders", 1, "dead")[0].id
+    finished = post.publish("orders", {"number": -1}, priority=9).id
+    with post.receive("orders", renew=False):
+        pass
+    waiting = publish(post, "orders", count - DEAD)
+    post.publish_many("mails", range(FEW), delay=3600)
+    post.save_schedule("rollup", queue="reports", cron="0 9 * * *", body={})
+    return {"waiting": waiting, "dead": dead, "finished": finished}
 
 
-async def measure(post: AsyncWaypost, paths: dict[str, str]) -> dict[str, list[float]]:
-    """Milliseconds of each page, asked for in turns. The first turn, which reads everything, is not counted."""
+def fill_queues(post: Waypost, count: int) -> dict[str, str]:
+    """Make many queues with a message each."""
+    ids = [post.publish(f"queue-{number:04}", number).id for number in range(count)]
+    post.publish("orders", 1)
+    with post.receive(f"queue-{count // 4:04}", renew=False) as message:
+        assert message is not None
+        finished = message.id
+    dead = post.publish("orders", 2, priority=9).id
+    with post.receive("orders", renew=False) as message:
+        assert message is not None
+        message.dead("rejected", "error")
+    return {"waiting": ids[count // 2], "dead": dead, "finished": finished}
+
+
+def page_routes(app: Any) -> list[str]:
+    """The pages that every store has, without the live stream and the forms of actions."""
+    routes = [route.path for route in app.routes if isinstance(route, Route) and "GET" in (route.methods or ())]
+    return [path for path in routes if path.startswith("/s/") and not path.endswith(("/events", "{action}"))]
+
+
+def screens(app: Any, ids: dict[str, str]) -> dict[str, str]:
+    """The path of each screen and of each read of the API, by the name of its figure."""
+    sample = {"{store}": "main", "{queue}": "orders", "{id}": ids["dead"]}
+    queries = {"id": ids["waiting"], "q": ids["waiting"]}
+
+    def fill(path: str) -> str:
+        for name, value in sample.items():
+            path = path.replace(name, value)
+        return path
+
+    found = {}
+    for path in page_routes(app):
+        name = path.removeprefix("/s/{store}").replace("/queues/{queue}", "/queue").replace("/{id}", "")
+        found[name.strip("/").replace("/", "-") or "first-page"] = fill(path)
+    orders = fill("/s/{store}/queues/{queue}")
+    found |= {f"queue-{state}": f"{orders}?state={state}&minutes=1440" for state in ("leased", "delayed", "dead")}
+    found |= {f"search-{kind}": f"/s/main/search?q={id}" for kind, id in (ids | {"unknown": UNKNOWN_ID}).items()}
+    found |= {"search-queue": "/s/main/search?q=or", "settings": f"{orders}/do/configure"}
+    for read in api.READS:
+        needed = [field for field in read.query.__struct_fields__ if field in queries]
+        query = f"?{needed[0]}={queries[needed[0]]}" if needed and read.name == "search" else ""
+        found[f"api-{read.name.replace('_', '-')}"] = fill(api.ROOT + read.path) + query
+    return found
+
+
+def forget_figures(app: Any) -> None:
+    """Let the next request read everything anew, as after a quiet time."""
+    watch = app.state.service.places["main"].watch
+    watch._listed_at = watch._schedules_at = watch._refreshed_at = float("-inf")
+    for reading in watch.readings.values():
+        reading.read_at = 0.0
+
+
+async def measure(post: AsyncWaypost, ids: dict[str, str]) -> dict[str, list[float]]:
+    """Milliseconds of each page, asked for in turns. The first turns, which read every queue once, are not counted."""
     app = create_app(post)
+    paths = screens(app, ids)
     found: dict[str, list[float]] = {name: [] for name in paths}
-    for turn in range(TURNS + 1):
-        for name, path in paths.items():
-            began = time.perf_counter()
-            status = await get_page(app, path)
-            assert status in (200, 303), (path, status)
-            if turn:
-                found[name].append((time.perf_counter() - began) * 1000)
+    watch = app.state.service.places["main"].watch
+    await get_page(app, "/s/main")
+    while watch.unread:
+        await watch.refresh()
+    for turn, (name, path) in itertools.product(range(TURNS + 1), paths.items()):
+        forget_figures(app)
+        began = time.perf_counter()
+        status = await get_page(app, path)
+        assert status in (200, 303), (path, status)
+        if turn:
+            found[name].append((time.perf_counter() - began) * 1000)
     await post.close()
     return found
 
 
-def run(kind: str, counts: tuple[int, ...], report: Report) -> None:
-    for count in counts:
-        with open_store(kind) as url:
-            namespace = fresh_namespace()
-            if kind == "postgres":
-                migrate(url, namespace=namespace)
-            with Waypost(url, namespace=namespace) as post:
-                waiting, dead = fill(post, count)
-            queue = "/s/main/queues/orders"
-            paths = {
-                "first-page": "/s/main", "queue": queue, "dead-letters": f"{queue}?state=dead",
-                "dead-groups": f"{queue}/dead", "message": f"{queue}/messages/{dead}",
-                "search": f"/s/main/search?q={waiting}", "timers": "/s/main/timers",
-            }  # fmt: skip
-            found = asyncio.run(measure(AsyncWaypost(url, namespace=namespace), paths))
-            for name, times in found.items():
-                add_times(report, f"{name}-{count}-messages", kind, times)
-
-
-def run_queues(kind: str, report: Report) -> None:
-    with open_store(kind) as url:
-        namespace = fresh_namespace()
-        if kind == "postgres":
-            migrate(url, namespace=namespace)
+def run(kind: str, size: str, count: int, report: Report) -> None:
+    """Measure all screens of one store."""
+    with open_store(kind) as (url, namespace):
         with Waypost(url, namespace=namespace) as post:
-            for number in range(QUEUES):
-                post.publish(f"queue-{number:04}", number)
-            id = post.peek("queue-1000", 1)[0].id
-        paths = {"first-page": "/s/main", "search": f"/s/main/search?q={id}"}
-        found = asyncio.run(measure(AsyncWaypost(url, namespace=namespace), paths))
-        for name, times in found.items():
-            add_times(report, f"{name}-{QUEUES}-queues", kind, times)
-
-
-def add_times(report: Report, name: str, kind: str, times: list[float]) -> None:
-    report.add(f"{name}-p50", kind, "waypost", round(statistics.median(times), 2), "ms")
-    report.add(f"{name}-slowest", kind, "waypost", round(max(times), 2), "ms")
+            ids = fill_queues(post, count) if size == "queues" else fill_messages(post, count)
+        times = asyncio.run(measure(AsyncWaypost(url, namespace=namespace), ids))
+        for name, measured in times.items():
+            report.add(f"{name}-{size}-p50", kind, "waypost", round(statistics.median(measured), 2), "ms")
+            report.add(f"{name}-{size}-slowest", kind, "waypost", round(max(measured), 2), "ms")
 
 
 def main() -> None:
     options = arguments("how long the screens of the web page take")
-    counts = (3_000, 100_000) if options.quick else (3_000, 1_000_000)
+    sizes = {"few": FEW, "many": MANY, "queues": QUEUES}
+    if options.quick:
+        sizes |= {"many": QUICK_MANY, "queues": QUICK_QUEUES}
     report = Report(options.json)
-    for kind in (options.store,) if options.store else ("sqlite", "valkey", "postgres"):
-        run(kind, counts, report)
-        run_queues(kind, report)
+    for kind in (options.store,) if options.store else STORES:
+        for size, count in sizes.items():
+            run(kind, size, count, report)
 
 
 if __name__ == "__main__":

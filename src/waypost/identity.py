@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+#: Ids contain the publisher's clock; journals are searched from this much earlier, because clocks differ.
+CLOCK_DIFFERENCE_MS = 120_000
 ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 ID_CHARACTERS = 24
 SESSION_BYTES = 8
@@ -156,6 +158,11 @@ def id_time_ms(message_id: str) -> int:
     for character in message_id[:9]:
         value = value << 5 | ALPHABET.index(character)
     return value
+
+
+def journal_start_ms(message_id: str) -> int:
+    """Return the store time from which on a journal is searched for the events of a message."""
+    return max(0, id_time_ms(message_id) - CLOCK_DIFFERENCE_MS) if is_message_id(message_id) else 0
 
 
 def is_message_id(text: str) -> bool:

@@ -40,7 +40,7 @@ STORE_NAME = "store"
 #: Verbs that are not recorded unless they changed something: an idle hour has thousands of them.
 READS = frozenset((
     "poll", "time", "policy", "elect", "scheduled", "schedules", "queues", "promote", "heartbeat", "stats", "outgoing",
-    "watch", "watch_chain", "result", "peek", "trace", "journal", "workers", "unblock",
+    "stats_many", "watch", "watch_chain", "result", "peek", "trace", "locate", "journal", "workers", "unblock",
 ))  # fmt: skip
 #: What a store keeps over a restart, as attributes of `MemoryStore`.
 KEPT = ("_queues", "_register", "_scheduled", "_leaders")

@@ -11,7 +11,7 @@ from waypost.checks import check_id, check_text
 from waypost.errors import InvalidInput, QueueNotEmpty, StoreFailed
 from waypost.operations.flow import ClientContext, Flow, Sleep, Together
 from waypost.policy import CHUNK_MESSAGES_MAX, KEY_CHARACTERS_MAX, PolicyRecord, parse_rate, policy_changes
-from waypost.store.port import Target
+from waypost.store.port import Call, Target
 from waypost.values import (
     FINAL_EVENTS,
     CancelStatus,
@@ -76,31 +76,19 @@ def stats_of(context: ClientContext, queues: Sequence[str], minutes: int) -> Flo
     found: list[StatsRecord] = []
     for at in range(0, len(queues), QUEUES_TOGETHER):
         part = queues[at : at + QUEUES_TOGETHER]
-        results = yield Together([context.store.stats(queue, minutes=minutes) for queue in part])
-        for queue, result in zip(part, results, strict=True):
-            # A connection that failed is tried again for each: a read has no first answer to lose.
-            if isinstance(result, Exception):
-                result = yield from context.attempt(context.store.stats(queue, minutes=minutes))
-            found.append(result)
+        found += yield from _run_together(context, context.store.stats_many(part, minutes=minutes))
     return found
 
 
 def find(context: ClientContext, message_id: str) -> Flow[list[FoundMessage]]:
     """The queues that know a message: by the message itself, by the memory of its end, or else by the journal."""
     queues = yield from context.attempt(context.store.queues())
-    found: list[FoundMessage] = []
-    for at in range(0, len(queues), QUEUES_TOGETHER):
-        part = queues[at : at + QUEUES_TOGETHER]
-        results = yield Together([context.store.watch(queue, message_id, None) for queue in part])
-        for queue, result in zip(part, results, strict=True):
-            if isinstance(result, Exception):
-                result = yield from context.attempt(context.store.watch(queue, message_id, None))
-            if result.state is not None or result.ended is not None:
-                found.append(FoundMessage(queue, message_id, result.state, result.ended))
+    found = yield from _run_together(context, context.store.locate(queues, message_id))
     if found:
         return found
-    for at in range(0, len(queues), TRACES_TOGETHER):
-        part = queues[at : at + TRACES_TOGETHER]
+    candidates = yield from _run_together(context, context.store.locate(queues, message_id, in_journals=True))
+    for at in range(0, len(candidates), TRACES_TOGETHER):
+        part = [one.queue for one in candidates[at : at + TRACES_TOGETHER]]
         results = yield Together([context.store.trace(queue, message_id) for queue in part])
         for queue, result in zip(part, results, strict=True):
             if isinstance(result, Exception):
@@ -108,6 +96,16 @@ def find(context: ClientContext, message_id: str) -> Flow[list[FoundMessage]]:
             if result.events:
                 last = result.events[-1].event
                 found.append(FoundMessage(queue, message_id, None, last if last in FINAL_EVENTS else None))
+    return found
+
+
+def _run_together(context: ClientContext, calls: Sequence[Call[list[T]]]) -> Flow[list[T]]:
+    """Run the calls of a read of many queues in one flush, and return what all of them found."""
+    found: list[T] = []
+    results = yield Together(calls)
+    for call, result in zip(calls, results, strict=True):
+        # A connection that failed is tried again for each: a read has no first answer to lose.
+        found += (yield from context.attempt(call)) if isinstance(result, Exception) else result
     return found
 
 

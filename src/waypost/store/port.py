@@ -3,7 +3,7 @@
     a message     publish  claim  settle  extend  cancel
     its result    result  watch  watch_chain
     chains        outgoing  forwarded  arrive
-    reading       peek  stats  trace  queues  policy  time
+    reading       peek  stats  stats_many  trace  locate  queues  policy  time
     a queue       configure  pause  resume  redrive  purge  promote  check  remove  unlist
     the journal   journal  journal_reader  journal_forget  journal_trim
     schedules     save_schedule  remove_schedule  schedules  scheduled  schedules_changed  fire_schedule
@@ -58,6 +58,7 @@ from waypost.values import (
     EventPage,
     ExtendStatus,
     Fired,
+    FoundMessage,
     MessageState,
     Notice,
     Page,
@@ -180,8 +181,16 @@ class Store(Protocol):
         reason: str | None = None,
     ) -> Call[Page]: ...
     def stats(self, queue: str, *, minutes: int = 0) -> Call[StatsRecord]: ...
+    # The same for many queues, in their order. The calls run together, each for a part of them.
+    def stats_many(self, queues: Sequence[str], *, minutes: int = 0) -> list[Call[list[StatsRecord]]]: ...
     def trace(self, queue: str, message_id: str, cursor: str | None = None) -> Call[TracePage]: ...
     def queues(self) -> Call[list[str]]: ...
+
+    # finding a message by its id: those of the queues that have it or remember its end; `in_journals`: those whose
+    # journal may have an event of it, which `trace` decides. The calls run together, each for a part of the queues.
+    def locate(
+        self, queues: Sequence[str], message_id: str, *, in_journals: bool = False
+    ) -> list[Call[list[FoundMessage]]]: ...
 
     # running a queue
     def redrive(

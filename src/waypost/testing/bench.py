@@ -537,6 +537,16 @@ class Bench:
             if cursor is None:
                 return events
 
+    def locate(self, message_id: str, queues: Sequence[str]) -> list[tuple[str, str | None]]:
+        """Return which queues know a message, and its state or how it ended."""
+        calls = self.store.locate(queues, message_id)
+        return [(one.queue, one.state or one.ended) for call in calls for one in self.run(call)]
+
+    def locate_in_journals(self, message_id: str, queues: Sequence[str]) -> list[str]:
+        """Return the queues whose journal may have an event of a message."""
+        calls = self.store.locate(queues, message_id, in_journals=True)
+        return [one.queue for call in calls for one in self.run(call)]
+
     def event_names(self, message_id: str, *, queue: str = QUEUE) -> list[str]:
         """Return the names of the events of one message, in order."""
         return [event.event for event in self.events(queue=queue, message_id=message_id)]

@@ -33,6 +33,9 @@ FRESH_SECONDS = 1.0
 REFRESH_SECONDS, FIRST_SECONDS = 0.05, 0.3
 #: A page needs the figures several times: they are not read again within so long.
 REFRESHED_SECONDS = 0.2
+#: While the loop for open pages runs, requests use what it read if nothing is older than this: further pages cost
+#: the store nothing.
+SWEPT_SECONDS = 8.0
 #: A store that does not answer for so long is reported as not available.
 ANSWER_SECONDS = 5.0
 #: Queues that are read in one flush.
@@ -93,7 +96,7 @@ class StoreWatch:
         Requests that come while this runs wait for the same read: a store that hangs makes each of them wait once.
         """
         loop = asyncio.get_running_loop()
-        if time.monotonic() - self._refreshed_at < REFRESHED_SECONDS:
+        if time.monotonic() - self._refreshed_at < REFRESHED_SECONDS or self._is_swept:
             return
         if self._refreshing is None or self._refreshing.done() or self._refreshing.get_loop() is not loop:
             self._refreshing = loop.create_task(self._refresh())
@@ -140,6 +143,14 @@ class StoreWatch:
             figures = self.readings[name].figures
             found = self._alerts[name] = alerts.queue_alerts(figures, serving, is_unserved=is_unserved)
         return found
+
+    @property
+    def _is_swept(self) -> bool:
+        """Whether the loop for open pages keeps the figures of all queues fresh enough for a request."""
+        if not self.is_reading or self.error is not None or not self.names or self.unread:
+            return False
+        before = time.monotonic() - SWEPT_SECONDS
+        return self._listed_at > before and all(self.readings[name].read_at > before for name in self.names)
 
     @property
     def unread(self) -> int:

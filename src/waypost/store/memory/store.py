@@ -49,6 +49,7 @@ from waypost.values import (
     EventPage,
     ExtendStatus,
     Fired,
+    FoundMessage,
     MessageState,
     Notice,
     Page,
@@ -383,6 +384,12 @@ class MemoryStore:
     def stats(self, queue: str, *, minutes: int = 0) -> Call[StatsRecord]:
         return ModelCall("stats", lambda now: self._queue(queue).stats(now, minutes))
 
+    def stats_many(self, queues: Sequence[str], *, minutes: int = 0) -> list[Call[list[StatsRecord]]]:
+        def step(now: int) -> list[StatsRecord]:
+            return [cast("ModelCall[StatsRecord]", self.stats(queue, minutes=minutes)).step(now) for queue in queues]
+
+        return [ModelCall("stats_many", step)]
+
     def trace(self, queue: str, message_id: str, cursor: str | None = None) -> Call[TracePage]:
         def step(now: int) -> TracePage:
             return TracePage([e for e in self._queue(queue).journal if e.message_id == message_id], None)
@@ -391,6 +398,24 @@ class MemoryStore:
 
     def queues(self) -> Call[list[str]]:
         return ModelCall("queues", lambda now: sorted(name for name, model in self._queues.items() if model.made))
+
+    def locate(
+        self, queues: Sequence[str], message_id: str, *, in_journals: bool = False
+    ) -> list[Call[list[FoundMessage]]]:
+        def step(now: int) -> list[FoundMessage]:
+            found = list[FoundMessage]()
+            for queue in queues:
+                model = self._queue(queue)
+                if in_journals:
+                    if any(event.message_id == message_id for event in model.journal):
+                        found.append(FoundMessage(queue, message_id, None))
+                    continue
+                known = chains.watch(model, now, message_id, None)
+                if known.state is not None or known.ended is not None:
+                    found.append(FoundMessage(queue, message_id, known.state, known.ended))
+            return found
+
+        return [ModelCall("locate", step)]
 
     # ---- running a queue ---------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from waypost.values import (
     REDELIVERY_CAUSES,
     EventPage,
     EventRecord,
+    FoundMessage,
     Ledger,
     MessageState,
     MinuteRecord,
@@ -36,6 +37,7 @@ ORDERS: dict[MessageState, tuple[str, ...]] = {
     "dead": ("ended_ms", "id"),
     "done": ("number",),
 }
+STATE_OF: dict[int, MessageState] = {number: state for state, number in STATES.items()}
 #: The fields of a journal entry as `journal` and `trace` return them.
 ENTRY = (
     "before, (entry).count, (entry).at_ms, (entry).event, (entry).operation, (entry).schedule, (entry).ids, "
@@ -43,6 +45,42 @@ ENTRY = (
     "(entry).workers, (entry).dues, (entry).causes, (entry).reasons, (entry).error_types, (entry).runs, "
     "(entry).waits, (entry).sizes, (entry).bodies, (entry).chains, coalesce((entry).claims, (entry).tokens)"
 )
+
+#: Which queues have a message, or remember how it ended. Each table is read by its index, whatever the planner
+#: expects of it.
+LOCATE = """
+    WITH time AS MATERIALIZED (SELECT {clock}($3) AS now)
+    SELECT * FROM (
+        SELECT q.name,
+            (SELECT m.state FROM {message} m WHERE m.queue = q.number AND m.id = $2) AS state,
+            coalesce(
+                (SELECT 'done' FROM {result} r WHERE r.queue = q.number AND r.id = $2 AND r.until_ms > time.now),
+                (SELECT e.how FROM {ending} e WHERE e.queue = q.number AND e.id = $2 AND e.until_ms > time.now)
+            ) AS ended
+        FROM {queue} q, time WHERE q.name = ANY ($1)
+        OFFSET 0
+    ) known WHERE state IS NOT NULL OR ended IS NOT NULL ORDER BY name"""
+#: Which queues have an event of a message in their journal. Entries of one message are found by an index; of those
+#: with many messages a bounded number is searched, from the time on when the id was made.
+LOCATE_IN_JOURNALS = """
+    SELECT q.name, NULL::smallint, NULL::text FROM {queue} q
+    WHERE q.name = ANY ($1) AND (
+        EXISTS (SELECT 1 FROM {entry} t
+            WHERE t.queue = q.number AND t.count = 1 AND t.ids IS NOT NULL AND t.ids[1] = $2)
+        OR EXISTS (SELECT 1 FROM (
+            SELECT t.ids FROM {entry} t WHERE t.queue = q.number AND t.count > 1 AND t.at_ms >= $3
+            ORDER BY t.xid, t.seq LIMIT $4) many WHERE $2 = ANY (many.ids)))
+    ORDER BY q.name"""
+
+
+def read_located(message_id: str, result: PGresult) -> list[FoundMessage]:
+    """What `LOCATE` or `LOCATE_IN_JOURNALS` found."""
+    found = list[FoundMessage]()
+    for queue, state_number, how in rows_of(result):
+        state = None if state_number is None else STATE_OF[state_number]
+        ended = "dead" if state == "dead" else how if state is None else None
+        found.append(FoundMessage(queue, message_id, state, ended))
+    return found
 
 
 def listing(
@@ -98,8 +136,13 @@ def read_listing(state: MessageState, limit: int, result: PGresult) -> Page:
 
 
 def read_stats(queue: str, result: PGresult) -> StatsRecord:
+    """The figures of one queue."""
+    return read_figures(queue, one(result) or b"{}")
+
+
+def read_figures(queue: str, figures: bytes | str) -> StatsRecord:
     """Everything comes as one JSON object."""
-    reply: dict[str, Any] = msgspec.json.decode(one(result) or b"{}")
+    reply: dict[str, Any] = msgspec.json.decode(figures)
     c: dict[str, int] = reply["counts"]
     ledger = Ledger(
         c["published"], c["redriven"], c["ready"], c["delayed"], c["waiting"], c["leased"], c["done"], c["dead"],

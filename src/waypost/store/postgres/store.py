@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -10,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from waypost import policy as limits
-from waypost.identity import Operation, new_nonce
+from waypost.identity import Operation, journal_start_ms, new_nonce
 from waypost.policy import CLAIM_BYTES_MAX, DEFAULT_POLICY, PRIORITY_DEFAULT, PRIORITY_MAX, PolicyRecord
 from waypost.store.port import (
     Call,
@@ -74,6 +75,7 @@ from waypost.values import (
     EventPage,
     ExtendStatus,
     Fired,
+    FoundMessage,
     Lease,
     MessageState,
     Notice,
@@ -154,7 +156,6 @@ SCHEDULE_COLUMNS = (
 _promoted_reply = msgspec.json.Decoder(tuple[int, int, int, int | None, list[str], Also | None]).decode
 _elected_reply = msgspec.json.Decoder(tuple[str, int, int]).decode
 _NOTHING = b"SELECT NULL WHERE false"
-_STATE_OF = {number: state for state, number in STATES.items()}
 
 _stamp = struct.Struct("!q").pack
 
@@ -390,7 +391,7 @@ class PostgresStore:
         def decode(result: PGresult) -> Watched:
             for state, how, reason, error_type, error, outcome in rows_of(result):
                 return Watched(
-                    None if state is None else _STATE_OF[state], how, reason, error_type, error,
+                    None if state is None else queries.STATE_OF[state], how, reason, error_type, error,
                     None if outcome is None else bytes(outcome),
                 )  # fmt: skip
             return Watched(None)
@@ -436,6 +437,17 @@ class PostgresStore:
         parameters = [text(queue), self._now(), number(minutes)]
         return self._call("stats", queue, parameters, lambda result: queries.read_stats(queue, result))
 
+    def stats_many(self, queues: Sequence[str], *, minutes: int = 0) -> list[Call[list[StatsRecord]]]:
+        def decode(result: PGresult) -> list[StatsRecord]:
+            found = {queue: queries.read_figures(queue, figures) for queue, figures in rows_of(result)}
+            return [found[queue] for queue in queues]
+
+        # In the order of their names: each takes the lock of its journal, and two such statements must not wait for
+        # each other.
+        parameters = [array_of_text(sorted(set(queues))), self._now(), number(minutes)]
+        command = self.names.fill("SELECT name, {stats}(name, $2, $3) FROM unnest($1::text[]) name").encode()
+        return [PostgresCall("stats_many", "", command, parameters, decode)]
+
     def trace(self, queue: str, message_id: str, cursor: str | None = None) -> Call[TracePage]:
         parameters = [text(queue), self._now(), text(message_id)]
         command = self._command("trace", len(parameters), f"head, {queries.ENTRY}")
@@ -449,6 +461,20 @@ class PostgresStore:
             "ORDER BY name"
         )
         return PostgresCall("queues", "", statement.encode(), (), lambda result: [row[0] for row in rows_of(result)])
+
+    def locate(
+        self, queues: Sequence[str], message_id: str, *, in_journals: bool = False
+    ) -> list[Call[list[FoundMessage]]]:
+        if in_journals:
+            since = journal_start_ms(message_id)
+            statement = queries.LOCATE_IN_JOURNALS
+            parameters = [array_of_text(queues), text(message_id), number(since), number(limits.SCANNED_MAX)]
+        else:
+            statement = queries.LOCATE
+            parameters = [array_of_text(queues), text(message_id), self._now()]
+        command = self.names.fill(statement).encode()
+        decode = functools.partial(queries.read_located, message_id)
+        return [PostgresCall("locate", "", command, parameters, decode)]
 
     # ---- running a queue -------------------------------------------------------------------------------------
 

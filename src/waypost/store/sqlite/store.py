@@ -34,6 +34,7 @@ from waypost.store.sqlite import (
     chains,
     claim,
     journal,
+    locate,
     peek,
     poll,
     remove,
@@ -62,6 +63,7 @@ from waypost.values import (
     EventPage,
     ExtendStatus,
     Fired,
+    FoundMessage,
     MessageState,
     Notice,
     Page,
@@ -301,11 +303,23 @@ class SqliteStore:
     def stats(self, queue: str, *, minutes: int = 0) -> Call[StatsRecord]:
         return SqliteCall("stats", lambda step: stats.stats(step.queue_for_reading(queue), minutes), writes=False)
 
+    def stats_many(self, queues: Sequence[str], *, minutes: int = 0) -> list[Call[list[StatsRecord]]]:
+        def run(step: Step) -> list[StatsRecord]:
+            return [stats.stats(step.queue_for_reading(queue), minutes) for queue in queues]
+
+        return [SqliteCall("stats_many", run, writes=False)]
+
     def trace(self, queue: str, message_id: str, cursor: str | None = None) -> Call[TracePage]:
         return SqliteCall("trace", lambda step: journal.trace(step.queue_for_reading(queue), message_id), writes=False)
 
     def queues(self) -> Call[list[str]]:
         return SqliteCall("queues", lambda step: [name for (name,) in step.execute(_QUEUES)], writes=False)
+
+    def locate(
+        self, queues: Sequence[str], message_id: str, *, in_journals: bool = False
+    ) -> list[Call[list[FoundMessage]]]:
+        search = locate.find_in_journals if in_journals else locate.find_messages
+        return [SqliteCall("locate", lambda step: search(step, queues, message_id), writes=False)]
 
     # ---- running a queue ---------------------------------------------------------------------------------
 

@@ -235,7 +235,7 @@ class ValkeyExecutor(_Common):
         try:
             for packed in batch.requests():
                 _write(connection, packed)
-                if batch.is_full:
+                while batch.is_full:
                     _read_all(connection, batch.waiting[0])
                     batch.finish()
             while batch.waiting:
@@ -380,7 +380,7 @@ class AsyncValkeyExecutor(_Common):
         try:
             for packed in batch.requests():
                 await connection.send(packed)
-                if batch.is_full:
+                while batch.is_full:
                     await connection.receive_all(batch.waiting[0])
                     batch.finish()
             while batch.waiting:

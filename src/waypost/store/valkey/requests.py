@@ -22,6 +22,9 @@ T = TypeVar("T")
 
 #: Requests in progress on one connection: enough to keep the server busy while Python encodes the next.
 WINDOW = 4
+#: Reads with short replies are written together, up to this number: one write, and one wait for all of them.
+READS_TOGETHER = 64
+SHORT_READS = frozenset(("locate", "policy", "stats", "stats_many", "watch"))
 #: Sent before a request that another node of a Cluster sent here while its keys are on their way. For one request.
 ASKING = command(b"ASKING")
 
@@ -112,7 +115,8 @@ class Batch:
         self.wrong_server = False
 
     def requests(self) -> Iterator[bytes]:
-        """What to write, one call after the other; each is made when it is asked for. Read when `is_full`."""
+        """What to write, one call after the other; each is made when it is asked for. Read while `is_full`."""
+        together: list[bytes] = []
         for call in self.calls:
             assert isinstance(call, ValkeyCall)
             # Requests follow each other without waiting, so the script must be there before the first.
@@ -121,12 +125,17 @@ class Batch:
                 self.loaded.add(call.script.sha)
             request = Request(call, load=load)
             self.waiting.append(request)
-            yield request.packed
+            together.append(request.packed)
+            if call.name not in SHORT_READS or len(together) == READS_TOGETHER:
+                yield b"".join(together) if len(together) > 1 else request.packed
+                together.clear()
+        if together:
+            yield b"".join(together)
 
     @property
     def is_full(self) -> bool:
         """Whether the oldest request must be answered before the next is sent."""
-        return len(self.waiting) == WINDOW
+        return len(self.waiting) >= WINDOW
 
     def finish(self) -> None:
         """The oldest request is answered."""

@@ -49,7 +49,7 @@ CAUSES = (
 SCRIPTS = (
     "publish", "claim", "settle", "extend", "cancel", "redrive", "purge", "peek", "stats", "configure", "journal",
     "outgoing", "heartbeat", "unregister", "workers", "arrive", "watch", "save_schedule", "schedules", "fire_schedule",
-    "trigger_schedule", "promote", "check", "poll", "remove",
+    "trigger_schedule", "promote", "check", "poll", "remove", "locate",
 )  # fmt: skip
 #: Scripts that need nothing of the base.
 APART = ("elect", "start_wait", "unblock")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from msgspec import structs
 
 from waypost.checks import check_namespace
-from waypost.identity import Operation, id_time_ms, is_message_id, new_nonce
+from waypost.identity import Operation, journal_start_ms, new_nonce
 from waypost.policy import CHUNK_MESSAGES_MAX, CLAIM_BYTES_MAX, OUTGOING_TTL_MS, Durability, PolicyRecord
 from waypost.store.port import (
     AsyncExecutor,
@@ -30,7 +31,7 @@ from waypost.store.port import (
     check_purge,
     format_changes,
 )
-from waypost.store.valkey import packing, poll, workers
+from waypost.store.valkey import locate, packing, poll, workers
 from waypost.store.valkey.blocking_wait import ValkeyBlockingWaits
 from waypost.store.valkey.command import CRLF, ValkeyCall, command, evalsha_head, part
 from waypost.store.valkey.scripts import KEY_NAMES, VERSION, Script, script
@@ -47,6 +48,7 @@ from waypost.values import (
     ExtendStatus,
     Fired,
     FireStatus,
+    FoundMessage,
     MessageState,
     Notice,
     Page,
@@ -92,8 +94,6 @@ CANCEL_STATUS: dict[int, CancelStatus] = {
     ord("c"): "cancelled", ord("r"): "requested", ord("f"): "finished", ord("u"): "unknown"
 }  # fmt: skip
 
-#: Ids contain the publisher's clock; search this much earlier, because clocks differ.
-CLOCK_DIFFERENCE_MS = 120_000
 ID_BYTES = 24
 #: With durability `fsync`: what must not be lost. A lost claim or renewal is harmless, the lease just ends.
 KEPT_ON_DISK = frozenset(
@@ -494,6 +494,14 @@ class ValkeyStore:
 
         return self._call("stats", queue, None, [b"%d" % minutes], decode)
 
+    def stats_many(self, queues: Sequence[str], *, minutes: int = 0) -> list[Call[list[StatsRecord]]]:
+        def listed(call: Call[StatsRecord]) -> Call[list[StatsRecord]]:
+            assert isinstance(call, ValkeyCall)
+            decode = call.decode
+            return dataclasses.replace(call, name="stats_many", decode=lambda reply: [decode(reply)])
+
+        return [listed(self.stats(queue, minutes=minutes)) for queue in queues]
+
     def trace(self, queue: str, message_id: str, cursor: str | None = None) -> Call[TracePage]:
         # An id contains the time when it was made. If the first event is not found from there on, a clock was wrong:
         # then search the whole journal.
@@ -517,8 +525,7 @@ class ValkeyStore:
                 return TracePage([], "all:1")
             return TracePage(events, None)
 
-        since = id_time_ms(message_id) - CLOCK_DIFFERENCE_MS if is_message_id(message_id) else 0
-        arguments = [message_id.encode(), place.encode(), b"%d" % max(0, since)]
+        arguments = [message_id.encode(), place.encode(), b"%d" % journal_start_ms(message_id)]
         return self._call("trace", queue, None, arguments, decode, shared="journal")
 
     def queues(self) -> Call[list[str]]:
@@ -527,6 +534,11 @@ class ValkeyStore:
 
         key = f"{self.namespace}:queues".encode()
         return ValkeyCall("queues", "", command(b"SMEMBERS", key), decode, key=key, place=key)
+
+    def locate(
+        self, queues: Sequence[str], message_id: str, *, in_journals: bool = False
+    ) -> list[Call[list[FoundMessage]]]:
+        return locate.locate(self, queues, message_id, in_journals=in_journals)
 
     # ---- running a queue -------------------------------------------------------------------------------------
 

@@ -31,7 +31,7 @@ from waypost.testing.conformance.clock_steps import TestClockSteps
 from waypost.testing.conformance.damage import TestDamage
 from waypost.testing.conformance.dead import TestCompletedHistory, TestDeadLetters, TestRedrive
 from waypost.testing.conformance.idle import TestPolls
-from waypost.testing.conformance.journal import TestJournal, TestJournalReaders, TestTrace
+from waypost.testing.conformance.journal import TestJournal, TestJournalReaders, TestLocate, TestTrace
 from waypost.testing.conformance.keys import TestConflicts, TestGenerations, TestLiveKeys, TestWindows
 from waypost.testing.conformance.lease import TestAtMostOnce, TestClaims, TestCounts, TestFences, TestReclaim
 from waypost.testing.conformance.ledger import TestLedger, TestMinutes
@@ -86,6 +86,7 @@ __all__ = [
     "TestLimits",
     "TestListings",
     "TestLiveKeys",
+    "TestLocate",
     "TestLostReplies",
     "TestMinutes",
     "TestOperations",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from waypost.policy import CHUNK_MESSAGES_MAX, FAILURE_EVENTS
+from waypost.policy import CHUNK_MESSAGES_MAX, ENDED_TTL_MS, FAILURE_EVENTS, POLL_QUEUES_MAX
 from waypost.testing.bench import QUEUE, Bench
 
 
@@ -287,3 +287,51 @@ class TestTrace:
     def test_the_trace_of_an_unknown_message_is_empty(self, bench: Bench) -> None:
         bench.publish()
         assert bench.trace("0" * 24) == []
+
+
+class TestLocate:
+    """Finding a message by its id in many queues."""
+
+    @pytest.mark.promise("SEE-5")
+    def test_only_the_queue_that_has_a_message_is_found_whatever_its_state(self, bench: Bench) -> None:
+        queues = [f"other-{number}" for number in range(POLL_QUEUES_MAX + 3)]
+        bench.publish(queue=queues[-1])
+        queues.append(QUEUE)
+        ids: dict[str, str] = {"dead": bench.publish().id}
+        bench.settle(bench.claim_one(), "dead")
+        ids["leased"] = bench.publish(key="k").id
+        bench.claim_one()
+        ids["waiting"] = bench.publish(key="k", on_conflict="replace").id
+        ids["delayed"] = bench.publish(delay=60).id
+        ids["ready"] = bench.publish().id
+        for state, id in ids.items():
+            assert bench.locate(id, queues) == [(QUEUE, state)]
+        assert bench.locate("0" * 24, queues) == []
+        assert bench.locate(ids["ready"], queues[:-1]) == []
+        assert bench.locate(ids["ready"], []) == []
+
+    @pytest.mark.promise("SEE-5")
+    def test_the_end_of_a_message_is_remembered_and_then_known_by_the_journal(self, bench: Bench) -> None:
+        kept = bench.publish().id
+        bench.settle(bench.claim_one(), result=b"its result")
+        dropped = bench.publish().id
+        bench.watch(dropped, "carl")
+        bench.settle(bench.claim_one(), "drop")
+        bench.publish(queue="other")
+        queues = ["other", QUEUE]
+        assert bench.locate(kept, queues) == [(QUEUE, "done")]
+        assert bench.locate(dropped, queues) == [(QUEUE, "dropped")]
+        bench.after(2 * ENDED_TTL_MS / 1000)
+        for id in (kept, dropped):
+            assert bench.locate(id, queues) == []
+            assert bench.locate_in_journals(id, queues) == [QUEUE]
+        assert bench.locate_in_journals("0" * 24, queues) == []
+
+    @pytest.mark.promise("SEE-5")
+    def test_a_message_of_a_batch_is_found_in_a_long_journal(self, bench: Bench) -> None:
+        ids = bench.publish_count(100)
+        for _ in range(100):
+            bench.settle(bench.claim_one())
+        bench.publish(queue="other")
+        assert bench.locate_in_journals(ids[50], ["other", QUEUE]) == [QUEUE]
+        assert bench.trace(ids[50]) != []
