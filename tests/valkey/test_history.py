@@ -7,8 +7,7 @@ import time
 import pytest
 
 from tests.valkey.inspector import Inside
-from waypost.identity import id_time_ms
-from waypost.store.valkey.store import CLOCK_DIFFERENCE_MS
+from waypost.identity import CLOCK_DIFFERENCE_MS, id_time_ms
 from waypost.testing.bench import QUEUE, Bench
 
 pytestmark = pytest.mark.promise("SEE-5")

@@ -113,7 +113,8 @@ KNOWN_TAGS = frozenset((
     "html", "head", "meta", "title", "link", "script", "body", "a", "header", "nav", "form", "input", "div",
     "button", "span", "p", "main", "h1", "h2", "section", "ul", "li", "table", "thead", "tr", "th", "tbody", "td",
     "footer", "dialog", "dl", "dt", "dd", "kbd", "label", "select", "option", "img", "time", "b", "code", "details",
-    "summary", "pre", "svg", "line", "polyline", "rect", "figure", "figcaption", "ol", "q", "textarea", "del", "ins",
+    "summary", "pre", "svg", "line", "path", "polyline", "rect", "figure", "figcaption", "ol", "q", "textarea",
+    "del", "ins",
 ))  # fmt: skip
 
 

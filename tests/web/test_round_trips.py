@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from waypost import AsyncWaypost
-from waypost.store.opening import open_store
 from waypost.store.postgres import migrate
+from waypost.store.postgres.store import PostgresStore
+from waypost.store.sqlite import SqliteStore
 from waypost.store.valkey.requests import READS_TOGETHER
+from waypost.store.valkey.store import ValkeyStore
 from waypost.testing.bench import fresh_namespace
 from waypost.web.watching import READ_TOGETHER, StoreWatch
 
@@ -60,11 +62,14 @@ class CountingExecutor:
 
 @pytest.fixture(params=["sqlite", "valkey", "postgres"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
-    kind, namespace = request.param, fresh_namespace()
-    url = f"sqlite:///{tmp_path / 'web.db'}" if kind == "sqlite" else request.getfixturevalue(f"{kind}_url")
-    if kind == "postgres":
-        migrate(url, namespace=namespace)
-    return CountingStore(open_store(url, namespace=namespace))
+    namespace = fresh_namespace()
+    if request.param == "sqlite":
+        return CountingStore(SqliteStore(tmp_path / "web.db"))
+    url = request.getfixturevalue(f"{request.param}_url")
+    if request.param == "valkey":
+        return CountingStore(ValkeyStore.from_url(url, namespace=namespace))
+    migrate(url, namespace=namespace)
+    return CountingStore(PostgresStore.from_url(url, namespace=namespace))
 
 
 def pass_a_second(watch: StoreWatch) -> None:

@@ -20,8 +20,10 @@ from waypost.web.access import CSRF_FIELD, SESSION_COOKIE, SESSION_SECONDS, Call
 from waypost.web.actions import ACTIONS, Action
 from waypost.web.api import cookie_path, set_visit, store_summary
 from waypost.web.charts import make_chart, timeline_bars
+from waypost.web.figures import RECENT_MINUTES
 from waypost.web.problems import Problem
 from waypost.web.service import Service, as_problems, check_name, convert, read_body
+from waypost.web.sparklines import make_sparkline
 from waypost.web.templates import render
 
 FOLDER = Path(__file__).parent
@@ -133,7 +135,11 @@ async def show_overview(visit: Visit) -> Response:
     if visit.here.watch.error is not None and not visit.here.watch.readings:
         return visit.draw("overview.html", title="Queues", health=health, listed=None, query=query)
     listed = await reading.queues(visit.here, query)
-    return visit.draw("overview.html", title="Queues", health=health, listed=listed, query=query)
+    readings = visit.here.watch.readings
+    return visit.draw(
+        "overview.html", title="Queues", health=health, listed=listed, query=query, recent_minutes=RECENT_MINUTES,
+        sparklines={queue.name: make_sparkline(readings[queue.name].figures) for queue in listed.queues},
+    )  # fmt: skip
 
 
 async def show_queue(visit: Visit) -> Response:

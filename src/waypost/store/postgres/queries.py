@@ -78,7 +78,7 @@ def read_located(message_id: str, result: PGresult) -> list[FoundMessage]:
     found = list[FoundMessage]()
     for queue, state_number, how in rows_of(result):
         state = None if state_number is None else STATE_OF[state_number]
-        ended = "dead" if state == "dead" else how if state is None else None
+        ended: Any = "dead" if state == "dead" else how if state is None else None
         found.append(FoundMessage(queue, message_id, state, ended))
     return found
 

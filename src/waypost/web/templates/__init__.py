@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime, timedelta
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,11 @@ from waypost.release import VERSION
 
 #: Longer ids and keys are cut in tables; the whole text is in the title.
 SHORT_CHARACTERS = 28
+MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+#: Closer than this counts as now.
+NOW_SECONDS = 3
+#: The units of ages: seconds of each, and up to how many of it.
+AGE_UNITS = ((1, 100, "s"), (60, 100, "min"), (3600, 48, "h"), (86_400, float("inf"), "d"))
 
 
 def duration(seconds: float | None) -> str:
@@ -27,12 +33,49 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if value == int(value) or value >= 100 else f"{value:,.1f}"
 
 
+def cell(value: float) -> Markup:
+    """A number of a table: a zero is less conspicuous than what is there."""
+    return Markup("{}").format(number(value)) if value else Markup('<span class="zero">0</span>')
+
+
+def whole_time(at: datetime, *, precise: bool = False) -> str:
+    """A time with everything that belongs to it."""
+    return at.isoformat(sep=" ", timespec="milliseconds" if precise else "seconds").replace("+00:00", " UTC")
+
+
 def moment(at: datetime | None, *, precise: bool = False) -> Markup:
-    """A time, which a script may show in local time."""
+    """A time in UTC, which a script may show in local time; the year only if it is another one."""
     if at is None:
         return Markup("–")
-    text = at.isoformat(sep=" ", timespec="milliseconds" if precise else "seconds").replace("+00:00", " UTC")
-    return Markup('<time datetime="{}">{}</time>').format(at.isoformat(), text)
+    year = "" if at.year == datetime.now(UTC).year else f" {at.year}"
+    clock = at.time().isoformat("milliseconds" if precise else "seconds")
+    text = f"{at.day} {MONTHS[at.month - 1]}{year} {clock}"
+    return Markup('<time datetime="{}" title="{}">{}</time>').format(at.isoformat(), whole_time(at, precise=True), text)
+
+
+def ago(at: datetime | None) -> Markup:
+    """How long ago a time was, or when it comes; the time itself is in the title."""
+    if at is None:
+        return Markup("–")
+    return Markup('<time datetime="{}" title="{}" data-relative>{}</time>').format(
+        at.isoformat(), whole_time(at), relative((datetime.now(UTC) - at).total_seconds())
+    )
+
+
+def relative(seconds: float) -> str:
+    """A time by its distance from now; what is past is positive. static/times.js has the same rule."""
+    distance = abs(seconds)
+    if distance < NOW_SECONDS:
+        return "now"
+    size, unit = next((size, unit) for size, most, unit in AGE_UNITS if distance / size < most)
+    text = f"{distance / size:,.0f} {unit}"
+    return f"{text} ago" if seconds > 0 else f"in {text}"
+
+
+def clock_time(at: datetime) -> Markup:
+    """The hour and minute of a time, for the ends of an axis."""
+    text = at.time().isoformat("minutes")
+    return Markup('<time datetime="{}" title="{}" data-clock>{}</time>').format(at.isoformat(), whole_time(at), text)
 
 
 def short(text: str | None) -> Markup:
@@ -45,10 +88,15 @@ def short(text: str | None) -> Markup:
     return Markup('<span title="{}">{}…</span>').format(safe, safe[: SHORT_CHARACTERS - 1])
 
 
+def filled(rows: Iterable[Any]) -> set[str]:
+    """The fields that any of these rows has a value for: a column without one is left out."""
+    return {name for row in rows for name in row.__struct_fields__ if getattr(row, name) is not None}
+
+
 def setting(value: Any, name: str) -> str:
     """The value of a setting."""
     if value is None:
-        return "–"
+        return {"lease": "none: done when claimed", "dead_keep": "until purged"}.get(name, "no limit")
     if name in ("lease", "dead_keep"):
         return duration(value)
     return number(value) if isinstance(value, int | float) else str(value)
@@ -75,8 +123,9 @@ environment = Environment(
     lstrip_blocks=True,
 )
 environment.filters |= {
-    "bytes": format_bytes, "duration": duration, "error_name": error_name, "moment": moment, "number": number,
-    "pretty": pretty, "printable": printable, "setting": setting, "short": short,
+    "ago": ago, "bytes": format_bytes, "cell": cell, "clock_time": clock_time, "duration": duration,
+    "error_name": error_name, "filled": filled, "moment": moment, "number": number, "pretty": pretty,
+    "printable": printable, "setting": setting, "short": short,
 }  # fmt: skip
 environment.globals["version"] = VERSION
 
