@@ -593,7 +593,9 @@ class Ledger(Struct, frozen=True):
 #: What can make a message claimable again after a claim.
 REDELIVERY_CAUSES = ("expired", "released", "retried", "snoozed", "redriven")
 
-#: The counters kept for each of the last 1,440 minutes, in the order of `Minute.counts`.
+#: The counters kept for each of the last 1,440 minutes, in the order of `MinuteRecord.counts`. Only append to them.
+#: `wait_ms` is the sum over the claims of a minute, `run_ms` the sum over its `runs`: deliveries that ended by any
+#: outcome but a release. A lease that expired is none, because nothing is known of when its handler ended.
 MINUTE_COUNTERS = (
     "published",
     "duplicates",
@@ -603,11 +605,25 @@ MINUTE_COUNTERS = (
     "dead",
     "expired",
     "dropped",
+    "redriven",
+    "cancelled",
+    "replaced",
+    "runs",
+    "wait_ms",
+    "wait_ms_max",
+    "run_ms",
+    "run_ms_max",
 )
+#: Those of which the largest of a minute is kept, not the sum.
+MINUTE_MAXIMA = frozenset(("wait_ms_max", "run_ms_max"))
+#: How many of them the first release counted. In minutes that it counted the others are not known.
+MINUTE_COUNTERS_FIRST = 8
+#: A delivery that ended so is no run: see `MINUTE_COUNTERS`.
+NOT_RUNS = frozenset(("expired", "release"))
 
 
 class MinuteRecord(Struct, frozen=True):
-    """Counters of one minute; `at_ms` is its start."""
+    """Counters of one minute; `at_ms` is its start. Counters that are missing were not counted then."""
 
     at_ms: int
     counts: dict[str, int]

@@ -25,11 +25,15 @@ from waypost.values import (
     EventRecord,
     HealthStatus,
     Ledger,
+    MinuteRecord,
     ObservedOutcome,
     StatsRecord,
     WorkerRecord,
     WorkerState,
 )
+
+#: Counters of messages that left the backlog: what the ledger adds up after `leased`.
+ENDS = ("done", "dead", "dropped", "cancelled", "replaced")
 
 
 class Event(Struct, frozen=True):
@@ -150,10 +154,45 @@ _OBSERVED_NAMES = tuple(
 
 
 class Minute(Struct, frozen=True):
-    """Counters of one minute; `at` is its start."""
+    """Counters of one minute; `at` is its start. Counters that are missing were not counted by the release then.
+
+    `runs` are deliveries that ended by any outcome but a release.
+    """
 
     at: datetime
     counts: dict[str, int]
+    #: How long messages that were claimed in this minute had been ready, and how long `runs` took. None without any.
+    wait_mean: timedelta | None = None
+    wait_max: timedelta | None = None
+    run_mean: timedelta | None = None
+    run_max: timedelta | None = None
+
+    @classmethod
+    def from_record(cls, record: MinuteRecord) -> Minute:
+        """Return the public form of a minute's counters."""
+        counts = record.counts
+        times: list[timedelta | None] = []
+        for time, number in (("wait_ms", counts["claims"]), ("run_ms", counts.get("runs", 0))):
+            known = number > 0 and time in counts
+            times.append(timedelta(milliseconds=counts[time] / number) if known else None)
+            times.append(timedelta(milliseconds=counts[f"{time}_max"]) if known else None)
+        counters = {name: count for name, count in counts.items() if "_ms" not in name}
+        return cls(to_datetime(record.at_ms), counters, *times)
+
+    @property
+    def change(self) -> int | None:
+        """By how many messages the backlog grew in this minute; None where that was not counted."""
+        counts = self.counts
+        if "redriven" not in counts:
+            return None
+        return counts["published"] + counts["redriven"] - sum(counts[name] for name in ENDS)
+
+
+class Backlog(Struct, frozen=True):
+    """How many unfinished messages a queue had at a time: ready, delayed, waiting and leased."""
+
+    at: datetime
+    messages: int
 
 
 class Stats(Struct, frozen=True):
@@ -185,8 +224,26 @@ class Stats(Struct, frozen=True):
             to_timedelta(record.oldest_ready_ms), to_timedelta(record.oldest_leased_ms),
             to_timedelta(record.next_due_ms), to_timedelta(record.next_lease_ms), record.sleepers,
             record.journal_first, record.journal_last, record.journal_readers,
-            [Minute(to_datetime(one.at_ms), one.counts) for one in record.minutes], record.damaged,
+            [Minute.from_record(one) for one in record.minutes], record.damaged,
         )  # fmt: skip
+
+    @property
+    def backlog(self) -> list[Backlog]:
+        """The backlog at the beginning of each minute that was read, and now; oldest first.
+
+        It is computed backwards: what is unfinished now, less what each minute added. A minute that is not listed
+        changed nothing. It ends at a minute that an earlier release counted, which lacks counters.
+        """
+        ledger = self.ledger
+        messages = ledger.ready + ledger.delayed + ledger.waiting + ledger.leased
+        found = [Backlog(self.at, messages)]
+        for minute in reversed(self.minutes):
+            change = minute.change
+            if change is None:
+                break
+            messages -= change
+            found.append(Backlog(minute.at, messages))
+        return found[::-1]
 
 
 class Policy(Struct, frozen=True):

@@ -25,6 +25,7 @@ from waypost.store.memory import MemoryStore
 from waypost.store.port import Call, Draft, FireStep, Hold, Store, Target, Woken, forwarded_draft
 from waypost.testing.bench import STATES, StoreMaker, fresh_namespace, ms, strand
 from waypost.testing.clock import ClockTime, ManualClock
+from waypost.times import to_ms
 from waypost.values import (
     Claimed,
     Continuation,
@@ -36,6 +37,7 @@ from waypost.values import (
     Settlement,
     StoredSchedule,
 )
+from waypost.views import Stats
 
 T = TypeVar("T")
 
@@ -168,10 +170,21 @@ class StoreMachine(RuleBasedStateMachine):
         #: Continuations reach their queue in another step on some stores: then the operation is another one, too.
         self.carried = False
 
+        #: The backlog of each queue when a minute ended, as far back as it is known.
+        self.backlogs: dict[str, dict[int, int]] = {queue: {} for queue in QUEUES}
+
     def teardown(self) -> None:
         """Close both stores."""
         for executor in self.executors:
             executor.close()
+
+    def pass_time(self, seconds: float) -> None:
+        """Advance the clock of both stores, and note the backlog with which the current minute may end."""
+        model = cast(MemoryStore, self.stores[0])
+        for queue in QUEUES:
+            messages = model._queues[queue].messages.values() if queue in model._queues else ()
+            self.backlogs[queue][self.clock() // 60_000] = sum(one.state != "dead" for one in messages)
+        self.clock.advance(seconds)
 
     # ---- both stores at once -----------------------------------------------------------------------------
 
@@ -465,6 +478,8 @@ class StoreMachine(RuleBasedStateMachine):
         removal = self.operate(queue, lambda store, operation: store.remove(queue, operation))
         if removal is not None and removal.existed and not removal.left:
             self.reached["removed"] += 1
+            # Its counters went with it.
+            self.backlogs[queue].clear()
             for index, store in enumerate(self.stores):
                 for call in store.unlist(queue):
                     self.executors[index].run(call)
@@ -474,12 +489,12 @@ class StoreMachine(RuleBasedStateMachine):
             self.past[queue] += self.held[queue]
             self.held[queue] = []
             # A call first sent in the millisecond of a removal is refused, and clients repeat it.
-            self.clock.advance(0.001)
+            self.pass_time(0.001)
 
     @step(5, seconds=st.sampled_from((0.001, 0.5, 1, 5, 10, 30, 61, 3600)))
     def advance(self, seconds: float) -> None:
         """Advance the clock of both stores."""
-        self.clock.advance(seconds)
+        self.pass_time(seconds)
 
     # ---- schedules ---------------------------------------------------------------------------------------
 
@@ -589,7 +604,7 @@ class StoreMachine(RuleBasedStateMachine):
         for queue in QUEUES:
             self.past[queue] += self.held[queue]
             self.held[queue] = []
-        self.clock.advance(seconds)
+        self.pass_time(seconds)
 
     @step(1, when=lambda self: any(self.ids.values()), queue=queues, pick=picks)
     def inspect_message(self, queue: str, pick: int) -> None:
@@ -659,6 +674,11 @@ class StoreMachine(RuleBasedStateMachine):
             assert stats is not None
             assert stats.ledger.balance == 0
             assert stats.ledger.unexplained == 0
+            for backlog in Stats.from_record(stats).backlog[:-1]:
+                ended = [minute for minute in self.backlogs[queue] if minute < to_ms(backlog.at) // 60_000]
+                if ended:
+                    assert backlog.messages == self.backlogs[queue][max(ended)], "the backlog was another"
+                    self.reached["backlogs computed"] += 1
             self.both(lambda store, q=queue: store.schedules(q))  # type: ignore[misc]
 
     @invariant()

@@ -58,6 +58,7 @@ def stats_json(stats: Stats) -> dict[str, Any]:
     """Return all counters of a queue for JSON."""
     fields: dict[str, Any] = to_json(stats)
     fields["ledger"] |= {"balance": stats.ledger.balance, "unexplained": stats.ledger.unexplained}
+    fields["backlog"] = to_json(stats.backlog)
     return fields
 
 
@@ -85,14 +86,19 @@ def print_stats(stats: Stats) -> None:
 
 
 def print_minutes(stats: Stats) -> None:
-    """Print the counters by minute, if there are any."""
+    """Print the counters by minute, if there are any: with the backlog at its beginning, and mean waits and runs."""
     if not stats.minutes:
         return
-    names = list(stats.minutes[0].counts)
+    names = list(stats.minutes[-1].counts)
+    backlog = {one.at: f"{one.messages:,}" for one in stats.backlog}
     rows = [
-        (str(format_time(minute.at))[11:16], *(minute.counts.get(name, 0) for name in names))
+        (
+            str(format_time(minute.at))[11:16], backlog.get(minute.at, "-"),
+            *(minute.counts.get(name, "-") for name in names),
+            *(format_age(time) for time in (minute.wait_mean, minute.wait_max, minute.run_mean, minute.run_max)),
+        )
         for minute in stats.minutes
-    ]
+    ]  # fmt: skip
     write("")
-    for line in format_table(("minute", *names), rows):
+    for line in format_table(("minute", "backlog", *names, "wait", "longest", "run", "longest"), rows):
         write(line)

@@ -38,6 +38,7 @@ from waypost.store.repeats import id_in_use, is_repeat
 from waypost.values import (
     FAILURE_REASONS,
     MINUTE_COUNTERS,
+    NOT_RUNS,
     REDELIVERY_CAUSES,
     CancelStatus,
     CheckPage,
@@ -412,6 +413,7 @@ class QueueModel:
                 more = True
                 break
             self.count_up(now, "claims")
+            self._time(now, "wait_ms", now - record.ready_ms)
             self.count_up(now, "first_claims" if record.token == 0 else f"again_{record.cause}")
             record.token += 1
             record.deliveries += 1
@@ -491,6 +493,7 @@ class QueueModel:
             record.deliveries -= 1
         record.ready_ms, record.cause = now + settlement.after_ms, status
         self.count_up(now, status)
+        self._count_run(now, record)
         self.note(
             now, status, operation, record, due_ms=record.ready_ms,
             reason=settlement.reason, error_type=settlement.error_type, **run_of(now, record),
@@ -552,7 +555,7 @@ class QueueModel:
             record.deliveries = record.attempts = 0
             record.reason = record.error_type = record.error = record.ended_ms = None
             record.ready_ms, record.cause, record.cancel_requested = now, "redriven", False
-            self.counts["redriven"] += 1
+            self.count_up(now, "redriven")
             self.note(now, "redriven", operation, record)
             self.make_claimable(now, record, now)
             moved.append(record.id)
@@ -630,6 +633,8 @@ class QueueModel:
     ) -> None:
         """End a message: count and journal it, and free its key or pass it to the successor."""
         self.count_up(now, how)
+        if record.state == "leased" and cause not in NOT_RUNS:
+            self._count_run(now, record)
         details = run_of(now, record) if record.state == "leased" else {}
         self.note(
             now, how, operation, record, cause=cause,
@@ -793,10 +798,24 @@ class QueueModel:
     def count_up(self, now: int, name: str) -> None:
         self.counts[name] += 1
         if name in MINUTE_COUNTERS:
-            minute = now // 60_000
-            self.minutes.setdefault(minute, Counter())[name] += 1
-            for old in [m for m in self.minutes if m <= minute - MINUTES_KEPT]:
-                del self.minutes[old]
+            self._minute(now)[name] += 1
+
+    def _minute(self, now: int) -> Counter[str]:
+        """The counters of the current minute; older ones than are kept are removed."""
+        minute = now // 60_000
+        for old in [m for m in self.minutes if m <= minute - MINUTES_KEPT]:
+            del self.minutes[old]
+        return self.minutes.setdefault(minute, Counter())
+
+    def _time(self, now: int, name: str, ms: int) -> None:
+        """Add a wait or a run time to the minute, as a sum and as a maximum. A clock that was set back adds nothing."""
+        minute = self._minute(now)
+        minute[name] += max(0, ms)
+        minute[f"{name}_max"] = max(minute[f"{name}_max"], ms)
+
+    def _count_run(self, now: int, record: Record) -> None:
+        self.count_up(now, "runs")
+        self._time(now, "run_ms", now - (record.claimed_ms or 0))
 
     # ---- the journal -------------------------------------------------------------------------------------
 

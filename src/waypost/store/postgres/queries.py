@@ -155,10 +155,15 @@ def read_figures(queue: str, figures: bytes | str) -> StatsRecord:
         queue, reply["now"], ledger, reply["paused"], reply["oldest_ready"], reply["oldest_leased"], reply["next_due"],
         reply["next_lease"], reply["sleepers"], reply["first"], reply["last"], reply["readers"],
         [
-            MinuteRecord(minute["minute"] * 60_000, {name: minute[name] for name in MINUTE_COUNTERS})
+            MinuteRecord(minute["minute"] * 60_000, read_counts(minute))
             for minute in reply["minutes"] or ()
         ],
     )  # fmt: skip
+
+
+def read_counts(minute: dict[str, int | None]) -> dict[str, int]:
+    """The counters of a minute; those that were not counted then are null."""
+    return {name: count for name in MINUTE_COUNTERS if (count := minute[name]) is not None}
 
 
 def _spread(values: list[Any] | None, count: int) -> list[Any]:

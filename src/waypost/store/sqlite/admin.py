@@ -53,7 +53,7 @@ def redrive(records: QueueRecords, limit: int, operation: str, ids: Sequence[str
         record.deliveries = record.attempts = record.cancel_requested = 0
         record.reason = record.error_type = record.error = record.ended_ms = None
         record.cause = "redriven"
-        records.numbers["redriven"] += 1
+        records.count_up("redriven")
         records.note("redriven", operation, record)
         make_claimable(records, record, records.now)
         moved.append(record.id)

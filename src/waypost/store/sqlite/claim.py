@@ -203,7 +203,7 @@ def _lease_round(
 ) -> int | None:
     """Lease these messages, or bury those above their limit; return how many were buried so far, None if enough."""
     now, policy, numbers = records.now, records.policy, records.numbers
-    claims = 0
+    claims = total_wait = longest_wait = 0
     leased: list[int] = []
     lease_end_ms = None if policy.lease_ms is None else now + policy.lease_ms
     for row in rows:
@@ -216,6 +216,9 @@ def _lease_round(
             bury(records, record, "max_deliveries", operation)
             continue
         claims += 1
+        wait = max(0, now - record.ready_ms)
+        total_wait += wait
+        longest_wait = max(longest_wait, wait)
         numbers["first_claims" if record.token == 0 else f"again_{record.cause}"] += 1
         record.token += 1
         record.deliveries += 1
@@ -229,6 +232,7 @@ def _lease_round(
             leased.append(record.seq)
     if claims:
         records.count_up("claims", claims)
+        records.count_waits(total_wait, longest_wait)
     if leased:
         seqs = msgspec.json.encode(leased).decode()
         records.step.execute(_LEASE, (nonce, worker, now, lease_end_ms, policy.lease_ms, seqs))

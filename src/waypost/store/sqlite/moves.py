@@ -10,7 +10,7 @@ from waypost.identity import continuation_id
 from waypost.policy import ENDED_TTL_MS, HEAD_OFFSET, NO_END_MS, RECLAIM_MAX
 from waypost.store.sqlite.queue_records import COLUMNS, QueueRecords, Record
 from waypost.store.sqlite.schema import DEAD, DELAYED, LEASED, READY
-from waypost.values import EventName, Notice, chain_id, split_chain_id
+from waypost.values import NOT_RUNS, EventName, Notice, chain_id, split_chain_id
 
 #: Ends after which a key is free at once, even inside its window.
 FREES_WINDOW = frozenset(("dead", "cancelled", "dropped", "replaced"))
@@ -104,6 +104,8 @@ def end(
 ) -> None:
     """End a message: count and journal it, and free its key or pass it to the successor."""
     records.count_up(how)
+    if record.state == LEASED and cause not in NOT_RUNS:
+        records.count_run(record)
     dead = how == "dead"
     note = records.note_run if record.state == LEASED else records.note
     note(

@@ -19,7 +19,7 @@ from waypost.policy import DEFAULT_POLICY, FAILURE_EVENTS, MINUTES_KEPT, PolicyR
 from waypost.store.repeats import id_in_use
 from waypost.store.sqlite.remove import RemovalMark, read_mark, write_mark
 from waypost.store.sqlite.schema import DEAD, LEASED, WAITING
-from waypost.values import MINUTE_COUNTERS, SIDE_EVENTS, EventName, is_side_effect
+from waypost.values import MINUTE_COUNTERS, MINUTE_MAXIMA, SIDE_EVENTS, EventName, is_side_effect
 
 if TYPE_CHECKING:
     from waypost.store.sqlite.step import Step
@@ -83,7 +83,11 @@ _PARKED = f"""
     WHERE m.queue = ? AND m.key = j.value AND m.state = {WAITING}"""
 _MINUTE = (
     f"INSERT INTO {{minute}} (queue, minute, {', '.join(MINUTE_COUNTERS)}) VALUES (?, ?{', ?' * len(MINUTE_COUNTERS)}) "
-    "ON CONFLICT DO UPDATE SET " + ", ".join(f"{name} = {name} + excluded.{name}" for name in MINUTE_COUNTERS)
+    "ON CONFLICT DO UPDATE SET "
+    + ", ".join(
+        f"{name} = max({name}, excluded.{name})" if name in MINUTE_MAXIMA else f"{name} = {name} + excluded.{name}"
+        for name in MINUTE_COUNTERS
+    )
 )
 _WAITERS = "SELECT 1 FROM {waiter} WHERE queue = ? LIMIT 1"
 _MINUTES_OLD = "DELETE FROM {minute} WHERE queue = ? AND minute <= ?"
@@ -258,6 +262,20 @@ class QueueRecords:
         """Count what happened, for all time and for the minute if it is one of the minute's counters."""
         self.numbers[name] += by
         self._minute[name] = self._minute.get(name, 0) + by
+
+    def count_waits(self, total_ms: int, longest_ms: int) -> None:
+        """Add the waits of claimed messages to the minute."""
+        self._time("wait_ms", total_ms, longest_ms)
+
+    def count_run(self, record: Record) -> None:
+        """Add the run of a delivery that ended to the minute."""
+        ran = max(0, self.now - (record.claimed_ms or 0))
+        self._minute["runs"] = self._minute.get("runs", 0) + 1
+        self._time("run_ms", ran, ran)
+
+    def _time(self, name: str, total: int, longest: int) -> None:
+        self._minute[name] = self._minute.get(name, 0) + total
+        self._minute[f"{name}_max"] = max(self._minute.get(f"{name}_max", 0), longest)
 
     def move(self, record: Record, state: int) -> None:
         """A new state for a message, with the depth of both states."""

@@ -12,7 +12,7 @@ from importlib.resources import files
 
 from waypost.checks import check_namespace
 from waypost.errors import ForeignData, SchemaTooNew, SchemaTooOld
-from waypost.values import MessageState
+from waypost.values import MINUTE_COUNTERS, MINUTE_COUNTERS_FIRST, MessageState
 
 #: Raised with every change of `schema.sql` that an older release could not work with.
 SCHEMA_VERSION = 1
@@ -32,7 +32,9 @@ _STATE = re.compile(rf"\{{({'|'.join(STATES).upper()})\}}")
 _SCHEMA = files(__package__).joinpath("schema.sql").read_text(encoding="utf-8")
 #: Columns that the first release did not have. A file that lacks them gets them when it is opened; the first release
 #: goes on with such a file.
-ADDED = {("queue", "over_cap"): "INTEGER NOT NULL DEFAULT 0"}
+ADDED = {("queue", "over_cap"): "INTEGER NOT NULL DEFAULT 0"} | {
+    ("minute", counter): "INTEGER" for counter in MINUTE_COUNTERS[MINUTE_COUNTERS_FIRST:]
+}
 #: Every table with its columns, read from the file that creates them.
 TABLES: dict[str, tuple[str, ...]] = {
     table: tuple(re.findall(r'^    "?([a-z_]+)"? [A-Z]', body, re.MULTILINE))
@@ -111,7 +113,8 @@ def _columns(connection: sqlite3.Connection, spelling: Spelling, table: str) -> 
 
 def missing_columns(connection: sqlite3.Connection, spelling: Spelling) -> list[tuple[str, str]]:
     """Tables and columns that this release adds and that are not there yet."""
-    return [place for place in ADDED if place[1] not in _columns(connection, spelling, place[0])]
+    here = {table: _columns(connection, spelling, table) for table in {table for table, _ in ADDED}}
+    return [(table, column) for table, column in ADDED if column not in here[table]]
 
 
 def add_columns(connection: sqlite3.Connection, spelling: Spelling) -> None:

@@ -246,6 +246,14 @@ CREATE TABLE {minute} (
     dead INTEGER NOT NULL,
     expired INTEGER NOT NULL,
     dropped INTEGER NOT NULL,
+    redriven INTEGER,
+    cancelled INTEGER,
+    replaced INTEGER,
+    runs INTEGER,
+    wait_ms INTEGER,
+    wait_ms_max INTEGER,
+    run_ms INTEGER,
+    run_ms_max INTEGER,
     PRIMARY KEY (queue, minute)
 ) WITHOUT ROWID;
 

@@ -97,10 +97,12 @@ def _not_done(records: QueueRecords, record: Record, settlement: Settlement, ope
     if outcome == "retry":
         record.attempts += 1
         records.count_up("retried")
+        records.count_run(record)
         status = record.cause = "retried"
     else:
         record.deliveries -= 1
         records.count_up("snoozed")
+        records.count_run(record)
         status = record.cause = "snoozed"
     ready_ms = records.now + settlement.after_ms
     records.note_run(

@@ -54,7 +54,10 @@ def stats(records: QueueRecords, minutes: int) -> StatsRecord:
         execute(_SLEEPERS, (number, now)).fetchone()[0],
         records.numbers["journal_first"], records.numbers["journal_last"], records.readers(),
         [
-            MinuteRecord(minute * 60_000, dict(zip(MINUTE_COUNTERS, counts, strict=True)))
+            MinuteRecord(
+                minute * 60_000,
+                {name: n for name, n in zip(MINUTE_COUNTERS, counts, strict=True) if n is not None},
+            )
             for minute, *counts in execute(_MINUTES, (number, first))
         ],
     )  # fmt: skip

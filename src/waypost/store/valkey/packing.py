@@ -330,10 +330,10 @@ def ledger_of(
 
 
 def unpack_minute(packed: bytes) -> MinuteRecord:
-    """The counters of one minute."""
+    """The counters of one minute, as many as the release that counted them knew."""
     minute, *numbers = unpack(packed)
     return MinuteRecord(
-        int(minute) * 60_000, dict(zip(MINUTE_COUNTERS, (int(number) for number in numbers), strict=True))
+        int(minute) * 60_000, dict(zip(MINUTE_COUNTERS, (int(number) for number in numbers), strict=False))
     )
 
 

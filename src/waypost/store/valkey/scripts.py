@@ -16,7 +16,7 @@ from typing import Any, get_args
 from msgspec import structs
 
 from waypost import policy
-from waypost.values import MINUTE_COUNTERS, REDELIVERY_CAUSES, EventName
+from waypost.values import MINUTE_COUNTERS, MINUTE_COUNTERS_FIRST, REDELIVERY_CAUSES, EventName
 
 #: The version of the key layout. A client refuses a newer one before it changes anything.
 VERSION = 1
@@ -97,6 +97,7 @@ _texts = {
     **{f"{table}_TABLE": _table(entries) for table, entries in _places.items()},
     "VERSION": str(VERSION),
     "COUNTERS": str(len(COUNTERS)),
+    "MINUTE_COUNTERS_FIRST": str(MINUTE_COUNTERS_FIRST),
     "REDELIVERY_CAUSES": str(len(REDELIVERY_CAUSES)),
     "DEFAULT_PRIORITY": str(policy.PRIORITY_DEFAULT),
     "BLOCKED_MARK": f"'{BLOCKED_MARK}'",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 
 import pytest
 
 from waypost.testing.bench import Bench
 from waypost.values import MINUTE_COUNTERS
+from waypost.views import Stats
 
 
 class TestLedger:
@@ -157,7 +159,9 @@ class TestMinutes:
         minutes = bench.stats(minutes=10).minutes
         assert [minute.at_ms for minute in minutes] == [start, start + 60_000]
         assert minutes[0].counts == {name: 3 if name == "published" else 0 for name in MINUTE_COUNTERS}
-        assert minutes[1].counts == {name: 1 if name in ("claims", "done") else 0 for name in MINUTE_COUNTERS}
+        waited = dict.fromkeys(("wait_ms", "wait_ms_max"), 60_000)
+        once = dict.fromkeys(("claims", "done", "runs"), 1)
+        assert minutes[1].counts == dict.fromkeys(MINUTE_COUNTERS, 0) | waited | once
 
     @pytest.mark.promise("SEE-5")
     def test_only_the_requested_minutes_are_returned(self, bench: Bench) -> None:
@@ -195,5 +199,96 @@ class TestMinutes:
         (minute,) = bench.stats(minutes=1).minutes
         assert minute.counts == {
             "published": 3, "duplicates": 1, "claims": 5, "done": 1, "retried": 1, "dead": 1, "expired": 1,
-            "dropped": 1,
+            "dropped": 1, "redriven": 0, "cancelled": 0, "replaced": 0, "runs": 4, "wait_ms": 0, "wait_ms_max": 0,
+            "run_ms": 0, "run_ms_max": 0,
         }  # fmt: skip
+        bench.redrive()
+        bench.publish(key="other", delay=5)
+        bench.publish(key="other", delay=5, on_conflict="replace")
+        bench.purge("delayed")
+        bench.cancel(bench.publish().id)
+        (minute,) = bench.stats(minutes=1).minutes
+        counts = {name: minute.counts[name] for name in ("redriven", "cancelled", "replaced")}
+        assert counts == {"redriven": 1, "cancelled": 2, "replaced": 1}
+
+    @pytest.mark.promise("SEE-5")
+    def test_waits_and_runs_are_summed_and_the_longest_is_kept(self, bench: Bench) -> None:
+        bench.configure(lease=60)
+        bench.publish_count(2)
+        bench.after(1)
+        first, second = bench.claim(2)
+        bench.after(2)
+        bench.settle(first)
+        bench.after(1)
+        bench.settle(second, "retry", after=0.5)
+        bench.after(1)
+        third = bench.claim_one()
+        bench.after(4)
+        bench.settle(third, "dead", reason="rejected")
+        (minute,) = bench.stats(minutes=1).minutes
+        waits = {name: minute.counts[name] for name in ("claims", "wait_ms", "wait_ms_max")}
+        assert waits == {"claims": 3, "wait_ms": 2_500, "wait_ms_max": 1_000}
+        runs = {name: minute.counts[name] for name in ("runs", "run_ms", "run_ms_max")}
+        assert runs == {"runs": 3, "run_ms": 2_000 + 3_000 + 4_000, "run_ms_max": 4_000}
+        bench.after(60)
+        assert bench.stats(minutes=1).minutes == []
+
+    @pytest.mark.promise("SEE-5")
+    def test_a_release_and_a_lease_that_expired_are_no_runs(self, bench: Bench) -> None:
+        bench.configure(lease=10)
+        bench.publish()
+        released = bench.claim_one()
+        bench.after(3)
+        bench.settle(released, "release")
+        bench.claim_one()
+        bench.after(10)
+        last = bench.claim_one()
+        bench.cancel(last.id)
+        bench.after(10)
+        assert bench.claim() == []
+        (minute,) = bench.stats(minutes=1).minutes
+        counts = {name: minute.counts[name] for name in ("claims", "expired", "cancelled", "runs", "run_ms")}
+        assert counts == {"claims": 3, "expired": 1, "cancelled": 1, "runs": 0, "run_ms": 0}
+
+    @pytest.mark.promise("SEE-5")
+    def test_a_message_without_a_lease_has_a_wait_and_no_run(self, bench: Bench) -> None:
+        bench.configure(lease=None)
+        bench.publish_count(2)
+        bench.after(2)
+        assert len(bench.claim(2)) == 2
+        (minute,) = bench.stats(minutes=1).minutes
+        counts = {name: minute.counts[name] for name in ("done", "runs", "wait_ms", "wait_ms_max", "run_ms")}
+        assert counts == {"done": 2, "runs": 0, "wait_ms": 4_000, "wait_ms_max": 2_000, "run_ms": 0}
+
+    @pytest.mark.promise("SEE-5")
+    def test_the_backlog_computed_backwards_is_the_one_that_was_observed(self, bench: Bench) -> None:
+        bench.configure(lease=90, max_deliveries=2, max_pending=12, overload="drop_oldest")
+        steps: list[Callable[[], object]] = [
+            lambda: bench.publish_count(6),
+            lambda: bench.publish(key="k", delay=500),
+            lambda: bench.publish(key="k", on_conflict="replace"),
+            lambda: bench.settle(bench.claim_one(), "retry"),
+            lambda: bench.settle(bench.claim_one(), "dead"),
+            lambda: bench.settle(bench.claim_one(), "drop"),
+            bench.redrive,
+            lambda: bench.claim(2),
+            lambda: bench.settle(bench.claim_one()),
+            lambda: bench.publish_count(8),
+            lambda: bench.claim(9),
+            lambda: bench.cancel(bench.publish().id),
+            lambda: bench.purge("ready", limit=2),
+            lambda: bench.settle_batch([bench.settlement(one) for one in bench.claim(3)]),
+        ]
+        observed = []
+        for step in steps:
+            ledger = bench.ledger()
+            observed.append(ledger.ready + ledger.delayed + ledger.waiting + ledger.leased)
+            step()
+            bench.after(60)
+        ledger = bench.ledger()
+        observed.append(ledger.ready + ledger.delayed + ledger.waiting + ledger.leased)
+        stats = Stats.from_record(bench.stats(minutes=60))
+        # A minute that counts nothing is not listed, and its backlog is that of the next one.
+        by_minute = {(one.at - stats.at) // timedelta(minutes=1): one.messages for one in stats.backlog}
+        assert len(by_minute) > 10
+        assert {place: observed[place - 1] for place in by_minute} == by_minute

@@ -158,7 +158,7 @@ BEGIN
                             min(l.token) AS token, max(l.token) AS token_max, min(l.claims) AS claim,
                             max(l.claims) AS claim_max, max(l.deliveries) AS delivery, max(l.attempts) AS attempt,
                             min(l.ready_ms) AS ready, max(l.ready_ms) AS ready_max,
-                            min(l.size) AS size, max(l.size) AS size_max
+                            min(l.size) AS size, max(l.size) AS size_max, sum(greatest(0, v_now - l.ready_ms))::bigint AS wait
                         FROM leased l HAVING count(*) > 0
                     ), j AS (
                         -- What is the same for all is written once, and no list is made of it.
@@ -189,10 +189,10 @@ BEGIN
                     ), t AS (
                         INSERT INTO {tally} (
                             seq, queue, minute, claims, first_claims, again_expired, again_released, again_retried,
-                            again_snoozed, again_redriven, ready, leased)
+                            again_snoozed, again_redriven, ready, leased, wait_ms, wait_ms_max)
                         SELECT nextval('{sequence}'), q.number, v_now / 60000, s.count,
                             CASE WHEN s.claim_max = 1 THEN s.count ELSE a.first END, a.expired, a.released, a.retried,
-                            a.snoozed, a.redriven, -s.count, s.count
+                            a.snoozed, a.redriven, -s.count, s.count, s.wait, greatest(0, v_now - s.ready)
                         FROM s LEFT JOIN LATERAL (
                             SELECT count(*) FILTER (WHERE l.claims = 1) AS first,
                                 nullif(count(*) FILTER (WHERE l.claims > 1 AND l.cause = 'expired'), 0) AS expired,
@@ -314,6 +314,7 @@ BEGIN
             max(l.claims) AS claim_max,
             array_agg(l.deliveries) AS deliveries, array_agg(l.attempts) AS attempts, array_agg(l.cause) AS causes,
             array_agg(p_now - l.ready_ms) AS waits, array_agg(length(l.data)) AS sizes,
+            sum(greatest(0, p_now - l.ready_ms))::bigint AS wait, greatest(0, p_now - min(l.ready_ms)) AS wait_max,
             CASE WHEN count(l.chain) > 0 THEN array_agg(l.chain) END AS chains
         FROM taken l HAVING count(*) > 0
     ), j AS (
@@ -329,9 +330,9 @@ BEGIN
     ), t AS (
         INSERT INTO {tally} (
             seq, queue, minute, claims, first_claims, again_expired, again_released, again_retried, again_snoozed,
-            again_redriven, ready, done)
+            again_redriven, ready, done, wait_ms, wait_ms_max)
         SELECT nextval('{sequence}'), q.number, p_now / 60000, s.count, a.first, a.expired, a.released, a.retried,
-            a.snoozed, a.redriven, -s.count, s.count
+            a.snoozed, a.redriven, -s.count, s.count, s.wait, s.wait_max
         FROM s CROSS JOIN LATERAL {count_redeliveries}(s.claims, s.causes, s.claim_max) a
     )
     SELECT NULL::text, l.id, l.token, l.deliveries, l.attempts, l.rank, l.key, l."group", l.published_ms, l.ready_ms,

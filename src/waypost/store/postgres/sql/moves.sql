@@ -97,6 +97,9 @@ CREATE OR REPLACE FUNCTION {end_message}(
 DECLARE
     h {message};
     v_ready bigint;
+    -- A delivery that ended by its outcome; see MINUTE_COUNTERS in values.py.
+    v_run bigint := CASE WHEN m.state = {LEASED} AND coalesce(p_cause, '') NOT IN ('expired', 'release')
+        THEN greatest(0, p_now - m.claimed_ms) END;
 BEGIN
     PERFORM {write_event}(
         q, p_now, p_op, p_end, m, p_cause, m.state = {LEASED}, NULL, CASE WHEN p_end = 'dead' THEN m.reason END,
@@ -107,13 +110,14 @@ BEGIN
             q.name, p_end, CASE WHEN p_end = 'dead' THEN m.reason ELSE p_cause END, ARRAY[m.id], ARRAY[m.token]);
     END IF;
     INSERT INTO {tally} (
-        seq, queue, minute, ready, delayed, leased, waiting, dead_kept, done, dead, dropped, cancelled, replaced)
+        seq, queue, minute, ready, delayed, leased, waiting, dead_kept, done, dead, dropped, cancelled, replaced, runs,
+        run_ms, run_ms_max)
     VALUES (
         nextval('{sequence}'), q.number, p_now / 60000, -nullif((m.state = {READY})::int, 0),
         -nullif((m.state = {DELAYED})::int, 0), -nullif((m.state = {LEASED})::int, 0), -nullif((m.state = {WAITING})::int, 0),
         nullif((p_end = 'dead')::int - (m.state = {DEAD})::int, 0), nullif((p_end = 'done')::int, 0),
         nullif((p_end = 'dead')::int, 0), nullif((p_end = 'dropped')::int, 0), nullif((p_end = 'cancelled')::int, 0),
-        nullif((p_end = 'replaced')::int, 0));
+        nullif((p_end = 'replaced')::int, 0), CASE WHEN v_run IS NOT NULL THEN 1 END, v_run, v_run);
     IF p_end = 'dead' THEN
         UPDATE {message} t SET state = {DEAD}, ended_ms = p_now, reason = m.reason, error_type = m.error_type,
             error = m.error, attempts = m.attempts

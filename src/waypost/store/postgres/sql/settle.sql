@@ -209,7 +209,7 @@ BEGIN
             min(g.claims) AS claim, max(g.claims) AS claim_max, max(g.deliveries) AS delivery,
             max(g.attempts) AS attempt, min(g.worker) AS worker, max(g.worker) AS worker_max,
             min(g.claimed_ms) AS claimed, max(g.claimed_ms) AS claimed_max, min(g.size) AS size,
-            max(g.size) AS size_max
+            max(g.size) AS size_max, sum(greatest(0, p_now - g.claimed_ms))::bigint AS run
         FROM gone g HAVING count(*) > 0
     ), j AS (
         -- What is the same for all is written once, and no list is made of it.
@@ -233,8 +233,10 @@ BEGIN
                 WHEN s.claim = s.claim_max THEN ARRAY[s.claim] ELSE (SELECT array_agg(g.claims) FROM gone g) END
         FROM s WHERE q.journal IN ('all', 'full')
     ), t AS (
-        INSERT INTO {tally} (seq, queue, minute, done, leased)
-        SELECT nextval('{sequence}'), q.number, p_now / 60000, s.count, -s.count FROM s
+        INSERT INTO {tally} (seq, queue, minute, done, leased, runs, run_ms, run_ms_max)
+        SELECT nextval('{sequence}'), q.number, p_now / 60000, s.count, -s.count, s.count, s.run,
+            greatest(0, p_now - s.claimed)
+        FROM s
     )
     SELECT s.ids INTO v_gone FROM s;
     RETURN coalesce(v_gone, '{}');
@@ -290,11 +292,15 @@ BEGIN
             FROM back b WHERE b.cause = e.event HAVING count(*) > 0) s
         WHERE {journal_keeps}(q.journal, e.event)
     ), t AS (
-        INSERT INTO {tally} (seq, queue, minute, retried, snoozed, released, ready, delayed, leased)
+        INSERT INTO {tally} (
+            seq, queue, minute, retried, snoozed, released, ready, delayed, leased, runs, run_ms, run_ms_max)
         SELECT nextval('{sequence}'), q.number, p_now / 60000, nullif(count(*) FILTER (WHERE b.cause = 'retried'), 0),
             nullif(count(*) FILTER (WHERE b.cause = 'snoozed'), 0),
             nullif(count(*) FILTER (WHERE b.cause = 'released'), 0),
-            count(*) FILTER (WHERE b.state = {READY}), count(*) FILTER (WHERE b.state = {DELAYED}), -count(*)
+            count(*) FILTER (WHERE b.state = {READY}), count(*) FILTER (WHERE b.state = {DELAYED}), -count(*),
+            nullif(count(*) FILTER (WHERE b.cause <> 'released'), 0),
+            sum(greatest(0, p_now - b.claimed_ms)) FILTER (WHERE b.cause <> 'released'),
+            max(greatest(0, p_now - b.claimed_ms)) FILTER (WHERE b.cause <> 'released')
         FROM back b HAVING count(*) > 0
     )
     SELECT coalesce(array_agg(b.n), '{}'), array_agg(CASE b.cause WHEN 'retried' THEN 'r' WHEN 'snoozed' THEN 's'
@@ -373,10 +379,11 @@ BEGIN
             FROM ended e WHERE e.event = k.event HAVING count(*) > 0) s
         WHERE {journal_keeps}(q.journal, k.event)
     ), t AS (
-        INSERT INTO {tally} (seq, queue, minute, done, dead, dropped, dead_kept, leased)
+        INSERT INTO {tally} (seq, queue, minute, done, dead, dropped, dead_kept, leased, runs, run_ms, run_ms_max)
         SELECT nextval('{sequence}'), q.number, p_now / 60000, nullif(count(*) FILTER (WHERE e.event = 'done'), 0),
             nullif(count(*) FILTER (WHERE e.event = 'dead'), 0), nullif(count(*) FILTER (WHERE e.event = 'dropped'), 0),
-            nullif(count(*) FILTER (WHERE e.event = 'dead'), 0), -count(*)
+            nullif(count(*) FILTER (WHERE e.event = 'dead'), 0), -count(*), count(*),
+            sum(greatest(0, p_now - e.claimed_ms)), max(greatest(0, p_now - e.claimed_ms))
         FROM ended e HAVING count(*) > 0
     )
     SELECT coalesce(array_agg(e.n), '{}'),
@@ -475,9 +482,9 @@ BEGIN
     UPDATE {message} t SET state = v_state, cause = v_event, ready_ms = v_ready, position = nextval('{sequence}'),
         deliveries = m.deliveries, attempts = m.attempts, error_type = m.error_type, error = m.error
     WHERE t.queue = q.number AND t.id = m.id;
-    INSERT INTO {tally} (seq, queue, minute, retried, snoozed, ready, delayed, leased)
+    INSERT INTO {tally} (seq, queue, minute, retried, snoozed, ready, delayed, leased, runs, run_ms, run_ms_max)
     VALUES (
         nextval('{sequence}'), q.number, p_now / 60000, nullif((letter = 'r')::int, 0), nullif((letter = 's')::int, 0),
-        1 - v_state, v_state, -1);
+        1 - v_state, v_state, -1, 1, greatest(0, p_now - m.claimed_ms), greatest(0, p_now - m.claimed_ms));
     PERFORM {write_event}(q, p_now, p_op, v_event, m, NULL, true, v_ready, p_reason, p_error_type);
 END $body$;

@@ -46,24 +46,34 @@ BEGIN
         FROM counts t
     ), lately AS (
         SELECT t.minute,
-            t.published, t.duplicates, t.claims, t.done, t.retried, t.dead, t.expired, t.dropped
+            t.published, t.duplicates, t.claims, t.done, t.retried, t.dead, t.expired, t.dropped, t.redriven, t.cancelled,
+            t.replaced, t.runs, t.wait_ms, t.wait_ms_max, t.run_ms, t.run_ms_max, t.runs IS NOT NULL AS complete
         FROM {minute} t WHERE t.queue = v_number
         UNION ALL
         SELECT t.minute,
-            t.published, t.duplicates, t.claims, t.done, t.retried, t.dead, t.expired, t.dropped
+            t.published, t.duplicates, t.claims, t.done, t.retried, t.dead, t.expired, t.dropped, t.redriven, t.cancelled,
+            t.replaced, t.runs, t.wait_ms, t.wait_ms_max, t.run_ms, t.run_ms_max, true
         FROM steps t
     ), minutes AS (
         SELECT t.minute,
             coalesce(sum(t.published), 0) AS published, coalesce(sum(t.duplicates), 0) AS duplicates,
             coalesce(sum(t.claims), 0) AS claims, coalesce(sum(t.done), 0) AS done,
             coalesce(sum(t.retried), 0) AS retried, coalesce(sum(t.dead), 0) AS dead,
-            coalesce(sum(t.expired), 0) AS expired, coalesce(sum(t.dropped), 0) AS dropped
+            coalesce(sum(t.expired), 0) AS expired, coalesce(sum(t.dropped), 0) AS dropped,
+            CASE WHEN bool_and(t.complete) THEN coalesce(sum(t.redriven), 0) END AS redriven,
+            CASE WHEN bool_and(t.complete) THEN coalesce(sum(t.cancelled), 0) END AS cancelled,
+            CASE WHEN bool_and(t.complete) THEN coalesce(sum(t.replaced), 0) END AS replaced,
+            CASE WHEN bool_and(t.complete) THEN coalesce(sum(t.runs), 0) END AS runs,
+            CASE WHEN bool_and(t.complete) THEN coalesce(sum(t.wait_ms), 0) END AS wait_ms,
+            CASE WHEN bool_and(t.complete) THEN coalesce(max(t.wait_ms_max), 0) END AS wait_ms_max,
+            CASE WHEN bool_and(t.complete) THEN coalesce(sum(t.run_ms), 0) END AS run_ms,
+            CASE WHEN bool_and(t.complete) THEN coalesce(max(t.run_ms_max), 0) END AS run_ms_max
         FROM lately t
         WHERE t.minute > v_now / 60000 - least(p_minutes, {MINUTES_KEPT})
         GROUP BY t.minute
         HAVING coalesce(
             sum(t.published), sum(t.duplicates), sum(t.claims), sum(t.done), sum(t.retried), sum(t.dead),
-            sum(t.expired), sum(t.dropped)) IS NOT NULL
+            sum(t.expired), sum(t.dropped), sum(t.redriven), sum(t.cancelled), sum(t.replaced), sum(t.runs)) IS NOT NULL
         ORDER BY t.minute
     )
     SELECT (SELECT to_json(s) FROM sums s), (SELECT json_agg(m) FROM minutes m) INTO v_counts, v_minutes;

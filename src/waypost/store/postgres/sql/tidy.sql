@@ -24,12 +24,16 @@ BEGIN
     ), folded AS MATERIALIZED (
         DELETE FROM {tally} t USING chosen c WHERE t.ctid = c.place RETURNING t.*
     ), minutes AS (
-        INSERT INTO {minute} AS m
+        INSERT INTO {minute} AS m (
+            queue, minute, published, duplicates, claims, done, retried, dead, expired, dropped, redriven, cancelled, replaced,
+            runs, wait_ms, wait_ms_max, run_ms, run_ms_max)
         SELECT p_queue, f.minute, sum(f.published), sum(f.duplicates), sum(f.claims), sum(f.done), sum(f.retried),
-            sum(f.dead), sum(f.expired), sum(f.dropped)
+            sum(f.dead), sum(f.expired), sum(f.dropped), coalesce(sum(f.redriven), 0), coalesce(sum(f.cancelled), 0),
+            coalesce(sum(f.replaced), 0), coalesce(sum(f.runs), 0), coalesce(sum(f.wait_ms), 0),
+            coalesce(max(f.wait_ms_max), 0), coalesce(sum(f.run_ms), 0), coalesce(max(f.run_ms_max), 0)
         FROM folded f GROUP BY f.minute
         HAVING coalesce(sum(f.published), sum(f.duplicates), sum(f.claims), sum(f.done), sum(f.retried), sum(f.dead),
-            sum(f.expired), sum(f.dropped)) IS NOT NULL
+            sum(f.expired), sum(f.dropped), sum(f.redriven), sum(f.cancelled), sum(f.replaced), sum(f.runs)) IS NOT NULL
         ON CONFLICT (queue, minute) DO UPDATE SET
             published = coalesce(m.published, 0) + coalesce(excluded.published, 0),
             duplicates = coalesce(m.duplicates, 0) + coalesce(excluded.duplicates, 0),
@@ -38,7 +42,14 @@ BEGIN
             retried = coalesce(m.retried, 0) + coalesce(excluded.retried, 0),
             dead = coalesce(m.dead, 0) + coalesce(excluded.dead, 0),
             expired = coalesce(m.expired, 0) + coalesce(excluded.expired, 0),
-            dropped = coalesce(m.dropped, 0) + coalesce(excluded.dropped, 0)
+            dropped = coalesce(m.dropped, 0) + coalesce(excluded.dropped, 0),
+            -- Null stays null: a part of that minute was counted before there were these.
+            redriven = m.redriven + excluded.redriven, cancelled = m.cancelled + excluded.cancelled,
+            replaced = m.replaced + excluded.replaced, runs = m.runs + excluded.runs,
+            wait_ms = m.wait_ms + excluded.wait_ms,
+            wait_ms_max = CASE WHEN m.runs IS NOT NULL THEN greatest(m.wait_ms_max, excluded.wait_ms_max) END,
+            run_ms = m.run_ms + excluded.run_ms,
+            run_ms_max = CASE WHEN m.runs IS NOT NULL THEN greatest(m.run_ms_max, excluded.run_ms_max) END
     )
     INSERT INTO {total} AS t
     SELECT p_queue, coalesce(sum(f.ready), 0), coalesce(sum(f.delayed), 0), coalesce(sum(f.leased), 0),
@@ -82,12 +93,14 @@ BEGIN
     INSERT INTO {tally} (
         seq, queue, minute, ready, delayed, leased, waiting, dead_kept, published, redriven, done, dead, dropped, cancelled,
         replaced, claims, first_claims, again_expired, again_released, again_retried, again_snoozed, again_redriven,
-        expired, released, retried, snoozed, duplicates, transferred, over_cap)
+        expired, released, retried, snoozed, duplicates, transferred, over_cap, runs, wait_ms, wait_ms_max, run_ms,
+        run_ms_max)
     SELECT nextval('{sequence}'), p_queue, m.minute, sum(m.ready), sum(m.delayed), sum(m.leased), sum(m.waiting),
         sum(m.dead_kept), sum(m.published), sum(m.redriven), sum(m.done), sum(m.dead), sum(m.dropped), sum(m.cancelled),
         sum(m.replaced), sum(m.claims), sum(m.first_claims), sum(m.again_expired), sum(m.again_released),
         sum(m.again_retried), sum(m.again_snoozed), sum(m.again_redriven), sum(m.expired), sum(m.released),
-        sum(m.retried), sum(m.snoozed), sum(m.duplicates), sum(m.transferred), sum(m.over_cap)
+        sum(m.retried), sum(m.snoozed), sum(m.duplicates), sum(m.transferred), sum(m.over_cap), sum(m.runs),
+        sum(m.wait_ms), max(m.wait_ms_max), sum(m.run_ms), max(m.run_ms_max)
     FROM merged m GROUP BY m.minute;
 END $body$;
 

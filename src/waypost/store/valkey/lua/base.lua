@@ -200,6 +200,12 @@ local function count_up(index, in_minute, by)
   if in_minute then counts[in_minute] = counts[in_minute] + by end
 end
 
+-- Waits or run times of the minute: their sum, and the longest.
+local function count_times(sum, longest, by, candidate)
+  counts[sum] = counts[sum] + by
+  if candidate > counts[longest] then counts[longest] = candidate end
+end
+
 local function write_entry()
   local last = counts[COUNT.journal_last] + event_count
   counts[COUNT.journal_last] = last

@@ -186,6 +186,7 @@ local replies, ids = {}, {}
 local states, leases = {}, {}
 local notes = policy.journal == 'all' or policy.journal == 'full'
 local first_claims, again, buried = 0, {}, 0
+local total_wait, longest_wait = 0, 0
 
 -- What the states of all fresh messages of this claim share.
 local FRESH_HEAD = struct_pack('>c1I4c12I8I4I4I4BB', 'L', 1, NONCE, now, policy.lease_ms or 0, 1, 0, 0, 0)
@@ -200,6 +201,8 @@ end
 -- A message that came back, or has a key, a group or a due time.
 local function lease_known(id, raw)
   local s = read_state(id, raw)
+  local wait = max(0, now - s.ready)
+  total_wait, longest_wait = total_wait + wait, max(longest_wait, wait)
   if s.token == 0 then
     first_claims = first_claims + 1
   else
@@ -219,6 +222,8 @@ local TAILS = {} -- of the fixed part of a state, by the size of its message
 -- A plain message that was never claimed: put together from what all of them share and the head of its value.
 local function lease_fresh(id, value)
   first_claims = first_claims + 1
+  local wait = max(0, now - struct_unpack('>I8', value))
+  total_wait, longest_wait = total_wait + wait, max(longest_wait, wait)
   local tail = TAILS[#value]
   if not tail then
     tail = struct_pack('>I4HHB', #value - 9, 0, 0, #worker)
@@ -309,6 +314,7 @@ if leased > 0 then
   bulk('HSET', STATE, states, #states)
   bulk('ZADD', LEASES, leases, #leases)
   count_up(COUNT.claims, MINUTE.claims, leased)
+  count_times(MINUTE.wait_ms, MINUTE.wait_ms_max, total_wait, longest_wait)
   count_up(COUNT.first_claims, nil, first_claims)
   for cause, number in pairs(again) do tally('again_' .. codes().cause_name[cause], number) end
   if policy.rate_count then

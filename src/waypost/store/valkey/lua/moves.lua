@@ -17,6 +17,13 @@ end
 
 local function tally(name, by) count_up(codes().count[name], codes().minute[name], by) end
 
+-- A delivery that ended by its outcome; see MINUTE_COUNTERS in values.py.
+local function count_run(s)
+  local ran = max(0, now - s.claimed)
+  counts[MINUTE.runs] = counts[MINUTE.runs] + 1
+  count_times(MINUTE.run_ms, MINUTE.run_ms_max, ran, ran)
+end
+
 local function noted(event)
   local level = policy.journal
   return level == 'all' or level == 'full' or (level == 'failures' and codes().failure[event])
@@ -258,6 +265,7 @@ end
 -- `details` of a dead letter: {reason, error type or '', error or ''}. `begun`: what it sent on, as queue/id.
 local function end_message(s, how, cause, details, begun)
   tally(how, 1)
+  if s.status == 'L' and cause ~= 'expired' and cause ~= 'release' then count_run(s) end
   note_state(how, cause, s.id, s.raw, details and details[1], details and details[2] ~= '' and details[2] or nil)
   -- The same rule as `is_side_effect` in values.py.
   if how == 'dead' and s.status ~= 'L' or cause == 'overload' or cause == 'expired' or cause == 'publish'

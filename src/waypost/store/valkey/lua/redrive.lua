@@ -87,7 +87,7 @@ for i = 1, min(limit, #chosen) do
     call('ZREM', DEAD, s.id)
     call('HDEL', ERRORS, s.id)
     s.deliveries, s.attempts, s.flags, s.cause = 0, 0, floor(s.flags / 4) * 4, CAUSE_NUMBER.redriven
-    count_up(COUNT.redriven, nil, 1)
+    count_up(COUNT.redriven, MINUTE.redriven, 1)
     make_claimable(s, now)
     note_state('redriven', nil, s.id, s.raw)
     moved[#moved + 1] = s.id

@@ -60,6 +60,7 @@ end
 
 if plain ~= '' then
   local ended, done, unreadable = {}, 0, {}
+  local total_run, longest_run = 0, 0
   local slow = policy.completed_max > 0
   local notes = policy.journal == 'all' or policy.journal == 'full'
   local head, same_head = 'S' .. EVENT.done .. '\0', 's' .. EVENT.done .. '\0'
@@ -91,6 +92,8 @@ if plain ~= '' then
       ended[id] = true
       done = done + 1
       ended[done] = id
+      local ran = max(0, now - struct_unpack('>I8', state, 18))
+      total_run, longest_run = total_run + ran, max(longest_run, ran)
       if notes then
         event_count = event_count + 1
         local tail = sub(state, 66)
@@ -112,6 +115,8 @@ if plain ~= '' then
     bulk('HDEL', STATE, ended, done)
     bulk('HDEL', MESSAGES, ended, done)
     count_up(COUNT.done, MINUTE.done, done)
+    counts[MINUTE.runs] = counts[MINUTE.runs] + done
+    count_times(MINUTE.run_ms, MINUTE.run_ms_max, total_run, longest_run)
   end
 else
   must_be('zset', WAITING)
@@ -206,6 +211,7 @@ else
     end
     s.cause = codes().cause_number[event]
     tally(event, 1)
+    count_run(s)
     make_claimable(s, now + t.after)
     note_state(event, nil, id, s.raw, reason ~= '' and reason or nil, error_type ~= '' and error_type or nil)
     return event == 'retried' and 'r' or 's'

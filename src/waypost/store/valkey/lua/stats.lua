@@ -58,7 +58,7 @@ for i = wanted - 1, 1, -1 do
   local field = 'm' .. ((this_minute - i) % MINUTES_KEPT)
   local packed = field == past_field and past_minute or call('HGET', QUEUE, field)
   local minute = unpacked(packed)
-  if minute and minute[1] == this_minute - i and #minute == COUNTERS - COUNT.minute + 1 then minutes[#minutes + 1] = packed end
+  if minute and minute[1] == this_minute - i and #minute > MINUTE_COUNTERS_FIRST then minutes[#minutes + 1] = packed end
 end
 local current, counted = {this_minute}, 0
 for i = COUNT.minute + 1, COUNTERS do
