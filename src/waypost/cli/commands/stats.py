@@ -22,6 +22,9 @@ from waypost.formatting import format_age
 from waypost.policy import MINUTES_KEPT
 from waypost.views import Stats, to_json
 
+#: Counters of a minute that are printed even if they are 0.
+ALWAYS_SHOWN = ("published", "claims", "done")
+
 
 def add(commands: Any) -> None:
     """Declare the arguments."""
@@ -86,19 +89,24 @@ def print_stats(stats: Stats) -> None:
 
 
 def print_minutes(stats: Stats) -> None:
-    """Print the counters by minute, if there are any: with the backlog at its beginning, and mean waits and runs."""
+    """Print the counters by minute, if there are any, the backlog at its beginning, and waits and run times.
+
+    Counters that are 0 in all minutes are left out, but for the most important ones.
+    """
     if not stats.minutes:
         return
-    names = list(stats.minutes[-1].counts)
+    counted = {name for minute in stats.minutes for name, count in minute.counts.items() if count}
+    names = [name for name in stats.minutes[-1].counts if name in counted or name in ALWAYS_SHOWN]
     backlog = {one.at: f"{one.messages:,}" for one in stats.backlog}
     rows = [
         (
-            str(format_time(minute.at))[11:16], backlog.get(minute.at, "-"),
-            *(minute.counts.get(name, "-") for name in names),
+            str(format_time(minute.at))[11:16], *(minute.counts.get(name, "-") for name in names),
+            backlog.get(minute.at, "-"),
             *(format_age(time) for time in (minute.wait_mean, minute.wait_max, minute.run_mean, minute.run_max)),
         )
         for minute in stats.minutes
     ]  # fmt: skip
     write("")
-    for line in format_table(("minute", "backlog", *names, "wait", "longest", "run", "longest"), rows):
+    titles = ("minute", *names, "backlog", "mean wait", "longest", "mean run", "longest")
+    for line in format_table(titles, rows):
         write(line)
