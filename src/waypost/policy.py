@@ -113,6 +113,8 @@ WAITER_TTL_MS = 60_000
 #: How many chains one message may wait for.
 BLOCKERS_MAX = 1_000
 MINUTES_KEPT = 1_440
+#: Changes of settings, pauses and resumes that are kept of a queue, to be marked on charts.
+CHANGES_KEPT = 32
 #: A journal is trimmed when it exceeds its cap by this fraction.
 JOURNAL_SLACK_PART = 64
 #: What the journal keeps at level `failures`.

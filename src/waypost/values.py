@@ -23,6 +23,8 @@ FireStatus = Literal["fired", "conflict", "early", "stale"]
 ObservedOutcome = Literal["success", "failure", "skipped", "unknown"]
 MessageState = Literal["ready", "delayed", "waiting", "leased", "dead", "done"]
 WorkerState = Literal["running", "quiet", "stopping"]
+WorkerRequest = Literal["quiet", "stop"]
+RescheduleStatus = Literal["moved", "due", "unknown"]
 HealthStatus = Literal["green", "degraded", "red"]
 
 NoticeKind = Literal["ended", "watch", "completed"]
@@ -192,6 +194,15 @@ class Polled(Struct, frozen=True):
     #: The store's time.
     at_ms: int
     elected: Elected | None = None
+    #: What was requested of the worker whose heartbeat the poll carried, until it unregisters.
+    requested: Requested | None = None
+
+
+class Requested(Struct, frozen=True, gc=False):
+    """What was requested of a worker, and when. One from before the worker's start was for an earlier worker."""
+
+    request: WorkerRequest
+    at_ms: int
 
 
 class Continuation(Struct, frozen=True, gc=False):
@@ -522,6 +533,8 @@ class WorkerRecord(Struct, frozen=True):
     queues: list[WorkerQueueRecord]
     #: Queues that it serves too, and that its record had no room for.
     unlisted: int
+    #: What was requested of it, and it has not done yet.
+    requested: WorkerRequest | None = None
 
 
 class QueueHealth(Struct, frozen=True):
@@ -629,6 +642,14 @@ class MinuteRecord(Struct, frozen=True):
     counts: dict[str, int]
 
 
+class ChangeRecord(Struct, frozen=True, array_like=True):
+    """A change of a queue's settings: `configured`, `paused` or `resumed`. `text` has the settings and their values."""
+
+    at_ms: int
+    event: EventName
+    text: str
+
+
 class StatsRecord(Struct, frozen=True):
     """The state of a queue. Ages are in milliseconds by the store's clock."""
 
@@ -648,6 +669,8 @@ class StatsRecord(Struct, frozen=True):
     minutes: list[MinuteRecord]
     #: Records that steps met, could not use and set aside: `check` lists and mends them.
     damaged: int = 0
+    #: What was changed in the minutes that were read, oldest first, up to `CHANGES_KEPT`.
+    changes: list[ChangeRecord] = []
 
 
 #: What `check` can find: a message that no claim can reach; a place that names a message that is not there; a record

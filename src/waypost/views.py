@@ -29,9 +29,12 @@ from waypost.values import (
     ObservedOutcome,
     StatsRecord,
     WorkerRecord,
+    WorkerRequest,
     WorkerState,
 )
 
+#: The states of a worker in which it does what was requested of it.
+DONE_BY: dict[str | None, tuple[WorkerState, ...]] = {"quiet": ("quiet", "stopping"), "stop": ("stopping",)}
 #: Counters of messages that left the backlog: what the ledger adds up after `leased`.
 ENDS = ("done", "dead", "dropped", "cancelled", "replaced")
 
@@ -188,6 +191,14 @@ class Minute(Struct, frozen=True):
         return counts["published"] + counts["redriven"] - sum(counts[name] for name in ENDS)
 
 
+class Change(Struct, frozen=True):
+    """A change of a queue's settings: `configured`, `paused` or `resumed`. `text` has the settings and their values."""
+
+    at: datetime
+    event: EventName
+    text: str
+
+
 class Backlog(Struct, frozen=True):
     """How many unfinished messages a queue had at a time: ready, delayed, waiting and leased."""
 
@@ -215,6 +226,8 @@ class Stats(Struct, frozen=True):
     minutes: list[Minute]
     #: Records that steps met, could not use and set aside: `check` lists and mends them.
     damaged: int = 0
+    #: Changes of the settings in the minutes that were read, oldest first.
+    changes: list[Change] = []
 
     @classmethod
     def from_record(cls, record: StatsRecord) -> Stats:
@@ -225,6 +238,7 @@ class Stats(Struct, frozen=True):
             to_timedelta(record.next_due_ms), to_timedelta(record.next_lease_ms), record.sleepers,
             record.journal_first, record.journal_last, record.journal_readers,
             [Minute.from_record(one) for one in record.minutes], record.damaged,
+            [Change(to_datetime(one.at_ms), one.event, one.text) for one in record.changes],
         )  # fmt: skip
 
     @property
@@ -311,6 +325,8 @@ class RegisteredWorker(Struct, frozen=True):
     queues: list[WorkerQueue]
     #: Queues that it serves too, and that its record had no room for.
     unlisted: int
+    #: What was requested of it (`stop_worker`, `quiet_worker`) and it has not done yet.
+    requested: WorkerRequest | None = None
 
     @classmethod
     def from_record(cls, record: WorkerRecord) -> RegisteredWorker:
@@ -323,7 +339,7 @@ class RegisteredWorker(Struct, frozen=True):
                 WorkerQueue(one.name, one.concurrency, one.in_flight, one.handled, to_datetime(one.last_claim_ms))
                 for one in record.queues
             ],
-            record.unlisted,
+            record.unlisted, None if record.state in DONE_BY.get(record.requested, ()) else record.requested,
         )  # fmt: skip
 
 

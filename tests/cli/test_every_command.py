@@ -18,6 +18,7 @@ import pytest
 from tests.cli.conftest import STORES, CommandRunner
 from tests.waiting import WAIT_SECONDS_MAX, until
 from waypost.cli.main import GROUPS, make_parser
+from waypost.store.port import Heartbeat
 
 pytestmark = pytest.mark.promise("FACE-2")
 
@@ -257,9 +258,13 @@ def timers(cli: CommandRunner) -> None:
     assert cli.run("timers", "reschedule", "mails", "a", "--at", "2999-01-01T00:00:00Z") == (
         "a is due 2999-01-01T00:00:00Z\n"
     )
-    assert cli.json("timers", "reschedule", "mails", "a", "--delay", "2h")["id"] == id
+    assert cli.json("timers", "reschedule", "mails", "a", "--delay", "2h")["status"] == "moved"
+    assert cli.json("timers", "reschedule", "mails", "--id", id, "--delay", "3h")["status"] == "moved"
+    ready = cli.post.publish("mails", "now", key="ready").id
+    assert "is due already" in cli.refused("timers", "reschedule", "mails", "ready", "--delay", "2h", code=1)
+    cli.post.cancel("mails", ready)
     assert "no timer with the key" in cli.refused("timers", "reschedule", "mails", "b", "--delay", "2h", code=1)
-    assert cli.post.ledger("mails").published == 2
+    assert cli.post.ledger("mails").published == 3
     assert cli.run("timers", "cancel", "mails", "--key", "a") == "cancelled\n"
     assert "no such timer" in cli.run("timers", "cancel", "mails", "--key", "a", code=1)
     assert cli.json("timers", "cancel", "mails", "0" * 24, code=1)["status"] == "unknown"
@@ -338,6 +343,16 @@ def working(cli: CommandRunner) -> None:
     assert found["unserved"] == ["mails"]
     assert "1 handled" in printed_text
     assert cli.run("workers") == "no workers\nserved by no worker: mails, orders\n"
+    assert cli.run("workers", "stop", "absent", code=1) == "there is no worker absent\n"
+    executor = cli.post.store.connect(start_timeout=5)
+    try:
+        executor.run(cli.post.store.heartbeat(Heartbeat("here"), 60_000))
+    finally:
+        executor.close()
+    assert "stops after its next heartbeat" in cli.run("workers", "stop", "here")
+    assert "requested to stop" in cli.run("workers")
+    assert cli.json("workers", "quiet", "here") == {"worker": "here", "request": "quiet", "requested": True}
+    assert "which worker?" in cli.refused("workers", "stop", code=2)
 
 
 @check_of("relay")

@@ -57,6 +57,7 @@ from waypost.values import (
     MessageState,
     Published,
     Redriven,
+    RescheduleStatus,
 )
 from waypost.views import Event, JournalPage, Policy, RegisteredWorker, Stats
 
@@ -449,6 +450,24 @@ class AsyncWaypost(BaseClient):
         """
         return await self._run(self._cancel_flow(queue, id, key))
 
+    async def reschedule(
+        self,
+        queue: QueueName | Published,
+        id: str | None = None,
+        *,
+        key: str | None = None,
+        delay: Duration | None = None,
+        at: datetime | None = None,
+    ) -> RescheduleStatus:
+        """Give a timer another due time: `moved`, `due` (it is due already, and stays as it is) or `unknown`.
+
+        Give what `publish` returned as `queue`, or a queue with an `id` or a `key`; and `delay` (seconds or a
+        timedelta) or `at`. A time that is over makes it ready now. A message that waits for a retry is a timer too.
+
+            post.reschedule("mails", key="welcome-7", delay=3600)
+        """
+        return await self._run(self._reschedule_flow(queue, id, key, delay, at))
+
     async def result(
         self,
         queue: QueueName | Published,
@@ -719,6 +738,21 @@ class AsyncWaypost(BaseClient):
     async def workers(self) -> list[RegisteredWorker]:
         """Return the registered workers: where they run, what they serve, and their health."""
         return [RegisteredWorker.from_record(one) for one in await self._call(self._store.workers())]
+
+    async def stop_worker(self, name: str) -> bool:
+        """Request a worker to stop, by its `name`; return whether there is one of that name.
+
+        It learns of it with its next heartbeat, within 15 seconds, and then drains as after a signal: what runs may
+        end, and what has not begun is returned to its queue. `workers` lists the names.
+        """
+        return await self._run(self._request_worker_flow(name, "stop"))
+
+    async def quiet_worker(self, name: str) -> bool:
+        """Request a worker to stop claiming, and to go on with what it has; return whether there is one of that name.
+
+        `name` is one of `workers`. It learns of it with its next heartbeat, within 15 seconds.
+        """
+        return await self._run(self._request_worker_flow(name, "quiet"))
 
     # ---- running a queue ---------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ import threading
 import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar, Unpack, cast
 from weakref import WeakSet
@@ -85,7 +86,9 @@ from waypost.values import (
     MessageState,
     Published,
     Redriven,
+    RescheduleStatus,
     StatsRecord,
+    WorkerRequest,
 )
 from waypost.wake.opening import open_wakeups
 from waypost.wake.wakeups import Wakeups
@@ -584,6 +587,23 @@ class BaseClient:
                 raise InvalidInput("say what to cancel: what publish returned, or a queue with either id= or key=")
             queue, id = self._reference(queue, id)
         return manage.cancel(self._context, self._name(queue), id=id, key=key)
+
+    def _reschedule_flow(
+        self,
+        queue: QueueName | Published,
+        id: str | None,
+        key: str | None,
+        delay: Duration | None,
+        at: datetime | None,
+    ) -> Flow[RescheduleStatus]:
+        if isinstance(queue, Published) or key is None:
+            if key is not None:
+                raise InvalidInput("say which timer: what publish returned, or a queue with either id= or key=")
+            queue, id = self._reference(queue, id)
+        return manage.reschedule(self._context, self._name(queue), id=id, key=key, delay=delay, at=at)
+
+    def _request_worker_flow(self, name: str, request: WorkerRequest) -> Flow[bool]:
+        return manage.request_worker(self._context, name, request)
 
     def _result_call(self, queue: QueueName | Published, id: str | None, as_type: Any) -> Call[bytes | None]:
         codec.check_type("as_type", as_type)

@@ -58,6 +58,7 @@ from waypost.values import (
     MessageState,
     Published,
     Redriven,
+    RescheduleStatus,
 )
 from waypost.views import Event, JournalPage, Policy, RegisteredWorker, Stats
 
@@ -405,6 +406,24 @@ class Waypost(BaseClient):
         """
         return self._run(self._cancel_flow(queue, id, key))
 
+    def reschedule(
+        self,
+        queue: QueueName | Published,
+        id: str | None = None,
+        *,
+        key: str | None = None,
+        delay: Duration | None = None,
+        at: datetime | None = None,
+    ) -> RescheduleStatus:
+        """Give a timer another due time: `moved`, `due` (it is due already, and stays as it is) or `unknown`.
+
+        Give what `publish` returned as `queue`, or a queue with an `id` or a `key`; and `delay` (seconds or a
+        timedelta) or `at`. A time that is over makes it ready now. A message that waits for a retry is a timer too.
+
+            post.reschedule("mails", key="welcome-7", delay=3600)
+        """
+        return self._run(self._reschedule_flow(queue, id, key, delay, at))
+
     def result(
         self,
         queue: QueueName | Published,
@@ -672,6 +691,21 @@ class Waypost(BaseClient):
     def workers(self) -> list[RegisteredWorker]:
         """Return the registered workers: where they run, what they serve, and their health."""
         return [RegisteredWorker.from_record(one) for one in self._call(self._store.workers())]
+
+    def stop_worker(self, name: str) -> bool:
+        """Request a worker to stop, by its `name`; return whether there is one of that name.
+
+        It learns of it with its next heartbeat, within 15 seconds, and then drains as after a signal: what runs may
+        end, and what has not begun is returned to its queue. `workers` lists the names.
+        """
+        return self._run(self._request_worker_flow(name, "stop"))
+
+    def quiet_worker(self, name: str) -> bool:
+        """Request a worker to stop claiming, and to go on with what it has; return whether there is one of that name.
+
+        `name` is one of `workers`. It learns of it with its next heartbeat, within 15 seconds.
+        """
+        return self._run(self._request_worker_flow(name, "quiet"))
 
     # ---- running a queue ---------------------------------------------------------------------------------
 

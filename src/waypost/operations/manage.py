@@ -5,12 +5,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
-from waypost.checks import check_id, check_text
-from waypost.errors import InvalidInput, QueueNotEmpty, StoreFailed
+from waypost.checks import check_id, check_text, due_ms
+from waypost.errors import InvalidInput, InvalidTime, QueueNotEmpty, StoreFailed
 from waypost.operations.flow import ClientContext, Flow, Sleep, Together
-from waypost.policy import CHUNK_MESSAGES_MAX, KEY_CHARACTERS_MAX, PolicyRecord, parse_rate, policy_changes
+from waypost.policy import (
+    CHUNK_MESSAGES_MAX,
+    KEY_CHARACTERS_MAX,
+    WORKER_CHARACTERS_MAX,
+    PolicyRecord,
+    parse_rate,
+    policy_changes,
+)
 from waypost.store.port import Call, Target
 from waypost.values import (
     FINAL_EVENTS,
@@ -26,7 +34,9 @@ from waypost.values import (
     Purged,
     Redriven,
     Removal,
+    RescheduleStatus,
     StatsRecord,
+    WorkerRequest,
 )
 from waypost.wake.port import ALL_SLEEPERS
 from waypost.wake.wakeups import hash_key
@@ -129,6 +139,39 @@ def cancel(context: ClientContext, queue: str, *, id: str | None, key: str | Non
         # Its worker would notice it at its next renewal; with the notification it renews at once.
         context.wakeups.notify("held", queue, [id if id is not None else hash_key(key or "")])
     return status
+
+
+def reschedule(
+    context: ClientContext,
+    queue: str,
+    *,
+    id: str | None,
+    key: str | None,
+    delay: float | timedelta | None,
+    at: datetime | None,
+) -> Flow[RescheduleStatus]:
+    """Give one timer another due time, by id or by key."""
+    if (id is None) == (key is None):
+        raise InvalidInput("reschedule needs either id= or key=, one of them")
+    if (delay is None) == (at is None):
+        raise InvalidTime("reschedule needs either delay= or at=, one of them")
+    target = Target(check_id(id)) if key is None else Target(key=check_text("key", key, KEY_CHARACTERS_MAX))
+    delay_ms, at_ms = due_ms(delay, at)
+    woken = yield from context.operate(
+        queue,
+        lambda operation: context.store.reschedule(queue, (target,), operation, delay_ms=delay_ms, at_ms=at_ms),
+    )
+    status = woken.result[0]
+    outcome: ObservedOutcome = "success" if status == "moved" else "skipped"
+    context.emit("postponed", queue, outcome, message_id=id, key=key, reason=status)
+    context.wake_and_report(woken)
+    return status
+
+
+def request_worker(context: ClientContext, name: str, request: WorkerRequest) -> Flow[bool]:
+    """Request something of a worker, which it does after its next heartbeat."""
+    check_text("the name of a worker", name, WORKER_CHARACTERS_MAX)
+    return (yield from context.attempt(context.store.request_worker(name, request)))
 
 
 def _is_done(context: ClientContext, queue: str, id: str) -> Flow[bool]:

@@ -1,6 +1,6 @@
 """The contract of a store: one verb, one atomic step.
 
-    a message     publish  claim  settle  extend  cancel
+    a message     publish  claim  settle  extend  cancel  reschedule
     its result    result  watch  watch_chain
     chains        outgoing  forwarded  arrive
     reading       peek  stats  stats_many  trace  locate  queues  policy  time
@@ -8,7 +8,7 @@
     the journal   journal  journal_reader  journal_forget  journal_trim
     schedules     save_schedule  remove_schedule  schedules  scheduled  schedules_changed  fire_schedule
                   trigger_schedule
-    workers       poll  heartbeat  unregister  workers  elect  resign
+    workers       poll  heartbeat  unregister  workers  request_worker  elect  resign
 
 A verb has the same name as a method of `Store`, as a Lua script (or as the first argument of a script that several
 verbs share), as an SQL function, and as the `name` of its `Call`.
@@ -68,6 +68,7 @@ from waypost.values import (
     Purged,
     Redriven,
     Removal,
+    RescheduleStatus,
     Saved,
     ScheduleList,
     Settlement,
@@ -78,6 +79,7 @@ from waypost.values import (
     TracePage,
     Watched,
     WorkerRecord,
+    WorkerRequest,
 )
 
 if TYPE_CHECKING:
@@ -157,6 +159,17 @@ class Store(Protocol):
         self, queue: str, targets: Sequence[Target], operation: Operation
     ) -> Call[Woken[list[CancelStatus]]]: ...
 
+    # another due time for timers, also for messages that wait for a retry; one that is due already stays as it is
+    def reschedule(
+        self,
+        queue: str,
+        targets: Sequence[Target],
+        operation: Operation,
+        *,
+        delay_ms: int = 0,
+        at_ms: int | None = None,
+    ) -> Call[Woken[list[RescheduleStatus]]]: ...
+
     # chains: continuations and notices that have not arrived yet (none in stores whose steps span queues)
     def outgoing(self, queue: str, limit: int) -> Call[list[Continuation | Notice]]: ...
     def forwarded(self, queue: str, ids: Sequence[str]) -> Call[None]: ...
@@ -228,6 +241,8 @@ class Store(Protocol):
     def heartbeat(self, heartbeat: Heartbeat, ttl_ms: int) -> Call[int]: ...
     def unregister(self, name: str) -> Call[bool]: ...
     def workers(self) -> Call[list[WorkerRecord]]: ...
+    # what a worker is to do, which its next heartbeat returns (`Polled.requested`); whether there is such a worker
+    def request_worker(self, name: str, request: WorkerRequest) -> Call[bool]: ...
 
     # the journal
     def journal(self, queue: str, after: int, limit: int) -> Call[EventPage]: ...

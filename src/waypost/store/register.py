@@ -16,7 +16,7 @@ from waypost.checks import check_text
 from waypost.errors import ForeignData, InvalidInput
 from waypost.policy import WORKER_CHARACTERS_MAX
 from waypost.store.port import Heartbeat
-from waypost.values import HealthStatus, WorkerQueueRecord, WorkerRecord, WorkerState
+from waypost.values import HealthStatus, WorkerQueueRecord, WorkerRecord, WorkerRequest, WorkerState
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Heartbeat).decode
@@ -49,16 +49,21 @@ def fitting(heartbeat: Heartbeat) -> Heartbeat:
     return structs.replace(heartbeat, queues=heartbeat.queues[:kept], unlisted=len(heartbeat.queues) - kept)
 
 
-def registered(name: str, record: bytes, at_ms: int, until_ms: int) -> WorkerRecord:
+def registered(
+    name: str, record: bytes, at_ms: int, until_ms: int, request: str | None = None, request_ms: int | None = None
+) -> WorkerRecord:
     """Decode the record of a worker."""
     try:
         heartbeat = _decode(record)
     except msgspec.DecodeError:
         raise ForeignData(f"the record of worker {name} was not written by waypost; nothing was changed") from None
+    started_ms = at_ms if heartbeat.started_ms is None else heartbeat.started_ms
+    # A request from before its start was for another worker of its name.
+    is_current = request is not None and request_ms is not None and request_ms >= started_ms
     return WorkerRecord(
         name, heartbeat.host, heartbeat.pid, heartbeat.version, cast(WorkerState, heartbeat.state),
         cast(HealthStatus, heartbeat.status), list(heartbeat.reasons), heartbeat.processes,
-        at_ms if heartbeat.started_ms is None else heartbeat.started_ms, at_ms, until_ms,
+        started_ms, at_ms, until_ms,
         [
             WorkerQueueRecord(
                 queue.name, queue.concurrency, queue.in_flight, queue.handled,
@@ -66,5 +71,5 @@ def registered(name: str, record: bytes, at_ms: int, until_ms: int) -> WorkerRec
             )
             for queue in heartbeat.queues
         ],
-        heartbeat.unlisted,
+        heartbeat.unlisted, cast(WorkerRequest, request) if is_current else None,
     )  # fmt: skip

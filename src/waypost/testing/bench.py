@@ -50,6 +50,7 @@ from waypost.values import (
     Purged,
     Redriven,
     Removal,
+    RescheduleStatus,
     Settlement,
     SettleStatus,
     SideEffect,
@@ -277,13 +278,14 @@ class Bench:
     def poll(self, *idle: Idle, registration: Registration | None = None) -> Polled:
         """Poll many queues, and return the combined answers."""
         found: list[PolledQueue] = []
-        elected, at_ms = None, 0
+        elected, requested, at_ms = None, None, 0
         for answer in self.runner.run_many(self.store.poll(idle, registration=registration)):
             if isinstance(answer, Exception):
                 raise answer
             found += answer.queues
             elected, at_ms = elected or answer.elected, max(at_ms, answer.at_ms)
-        return Polled(found, at_ms, elected)
+            requested = requested or answer.requested
+        return Polled(found, at_ms, elected, requested)
 
     def claim(self, limit: int = 1, **options: Any) -> list[Lease]:
         """Claim, and return the leases."""
@@ -449,6 +451,21 @@ class Bench:
         """Redrive dead letters."""
         operation = operation or self.operation(queue)
         return self._woken(self.store.redrive(queue, limit, operation, ids=ids, reason=reason))
+
+    def reschedule(
+        self,
+        id: str | None = None,
+        *,
+        key: str | None = None,
+        delay: float = 0,
+        at_ms: int | None = None,
+        queue: str = QUEUE,
+        operation: Operation | None = None,
+    ) -> RescheduleStatus:
+        """Give one timer another due time."""
+        operation = operation or self.operation(queue)
+        call = self.store.reschedule(queue, [Target(id, key)], operation, delay_ms=ms(delay), at_ms=at_ms)
+        return self._woken(call)[0]
 
     def purge(
         self, state: MessageState, *, limit: int = 100, queue: str = QUEUE, operation: Operation | None = None

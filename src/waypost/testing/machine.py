@@ -424,6 +424,22 @@ class StoreMachine(RuleBasedStateMachine):
         if targets:
             self.operate(queue, lambda store, operation: store.cancel(queue, targets, operation))
 
+    @step(2, queue=queues, choice=st.one_of(picks, st.sampled_from(("a", "b"))), seconds=st.sampled_from(DELAYS))
+    def reschedule(self, queue: str, choice: int | str, seconds: float) -> None:
+        """Give a timer another due time, by id or key."""
+        if isinstance(choice, int) and not self.ids[queue]:
+            return
+        target = (
+            Target(key=choice)
+            if isinstance(choice, str)
+            else Target(self.ids[queue][-1 - choice % len(self.ids[queue])])
+        )
+        answer = self.operate(
+            queue, lambda store, operation: store.reschedule(queue, [target], operation, delay_ms=ms(seconds))
+        )
+        if answer is not None:
+            self.reached[f"reschedule {answer.result[0]}"] += 1
+
     # ---- running a queue ---------------------------------------------------------------------------------
 
     @step(

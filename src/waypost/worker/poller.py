@@ -21,7 +21,7 @@ from waypost.errors import OutcomeUnknown, StoreUnavailable
 from waypost.operations.flow import ClientContext
 from waypost.policy import HEARTBEAT_SECONDS, HEARTBEATS_PER_TTL
 from waypost.store.port import Executor, Heartbeat, Idle, Registration
-from waypost.values import Elected, PolledQueue
+from waypost.values import Elected, PolledQueue, Requested, WorkerRequest
 from waypost.wake.port import Listening
 
 log = logging.getLogger("waypost")
@@ -123,10 +123,14 @@ class Poller:
         make_heartbeat: Callable[[int | None], Heartbeat],
         *,
         window: float,
+        on_request: Callable[[WorkerRequest], None] = lambda request: None,
     ) -> None:
         self._context = context
         self._connected = connected
         self._make_heartbeat = make_heartbeat
+        #: Called once for each request of an operator, in the polling thread.
+        self._on_request = on_request
+        self._requested: Requested | None = None
         self._interval = heartbeat_interval(window)
         self._ttl_ms = round(self._interval * HEARTBEATS_PER_TTL * 1000)
         #: When the store last answered; the start counts, because it needs an answer.
@@ -238,12 +242,14 @@ class Poller:
             )
             answers: list[PolledQueue] = []
             elected: Elected | None = None
+            requested: Requested | None = None
             at_ms = 0
             for answer in self._connected().run_many(calls):
                 if isinstance(answer, Exception):
                     raise answer
                 answers += answer.queues
                 elected, at_ms = elected or answer.elected, max(at_ms, answer.at_ms)
+                requested = requested or answer.requested
         except Exception as error:
             # Any error: a worker continues without heartbeats, and finds work when it is woken.
             self._failed(error, due, heartbeats)
@@ -255,12 +261,26 @@ class Poller:
         if heartbeats:
             self.error = None
             self._started_ms = at_ms if self._started_ms is None else self._started_ms
+            self._check_request(requested, self._started_ms)
         elif isinstance(self.error, StoreUnavailable | OutcomeUnknown):
             self.error = None
         try:
             self._loop.call_soon_threadsafe(self._answer, due, answers, sent_at, self.answered, electable, elected)
         except RuntimeError:
             log.debug("the event loop is gone", extra={"event": "loop_gone"})
+
+    def _check_request(self, requested: Requested | None, started_ms: int) -> None:
+        """Pass a new request on. One from before the start was for an earlier worker of the same name."""
+        if requested is None or requested == self._requested or requested.at_ms < started_ms:
+            return
+        self._requested = requested
+        log.info(
+            "worker %s was requested to %s",
+            self._name,
+            {"quiet": "claim no more", "stop": "stop"}.get(requested.request, requested.request),
+            extra={"event": "worker_requested", "worker": self._name, "request": requested.request},
+        )
+        self._on_request(requested.request)
 
     def _heartbeat(self, electable: Electable | None) -> Registration:
         heartbeat = self._make_heartbeat(self._started_ms)

@@ -24,7 +24,7 @@ from waypost.policy import HEALTH_WINDOW_SECONDS
 from waypost.redaction import Redact
 from waypost.store.port import AsyncExecutor, Executor, Heartbeat, Store
 from waypost.times import Duration
-from waypost.values import Drained, Health, WorkerState
+from waypost.values import Drained, Health, WorkerRequest, WorkerState
 from waypost.wake.wakeups import NO_WAKEUPS, Wakeups
 from waypost.worker.consumer import Consumer
 from waypost.worker.executor_adapters import LoopExecutor, ThreadedExecutor
@@ -323,6 +323,13 @@ class Worker:
             if consumer.queue == queue:
                 consumer.notify()
 
+    def _on_request(self, request: WorkerRequest) -> None:
+        """Do what an operator requested through the store. Called from the polling thread."""
+        if request == "stop":
+            self.request_stop()
+        elif request == "quiet":
+            self.quiet()
+
     # ---- calls of consumers -----------------------------------------------------------------------------
 
     def on_abort(self, error: BaseException) -> None:
@@ -352,7 +359,9 @@ class _Parts:
         self._executor: AsyncExecutor | None = None
         self._renewer: Renewer | None = None
         self._sync_executor: Executor | None = None
-        self.poller = Poller(self._context, self._connected, worker.heartbeat, window=worker.health_window)
+        self.poller = Poller(
+            self._context, self._connected, worker.heartbeat, window=worker.health_window, on_request=worker._on_request
+        )  # fmt: skip
         self._background: list[Embedded] = []
         self.consumers: list[Consumer] = []
 

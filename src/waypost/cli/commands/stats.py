@@ -23,7 +23,7 @@ from waypost.policy import MINUTES_KEPT
 from waypost.views import Stats, to_json
 
 #: Counters of a minute that are printed even if they are 0.
-ALWAYS_SHOWN = ("published", "claims", "done")
+ALWAYS_PRINTED = ("published", "claims", "done")
 
 
 def add(commands: Any) -> None:
@@ -96,7 +96,7 @@ def print_minutes(stats: Stats) -> None:
     if not stats.minutes:
         return
     counted = {name for minute in stats.minutes for name, count in minute.counts.items() if count}
-    names = [name for name in stats.minutes[-1].counts if name in counted or name in ALWAYS_SHOWN]
+    names = [name for name in stats.minutes[-1].counts if name in counted or name in ALWAYS_PRINTED]
     backlog = {one.at: f"{one.messages:,}" for one in stats.backlog}
     rows = [
         (

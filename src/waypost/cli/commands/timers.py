@@ -6,14 +6,12 @@ import argparse
 from itertools import islice
 from typing import Any
 
-from waypost.checks import check_text
 from waypost.cli.commands.cancel import CANCEL_TEXTS
 from waypost.cli.exit_codes import FOUND, USAGE, CommandError
 from waypost.cli.options import add_command, integer_between, open_client, parse_duration, parse_time
 from waypost.cli.output import format_body, format_table, format_time, message_json, write, write_json
 from waypost.formatting import format_age, format_count
 from waypost.message import StoredMessage
-from waypost.policy import KEY_CHARACTERS_MAX
 
 
 def add(commands: Any) -> None:
@@ -35,9 +33,11 @@ def add(commands: Any) -> None:
     cancel.add_argument("queue", help="the queue")
     cancel.add_argument("id", nargs="?", help="its id")
     cancel.add_argument("--key", help="or its key")
-    move = add_command(actions, "reschedule", run_reschedule, "give a timer another due time, by its key")
+    move = add_command(actions, "reschedule", run_reschedule, "give a timer another due time, by its key or id",
+                       more="Exit code 1: there is no such timer, or it is due already.")  # fmt: skip
     move.add_argument("queue", help="the queue")
-    move.add_argument("key", help="its key")
+    move.add_argument("key", nargs="?", help="its key")
+    move.add_argument("--id", help="or its id")
     when = move.add_mutually_exclusive_group(required=True)
     when.add_argument("--delay", type=parse_duration, metavar="S", help="due after this time (90, 30s, 5m, 2h, 7d)")
     when.add_argument("--at", type=parse_time, metavar="TIME", help="due at a time: 2026-03-06T09:00:00Z")
@@ -93,23 +93,20 @@ def run_cancel(options: argparse.Namespace) -> int:
 
 def run_reschedule(options: argparse.Namespace) -> int:
     """Move a timer and return the exit code."""
-    check_text("key", options.key, KEY_CHARACTERS_MAX)
+    if (options.id is None) == (options.key is None):
+        raise CommandError("no timer was chosen: give its key, or --id", USAGE)
+    named = f"the timer {options.key or options.id!r}"
     with open_client(options) as post:
-        found = list(post.messages(options.queue, "delayed", key=options.key))
-        if not found:
-            raise CommandError(f"{options.queue} has no timer with the key {options.key!r}", FOUND)
-        timer = found[0]
-        moved = post.publish(
-            options.queue, timer.body, key=options.key, on_conflict="extend", delay=options.delay, at=options.at
-        )
-        if moved.id != timer.id:
-            # It became due meanwhile, and `extend` published a new message, which must not be delivered too.
-            post.cancel(options.queue, id=moved.id)
-            raise CommandError(f"the timer {options.key!r} became due meanwhile, and was not moved", FOUND)
-        now = list(post.messages(options.queue, "delayed", id=timer.id))
+        status = post.reschedule(options.queue, options.id, key=options.key, delay=options.delay, at=options.at)
+        if status == "unknown":
+            raise CommandError(f"{options.queue} has no timer with the {'key' if options.key else 'id'} "
+                               f"{options.key or options.id!r}", FOUND)  # fmt: skip
+        if status == "due":
+            raise CommandError(f"{named} is due already, and was not moved", FOUND)
+        now = list(post.messages(options.queue, "delayed", id=options.id, key=options.key))
     due = format_time(now[0].ready_at) if now else None
     if options.json:
-        write_json({"queue": options.queue, "key": options.key, "id": timer.id, "due": due})
+        write_json({"queue": options.queue, "key": options.key, "id": options.id, "status": status, "due": due})
     else:
-        write(f"{options.key} is due {due or 'now'}")
+        write(f"{options.key or options.id} is due {due or 'now'}")
     return 0

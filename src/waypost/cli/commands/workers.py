@@ -1,4 +1,4 @@
-"""`waypost workers`: the registered workers, their queues, and the queues that no worker serves."""
+"""`waypost workers`: the registered workers, their queues, the queues that no worker serves; stop or quiet a worker."""
 
 from __future__ import annotations
 
@@ -6,23 +6,38 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from waypost.cli.exit_codes import FOUND
+from waypost.cli.exit_codes import FOUND, USAGE, CommandError
 from waypost.cli.options import add_command, open_client
 from waypost.cli.output import terminal_width, write, write_json
 from waypost.views import RegisteredWorker
 
+REQUESTS = {
+    "stop": "stops after its next heartbeat, within 15 seconds",
+    "quiet": "claims no more after its next heartbeat, within 15 seconds",
+}  # fmt: skip
+
 
 def add(commands: Any) -> None:
     """Declare the arguments."""
-    add_command(
-        commands, "workers", run, "list the workers of a store", positional_url=True,
-        more="The workers with a recent heartbeat. Exit code 1: one of them is red.",
-        examples=("waypost workers", "waypost workers --json"),
+    parser = add_command(
+        commands, "workers", run, "list the workers of a store, or request one to stop",
+        more="The workers with a recent heartbeat. Exit code 1: one of them is red. `stop NAME` and `quiet NAME` "
+             "request a worker to stop, or to claim no more: it does so after its next heartbeat, within 15 seconds. "
+             "Exit code 1: there is no such worker.",
+        examples=("waypost workers", "waypost workers --json", "waypost workers stop shop-1:4711:9f3a"),
     )  # fmt: skip
+    parser.add_argument(
+        "url", nargs="?", metavar="URL | stop | quiet", help="the store; or what to request of a worker"
+    )
+    parser.add_argument("worker", nargs="?", metavar="NAME", help="after stop or quiet: the name of the worker")
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the command and return its exit code."""
+    if options.url in REQUESTS:
+        return run_request(options, options.url)
+    if options.worker is not None:
+        raise CommandError(f"workers takes URL, stop NAME or quiet NAME, not {options.url!r}", USAGE)
     with open_client(options) as post:
         found, queues = post.workers(), post.queues()
     unserved = list_unserved(found, queues)
@@ -32,6 +47,20 @@ def run(options: argparse.Namespace) -> int:
         for line in format_workers(found, unserved):
             write(line)
     return FOUND if any(worker.status == "red" for worker in found) else 0
+
+
+def run_request(options: argparse.Namespace, request: str) -> int:
+    """Request a worker to stop or to claim no more, and return the exit code."""
+    if options.worker is None:
+        raise CommandError(f"which worker? waypost workers {request} NAME; `waypost workers` lists the names", USAGE)
+    options.url = None
+    with open_client(options) as post:
+        found = post.stop_worker(options.worker) if request == "stop" else post.quiet_worker(options.worker)
+    if options.json:
+        write_json({"worker": options.worker, "request": request, "requested": found})
+    else:
+        write(f"{options.worker} {REQUESTS[request]}" if found else f"there is no worker {options.worker}")
+    return 0 if found else FOUND
 
 
 def list_unserved(found: Sequence[RegisteredWorker], queues: Sequence[str]) -> list[str]:
@@ -45,7 +74,8 @@ def format_workers(found: Sequence[RegisteredWorker], unserved: Sequence[str]) -
     lines = []
     for worker in found:
         age = (worker.seen_at - worker.started_at).total_seconds()
-        lines.append(f"{worker.name}  {worker.state}, {worker.status}")
+        requested = f", requested to {worker.requested}" if worker.requested else ""
+        lines.append(f"{worker.name}  {worker.state}, {worker.status}{requested}")
         lines.append(f"    pid {worker.pid} on {worker.host}, waypost {worker.version}, up {age:.0f} s")
         lines += [f"    {reason}" for reason in worker.reasons]
         for queue in worker.queues:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -17,6 +17,7 @@ from waypost.identity import Operation
 from waypost.policy import (
     ARRIVAL_TTL_MS,
     BURY_MAX,
+    CHANGES_KEPT,
     CLAIM_BYTES_MAX,
     DEFAULT_POLICY,
     FAILURE_EVENTS,
@@ -30,10 +31,11 @@ from waypost.policy import (
     REPLAY_MAX,
     SLEEPER_TTL_MS,
     STAMP_AHEAD_MS,
+    PolicyRecord,
 )
 from waypost.store.memory import chains
 from waypost.store.memory.records import ChainRecord, Holder, Record, Replays, run_of
-from waypost.store.port import Draft, Hold, SideEffects, Target
+from waypost.store.port import Draft, Hold, SideEffects, Target, format_changes
 from waypost.store.repeats import id_in_use, is_repeat
 from waypost.values import (
     FAILURE_REASONS,
@@ -41,6 +43,7 @@ from waypost.values import (
     NOT_RUNS,
     REDELIVERY_CAUSES,
     CancelStatus,
+    ChangeRecord,
     CheckPage,
     Claimed,
     Damage,
@@ -57,6 +60,7 @@ from waypost.values import (
     PublishStatus,
     Purged,
     Redriven,
+    RescheduleStatus,
     Settlement,
     SettleStatus,
     StatsRecord,
@@ -108,6 +112,7 @@ class QueueModel:
         self.polling_soon: dict[str, int] = {}
         self.counts: Counter[str] = Counter()
         self.minutes: dict[int, Counter[str]] = {}
+        self.changes: list[ChangeRecord] = []
         self.journal: deque[EventRecord] = deque()
         self.journal_first = 1
         self.journal_last = 0
@@ -536,6 +541,18 @@ class QueueModel:
         self._end(now, record, "cancelled", operation, cause="request")
         return "cancelled"
 
+    def reschedule(self, now: int, target: Target, due_ms: int, operation: Operation) -> RescheduleStatus:
+        """Give a timer another due time; now if that is over."""
+        holder = None if target.key is None else self.keys.get(target.key)
+        record = self.messages.get(target.id or "" if holder is None else holder.owner)
+        if record is None or record.state == "dead":
+            return "unknown"
+        if record.state != "delayed":
+            return "due"
+        self.make_claimable(now, record, max(due_ms, now))
+        self.note(now, "postponed", operation, record, due_ms=record.ready_ms)
+        return "moved"
+
     # ---- dead letters ------------------------------------------------------------------------------------
 
     def redrive(self, now: int, limit: int, operation: Operation, ids: Sequence[str], reason: str | None) -> Redriven:
@@ -732,8 +749,22 @@ class QueueModel:
         if self.paused == paused:
             return False
         self.paused = paused
-        self.note(now, "paused" if paused else "resumed", None, None)
+        event: EventName = "paused" if paused else "resumed"
+        self.note(now, event, None, None)
+        self._keep_change(now, event, "")
         return True
+
+    def configure(self, now: int, changes: Mapping[str, Any]) -> PolicyRecord:
+        """Change the policy. A change that changes nothing is journalled, and not marked on charts."""
+        before, text = self.policy, format_changes(changes)
+        self.policy = before.changed(changes)
+        self.note(now, "configured", None, None, cause=text)
+        if self.policy != before:
+            self._keep_change(now, "configured", text)
+        return self.policy
+
+    def _keep_change(self, now: int, event: EventName, text: str) -> None:
+        self.changes = [*self.changes, ChangeRecord(now, event, text)][-CHANGES_KEPT:]
 
     # ---- messages by state, and figures --------------------------------------------------------------
 
@@ -793,6 +824,7 @@ class QueueModel:
                 for minute, counts in sorted(self.minutes.items())
                 if minute >= first
             ],
+            changes=[change for change in self.changes if change.at_ms // 60_000 >= first],
         )  # fmt: skip
 
     def count_up(self, now: int, name: str) -> None:

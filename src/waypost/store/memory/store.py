@@ -33,7 +33,6 @@ from waypost.store.port import (
     Woken,
     add_wakes,
     check_purge,
-    format_changes,
     forwarded_draft,
     poll_parts,
 )
@@ -59,6 +58,7 @@ from waypost.values import (
     Purged,
     Redriven,
     Removal,
+    RescheduleStatus,
     Saved,
     ScheduleList,
     Settlement,
@@ -69,6 +69,7 @@ from waypost.values import (
     TracePage,
     Watched,
     WorkerRecord,
+    WorkerRequest,
 )
 from waypost.views import Stats
 
@@ -328,6 +329,23 @@ class MemoryStore:
 
         return self._once("cancel", queue, operation, step)
 
+    def reschedule(
+        self,
+        queue: str,
+        targets: Sequence[Target],
+        operation: Operation,
+        *,
+        delay_ms: int = 0,
+        at_ms: int | None = None,
+    ) -> Call[Woken[list[RescheduleStatus]]]:
+        def step(model: QueueModel, now: int) -> Woken[list[RescheduleStatus]]:
+            due_ms = now + delay_ms if at_ms is None else at_ms
+            return self._waking(
+                model, now, lambda: [model.reschedule(now, target, due_ms, operation) for target in targets]
+            )
+
+        return self._once("reschedule", queue, operation, step)
+
     def outgoing(self, queue: str, limit: int) -> Call[list[Continuation | Notice]]:
         return ModelCall("outgoing", lambda now: [])
 
@@ -453,12 +471,7 @@ class MemoryStore:
         def step(now: int) -> Woken[PolicyRecord]:
             model = self._queue_to_make(queue)
 
-            def change() -> PolicyRecord:
-                model.policy = model.policy.changed(changes)
-                model.note(now, "configured", None, None, cause=format_changes(changes))
-                return model.policy
-
-            return self._waking(model, now, change, also=lambda: worth_waking(model))
+            return self._waking(model, now, lambda: model.configure(now, changes), also=lambda: worth_waking(model))
 
         return ModelCall("configure", step)
 
@@ -514,7 +527,9 @@ class MemoryStore:
                     self._register.heartbeat(now, given.heartbeat.name, record, given.ttl_ms)
                     if given.role is not None:
                         elected = self._leaders.elect(now, given.role, given.heartbeat.name, given.role_ttl_ms)
-                return Polled([self._queue(one.queue).poll(now, one.sleeper) for one in chosen], now, elected)
+                requested = None if given is None else self._register.requested(given.heartbeat.name)
+                polled = [self._queue(one.queue).poll(now, one.sleeper) for one in chosen]
+                return Polled(polled, now, elected, requested)
 
             return ModelCall("poll", step)
 
@@ -529,6 +544,9 @@ class MemoryStore:
 
     def workers(self) -> Call[list[WorkerRecord]]:
         return ModelCall("workers", self._register.workers)
+
+    def request_worker(self, name: str, request: WorkerRequest) -> Call[bool]:
+        return ModelCall("request_worker", lambda now: self._register.request(now, name, request))
 
     # ---- the journal -------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from waypost.store.postgres.statement import Parameter, number, one, rows_of, te
 from waypost.values import (
     MINUTE_COUNTERS,
     REDELIVERY_CAUSES,
+    ChangeRecord,
     EventPage,
     EventRecord,
     FoundMessage,
@@ -158,6 +159,7 @@ def read_figures(queue: str, figures: bytes | str) -> StatsRecord:
             MinuteRecord(minute["minute"] * 60_000, read_counts(minute))
             for minute in reply["minutes"] or ()
         ],
+        changes=[ChangeRecord(*change) for change in reply["changes"] or ()],
     )  # fmt: skip
 
 

@@ -88,6 +88,8 @@ from waypost.values import (
     Purged,
     Redriven,
     Removal,
+    Requested,
+    RescheduleStatus,
     Saved,
     ScheduleList,
     Settlement,
@@ -97,6 +99,7 @@ from waypost.values import (
     TracePage,
     Watched,
     WorkerRecord,
+    WorkerRequest,
 )
 
 if TYPE_CHECKING:
@@ -118,6 +121,7 @@ SETTLE_STATUS: dict[str, SettleStatus] = {
     "e": "replaced", "l": "lost",
 }  # fmt: skip
 EXTEND_STATUS: dict[str, ExtendStatus] = {"o": "ok", "l": "lost", "c": "cancel"}
+RESCHEDULE_STATUS: dict[str, RescheduleStatus] = {"m": "moved", "d": "due", "u": "unknown"}
 CANCEL_STATUS: dict[str, CancelStatus] = {"c": "cancelled", "r": "requested", "f": "finished", "u": "unknown"}
 
 
@@ -144,9 +148,11 @@ _purged_reply = msgspec.json.Decoder(tuple[int, bool, list[tuple[str, list[str]]
 _redriven_reply = msgspec.json.Decoder(tuple[list[str], list[str], bool, list[str]]).decode
 _check_reply = msgspec.json.Decoder(tuple[int, list[tuple[DamageKind, str | None, str, str | None]], str | None]).decode
 _policy_reply = msgspec.json.Decoder(tuple[PolicyRecord, list[str]]).decode
+PolledRow = tuple[bool, int | None, int | None, int | None]
 _polled_reply = msgspec.json.Decoder(
-    tuple[int, tuple[str, int, int] | None, list[tuple[bool, int | None, int | None, int | None]]]
+    tuple[int, tuple[str, int, int] | None, list[PolledRow], tuple[WorkerRequest, int] | None]
 ).decode
+_rescheduled_reply = msgspec.json.Decoder(tuple[str, list[str]]).decode
 _changed_reply = msgspec.json.Decoder(tuple[bool, list[str]]).decode
 
 SCHEDULE_COLUMNS = (
@@ -368,6 +374,27 @@ class PostgresStore:
             array_of_text([target.key for target in targets]),
         ]
         return self._once("cancel", queue, operation, parameters, decode)
+
+    def reschedule(
+        self,
+        queue: str,
+        targets: Sequence[Target],
+        operation: Operation,
+        *,
+        delay_ms: int = 0,
+        at_ms: int | None = None,
+    ) -> Call[Woken[list[RescheduleStatus]]]:
+        def decode(result: PGresult) -> Woken[list[RescheduleStatus]]:
+            letters, wake = _rescheduled_reply(one(result) or b"")
+            return Woken([RESCHEDULE_STATUS[letter] for letter in letters], _wake(queue, wake))
+
+        parameters = [
+            array_of_text([target.id or "" for target in targets]),
+            array_of_text([target.key for target in targets]),
+            number(at_ms),
+            number(delay_ms),
+        ]
+        return self._once("reschedule", queue, operation, parameters, decode)
 
     # ---- chains and waiting: a step spans queues, so nothing is ever on its way between two of them ----------
 
@@ -640,9 +667,10 @@ class PostgresStore:
 
     def _poll(self, idle: Sequence[Idle], registration: Registration | None) -> Call[Polled]:
         def decode(result: PGresult) -> Polled:
-            at_ms, leader, queues = _polled_reply(one(result) or b"")
+            at_ms, leader, queues, request = _polled_reply(one(result) or b"")
             elected = None if leader is None else Elected(*leader)
-            return Polled([PolledQueue(*found) for found in queues], at_ms, elected)
+            requested = None if request is None else Requested(*request)
+            return Polled([PolledQueue(*found) for found in queues], at_ms, elected, requested)
 
         worker = [text(None), data(None), number(None), number(None), text(None), number(None)]
         if registration is not None:
@@ -672,8 +700,12 @@ class PostgresStore:
             return [registered(*row) for row in rows_of(result)]
 
         parameters = [self._now(), number(limits.WORKERS_MAX)]
-        command = self._command("workers", len(parameters), "name, record, at_ms, until_ms")
+        command = self._command("workers", len(parameters), "name, record, at_ms, until_ms, request, request_ms")
         return PostgresCall("workers", "", command, parameters, decode)
+
+    def request_worker(self, name: str, request: WorkerRequest) -> Call[bool]:
+        parameters = [text(name), self._now(), text(request)]
+        return self._call("request_worker", "", parameters, lambda result: one(result) == b"\1")
 
     # ---- the journal -----------------------------------------------------------------------------------------
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from waypost.policy import PolicyRecord
+import msgspec
+
+from waypost.policy import CHANGES_KEPT, PolicyRecord
 from waypost.store.port import format_changes
 from waypost.store.sqlite.check import usable
 from waypost.store.sqlite.moves import end, forget_completed, make_claimable
@@ -13,7 +15,7 @@ from waypost.store.sqlite.peek import ORDERS
 from waypost.store.sqlite.publish import count_over_cap, find_windows
 from waypost.store.sqlite.queue_records import COLUMNS, Holder, QueueRecords, as_list
 from waypost.store.sqlite.schema import DEAD, STATE_NUMBERS
-from waypost.values import MessageState, Purged, Redriven
+from waypost.values import ChangeRecord, EventName, MessageState, Purged, Redriven
 
 _DEAD_ALL = f"""
     SELECT {COLUMNS} FROM {{message}} m INDEXED BY {{message:dead}}
@@ -26,6 +28,10 @@ _DEAD_BY_ID = f"""
     FROM (SELECT DISTINCT value FROM json_each(?)) j CROSS JOIN {{message}} m INDEXED BY {{message:id}}
     WHERE m.queue = ? AND m.id = j.value AND m.state = {DEAD} AND (?3 IS NULL OR m.reason = ?3)
     ORDER BY m.ended_ms, m.id LIMIT ?"""
+
+_CHANGES = "SELECT changes FROM {queue} WHERE number = ?"
+_CHANGES_SET = "UPDATE {queue} SET changes = ? WHERE number = ?"
+_decode_changes = msgspec.json.Decoder(list[ChangeRecord]).decode
 
 
 def redrive(records: QueueRecords, limit: int, operation: str, ids: Sequence[str], reason: str | None) -> Redriven:
@@ -84,8 +90,11 @@ def purge(records: QueueRecords, state: MessageState, limit: int, operation: str
 def configure(records: QueueRecords, changes: Mapping[str, Any]) -> PolicyRecord:
     """Change the queue's policy; it takes effect at the next step."""
     records.make()
-    records.set_policy(records.policy.changed(changes))
-    records.note("configured", None, cause=format_changes(changes))
+    before, text = records.policy, format_changes(changes)
+    records.set_policy(before.changed(changes))
+    records.note("configured", None, cause=text)
+    if records.policy != before:
+        _keep_change(records, "configured", text)
     return records.policy
 
 
@@ -96,8 +105,21 @@ def set_paused(records: QueueRecords, paused: bool) -> bool:
     if records.paused == paused:
         return False
     records.paused = paused
-    records.note("paused" if paused else "resumed", None)
+    event: EventName = "paused" if paused else "resumed"
+    records.note(event, None)
+    _keep_change(records, event, "")
     return True
+
+
+def read_changes(records: QueueRecords) -> list[ChangeRecord]:
+    """Return the last changes of the queue's settings, oldest first."""
+    row = records.step.execute(_CHANGES, (records.number,)).fetchone()
+    return [] if row is None or row[0] is None else _decode_changes(row[0])
+
+
+def _keep_change(records: QueueRecords, event: EventName, text: str) -> None:
+    kept = [*read_changes(records), ChangeRecord(records.now, event, text)][-CHANGES_KEPT:]
+    records.step.execute(_CHANGES_SET, (msgspec.json.encode(kept), records.number))
 
 
 def worth_waking(records: QueueRecords) -> int:

@@ -32,9 +32,10 @@ _KNOWN = """
 
 def poll(step: Step, idle: Sequence[Idle], registration: Registration | None, record: bytes) -> Polled:
     """Poll all of these queues, and renew the registrations of their sleepers."""
-    elected = None
+    elected = requested = None
     if registration is not None:
         workers.heartbeat(step, registration.heartbeat.name, record, registration.ttl_ms)
+        requested = workers.requested(step, registration.heartbeat.name)
         if registration.role is not None:
             elected = schedules.elect(step, registration.role, registration.heartbeat.name, registration.role_ttl_ms)
     named = as_list([(one.queue, one.sleeper) for one in idle])
@@ -45,7 +46,7 @@ def poll(step: Step, idle: Sequence[Idle], registration: Registration | None, re
         until_ms, which = step.now + SLEEPER_TTL_MS, as_list(renewed)
         step.execute(_RENEW, (until_ms, which))
         step.execute(_KNOWN, (until_ms, which))
-    return Polled(queues, step.now, elected)
+    return Polled(queues, step.now, elected, requested)
 
 
 def _polled(step: Step, idle: Idle, row: tuple[Any, ...], renewed: list[tuple[int, str]]) -> PolledQueue:

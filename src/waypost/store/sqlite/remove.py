@@ -59,6 +59,7 @@ _MARKS_RUN_OUT = """
     DELETE FROM {meta} WHERE name >= 'removal:' AND name < 'removal;' AND json_extract(value, '$.until') <= ?
         AND NOT json_extract(value, '$.gone')"""
 _ALL = (*_GOES, "session", "replay", "arrival")
+_CHANGES_DROP = "UPDATE {queue} SET changes = NULL WHERE number = ?"
 _QUEUE_DROP = "DELETE FROM {queue} WHERE number = ?"
 
 
@@ -110,6 +111,7 @@ def remove(step: Step, queue: str, operation: Operation) -> Removal:
     step.execute_many(_ENVELOPE, step.execute(_COMPLETED, (records.number,)).fetchall())
     for table in _GOES:
         step.execute(f"DELETE FROM {{{table}}} WHERE queue = ?", (records.number,))
+    step.execute(_CHANGES_DROP, (records.number,))
     sweep_names(step)
     records.begin_anew(RemovalMark(True, step.now, operation.mark, step.now + REMOVED_TTL_MS), DEFAULT_POLICY)
     return Removal(True)

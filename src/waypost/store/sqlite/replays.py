@@ -19,7 +19,17 @@ from waypost.policy import REPLAY_MAX, STAMP_AHEAD_MS
 from waypost.store.port import Woken
 from waypost.store.repeats import is_repeat
 from waypost.store.sqlite.queue_records import QueueRecords
-from waypost.values import CancelStatus, ExtendStatus, Fired, Published, Purged, Redriven, SettleStatus, SideEffect
+from waypost.values import (
+    CancelStatus,
+    ExtendStatus,
+    Fired,
+    Published,
+    Purged,
+    Redriven,
+    RescheduleStatus,
+    SettleStatus,
+    SideEffect,
+)
 
 T = TypeVar("T")
 
@@ -142,6 +152,7 @@ def _statuses() -> Form[Woken[list[Any]]]:
 SETTLED: Form[Woken[list[SettleStatus]]] = _statuses()
 EXTENDED: Form[list[ExtendStatus]] = _form(list[tuple[str, int]], _runs, _unrolled)
 CANCELLED: Form[Woken[list[CancelStatus]]] = _statuses()
+RESCHEDULED: Form[Woken[list[RescheduleStatus]]] = _statuses()
 REDRIVEN: Form[Woken[Redriven]] = _form(Woken[Redriven], lambda woken: woken, lambda kept: kept)
 PURGED: Form[Woken[Purged]] = _form(Woken[Purged], lambda woken: woken, lambda kept: kept)
 FIRED: Form[Woken[Fired]] = _form(Woken[Fired], lambda woken: woken, lambda kept: kept)

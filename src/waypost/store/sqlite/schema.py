@@ -32,9 +32,12 @@ _STATE = re.compile(rf"\{{({'|'.join(STATES).upper()})\}}")
 _SCHEMA = files(__package__).joinpath("schema.sql").read_text(encoding="utf-8")
 #: Columns that the first release did not have. A file that lacks them gets them when it is opened; the first release
 #: goes on with such a file.
-ADDED = {("queue", "over_cap"): "INTEGER NOT NULL DEFAULT 0"} | {
-    ("minute", counter): "INTEGER" for counter in MINUTE_COUNTERS[MINUTE_COUNTERS_FIRST:]
-}
+ADDED = {
+    ("queue", "over_cap"): "INTEGER NOT NULL DEFAULT 0",
+    ("queue", "changes"): "BLOB",
+    ("worker", "request"): "TEXT",
+    ("worker", "request_ms"): "INTEGER",
+} | {("minute", counter): "INTEGER" for counter in MINUTE_COUNTERS[MINUTE_COUNTERS_FIRST:]}
 #: Every table with its columns, read from the file that creates them.
 TABLES: dict[str, tuple[str, ...]] = {
     table: tuple(re.findall(r'^    "?([a-z_]+)"? [A-Z]', body, re.MULTILINE))

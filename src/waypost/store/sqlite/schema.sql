@@ -46,7 +46,8 @@ CREATE TABLE {queue} (
     snoozed INTEGER NOT NULL DEFAULT 0,
     duplicates INTEGER NOT NULL DEFAULT 0,
     transferred INTEGER NOT NULL DEFAULT 0,
-    over_cap INTEGER NOT NULL DEFAULT 0
+    over_cap INTEGER NOT NULL DEFAULT 0,
+    changes BLOB
 );
 
 CREATE TABLE {envelope} (seq INTEGER PRIMARY KEY, data BLOB NOT NULL);
@@ -280,6 +281,8 @@ CREATE TABLE {worker} (
     record BLOB NOT NULL,
     at_ms INTEGER NOT NULL,
     until_ms INTEGER NOT NULL,
+    request TEXT,
+    request_ms INTEGER,
     UNIQUE (name)
 );
 CREATE INDEX {worker:until} ON {worker} (until_ms);

@@ -1,4 +1,4 @@
-"""Settle and extend leases, and cancel messages."""
+"""Settle and extend leases, cancel messages, and move timers."""
 
 from __future__ import annotations
 
@@ -9,9 +9,17 @@ from waypost.store.port import Hold, Target, forwarded_draft
 from waypost.store.sqlite.moves import bury, end, ends_otherwise, make_claimable, to_head
 from waypost.store.sqlite.publish import publish
 from waypost.store.sqlite.queue_records import QueueRecords, Record
-from waypost.store.sqlite.schema import DEAD, LEASED
+from waypost.store.sqlite.schema import DEAD, DELAYED, LEASED
 from waypost.store.sqlite.wake import waking
-from waypost.values import FAILURE_REASONS, CancelStatus, ExtendStatus, Settlement, SettleStatus, chain_id
+from waypost.values import (
+    FAILURE_REASONS,
+    CancelStatus,
+    ExtendStatus,
+    RescheduleStatus,
+    Settlement,
+    SettleStatus,
+    chain_id,
+)
 
 _RESULT_SET = """
     INSERT INTO {result} (queue, id, data, until_ms) VALUES (?, ?, ?, ?)
@@ -167,3 +175,24 @@ def _cancel_one(records: QueueRecords, record: Record, operation: str) -> Cancel
         return "requested"
     end(records, record, "cancelled", operation, cause="request")
     return "cancelled"
+
+
+def reschedule(records: QueueRecords, targets: Sequence[Target], due_ms: int, operation: str) -> list[RescheduleStatus]:
+    """Give timers another due time; now if that is over."""
+    return [_reschedule_target(records, target, max(due_ms, records.now), operation) for target in targets]
+
+
+def _reschedule_target(records: QueueRecords, target: Target, ready_ms: int, operation: str) -> RescheduleStatus:
+    record: Record | None
+    if target.key is not None:
+        holder = records.holder(target.key)
+        record = None if holder is None else holder.owner
+    else:
+        record = records.find(target.id or "")
+    if record is None or record.state == DEAD:
+        return "unknown"
+    if record.state != DELAYED:
+        return "due"
+    make_claimable(records, record, ready_ms)
+    records.note("postponed", operation, record, due_ms=ready_ms)
+    return "moved"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from waypost.policy import HEAD_OFFSET, MINUTES_KEPT, PRIORITY_MAX, PRIORITY_MIN
+from waypost.store.sqlite.admin import read_changes
 from waypost.store.sqlite.queue_records import QueueRecords
 from waypost.values import MINUTE_COUNTERS, REDELIVERY_CAUSES, Ledger, MinuteRecord, StatsRecord
 
@@ -60,4 +61,5 @@ def stats(records: QueueRecords, minutes: int) -> StatsRecord:
             )
             for minute, *counts in execute(_MINUTES, (number, first))
         ],
+        changes=[change for change in read_changes(records) if change.at_ms // 60_000 >= first] if minutes else [],
     )  # fmt: skip

@@ -73,6 +73,7 @@ from waypost.values import (
     Purged,
     Redriven,
     Removal,
+    RescheduleStatus,
     Saved,
     ScheduleList,
     Settlement,
@@ -82,6 +83,7 @@ from waypost.values import (
     TracePage,
     Watched,
     WorkerRecord,
+    WorkerRequest,
 )
 
 if TYPE_CHECKING:
@@ -255,6 +257,21 @@ class SqliteStore:
 
         return self._once("cancel", queue, operation, replays.CANCELLED, work)
 
+    def reschedule(
+        self,
+        queue: str,
+        targets: Sequence[Target],
+        operation: Operation,
+        *,
+        delay_ms: int = 0,
+        at_ms: int | None = None,
+    ) -> Call[Woken[list[RescheduleStatus]]]:
+        def work(records: QueueRecords) -> Woken[list[RescheduleStatus]]:
+            due_ms = records.now + delay_ms if at_ms is None else at_ms
+            return _woken(records, lambda: settle.reschedule(records, targets, due_ms, str(operation)))
+
+        return self._once("reschedule", queue, operation, replays.RESCHEDULED, work)
+
     def outgoing(self, queue: str, limit: int) -> Call[list[Continuation | Notice]]:
         return SqliteCall("outgoing", lambda step: [], writes=False)
 
@@ -402,6 +419,9 @@ class SqliteStore:
 
     def workers(self) -> Call[list[WorkerRecord]]:
         return SqliteCall("workers", workers.workers, writes=False)
+
+    def request_worker(self, name: str, request: WorkerRequest) -> Call[bool]:
+        return SqliteCall("request_worker", lambda step: workers.request(step, name, request))
 
     # ---- the journal -------------------------------------------------------------------------------------
 

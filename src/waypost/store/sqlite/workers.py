@@ -6,7 +6,7 @@ from waypost import policy
 from waypost.policy import WORKERS_SWEPT_MAX
 from waypost.store.register import registered
 from waypost.store.sqlite.step import Step
-from waypost.values import WorkerRecord
+from waypost.values import Requested, WorkerRecord, WorkerRequest
 
 _UPDATE = "UPDATE {worker} SET record = ?, at_ms = ?, until_ms = ? WHERE name = ?"
 _INSERT = "INSERT INTO {worker} (record, at_ms, until_ms, name) VALUES (?, ?, ?, ?)"
@@ -18,7 +18,10 @@ _CUT = """
         SELECT rowid FROM {worker} INDEXED BY {worker:until} WHERE name <> ? AND until_ms > 0 ORDER BY until_ms, name
         LIMIT max(0, (SELECT count(*) FROM {worker}) - ?))"""
 _UNREGISTER = "DELETE FROM {worker} WHERE name = ?"
-_WORKERS = "SELECT name, record, at_ms, until_ms FROM {worker} WHERE until_ms > ? ORDER BY name LIMIT ?"
+_WORKERS = """
+    SELECT name, record, at_ms, until_ms, request, request_ms FROM {worker} WHERE until_ms > ? ORDER BY name LIMIT ?"""
+_REQUEST = "UPDATE {worker} SET request = ?, request_ms = ? WHERE name = ? AND until_ms > ?"
+_REQUESTED = "SELECT request, request_ms FROM {worker} WHERE name = ? AND request IS NOT NULL"
 
 
 def heartbeat(step: Step, name: str, record: bytes, ttl_ms: int) -> int:
@@ -34,6 +37,17 @@ def heartbeat(step: Step, name: str, record: bytes, ttl_ms: int) -> int:
 def unregister(step: Step, name: str) -> bool:
     """Remove a worker at once; return whether it was registered."""
     return step.execute(_UNREGISTER, (name,)).rowcount > 0
+
+
+def request(step: Step, name: str, wanted: WorkerRequest) -> bool:
+    """Request something of a worker; return whether there is one of this name."""
+    return step.execute(_REQUEST, (wanted, step.now, name, step.now)).rowcount > 0
+
+
+def requested(step: Step, name: str) -> Requested | None:
+    """Return what was requested of a worker last."""
+    row = step.execute(_REQUESTED, (name,)).fetchone()
+    return None if row is None else Requested(*row)
 
 
 def workers(step: Step) -> list[WorkerRecord]:

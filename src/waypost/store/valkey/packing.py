@@ -19,6 +19,7 @@ from waypost.values import (
     MINUTE_COUNTERS,
     REDELIVERY_CAUSES,
     ChainState,
+    ChangeRecord,
     Continuation,
     EventRecord,
     Lease,
@@ -337,6 +338,16 @@ def unpack_minute(packed: bytes) -> MinuteRecord:
     )
 
 
+def unpack_changes(packed: bytes, first_minute: int) -> list[ChangeRecord]:
+    """The changes of a queue's settings since the beginning of a minute; none if they cannot be read."""
+    try:
+        changes = _decode_changes(packed) if packed else []
+    except msgspec.DecodeError:
+        return []
+    return [change for change in changes if change.at_ms // 60_000 >= first_minute]
+
+
+_decode_changes = msgspec.msgpack.Decoder(list[ChangeRecord]).decode
 NULLABLE = frozenset(field.name for field in msgspec.structs.fields(PolicyRecord) if field.default is None) | {
     "lease_ms",
     "max_deliveries",

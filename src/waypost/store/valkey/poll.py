@@ -13,6 +13,7 @@ from waypost.store.port import Call, Idle, Registration, poll_parts
 from waypost.store.register import pack
 from waypost.store.valkey.command import ValkeyCall, command
 from waypost.store.valkey.scripts import script
+from waypost.store.valkey.workers import unpack_request
 from waypost.values import Elected, Polled, PolledQueue
 
 if TYPE_CHECKING:
@@ -73,18 +74,23 @@ def _poll(
 
 
 def _polled(reply: Any) -> Polled:
-    at_ms, leader = reply[:2]
+    at_ms, leader, requested = reply[:3]
     queues = [
         PolledQueue(bool(flags & NEEDS_CLAIM), _or_none(due), _or_none(end), _or_none(lease), bool(flags & BLOCKED))
-        for flags, due, end, lease in zip(*(iter(reply[2:]),) * 4, strict=True)
+        for flags, due, end, lease in zip(*(iter(reply[3:]),) * 4, strict=True)
     ]
-    return Polled(queues, at_ms, Elected(leader[0].decode(), leader[1], leader[2]) if leader else None)
+    elected = Elected(leader[0].decode(), leader[1], leader[2]) if leader else None
+    return Polled(queues, at_ms, elected, unpack_request(requested))
 
 
 def _heartbeat(store: ValkeyStore, registration: Registration) -> Call[Polled]:
     call = store.heartbeat(registration.heartbeat, registration.ttl_ms)
     assert isinstance(call, ValkeyCall)
-    return ValkeyCall("poll", "", call.packed, lambda at_ms: Polled([], at_ms), call.script, place=call.place)
+
+    def decode(reply: Any) -> Polled:
+        return Polled([], reply[0], None, unpack_request(reply[1]))
+
+    return ValkeyCall("poll", "", call.packed, decode, call.script, place=call.place)
 
 
 def _elect(store: ValkeyStore, registration: Registration, role: str) -> Call[Polled]:

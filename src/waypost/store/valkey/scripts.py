@@ -47,9 +47,10 @@ CAUSES = (
 )  # fmt: skip
 
 SCRIPTS = (
-    "publish", "claim", "settle", "extend", "cancel", "redrive", "purge", "peek", "stats", "configure", "journal",
-    "outgoing", "heartbeat", "unregister", "workers", "arrive", "watch", "save_schedule", "schedules", "fire_schedule",
-    "trigger_schedule", "promote", "check", "poll", "remove", "locate",
+    "publish", "claim", "settle", "extend", "cancel", "reschedule", "redrive", "purge", "peek", "stats",
+    "configure", "journal", "outgoing", "heartbeat", "unregister", "workers", "request_worker", "arrive", "watch",
+    "save_schedule", "schedules", "fire_schedule", "trigger_schedule", "promote", "check", "poll", "remove",
+    "locate",
 )  # fmt: skip
 #: Scripts that need nothing of the base.
 APART = ("elect", "start_wait", "unblock")
@@ -79,7 +80,7 @@ TOP_FUNCTION = re.compile(r"^local function (\w+)", re.MULTILINE)
 TOP_NAMES = re.compile(r"^local (?!function)([\w, ]+?)( =|$)", re.MULTILINE)
 LIMITS = (
     "PROMOTE_MAX", "RECLAIM_MAX", "BURY_MAX", "REPLAY_MAX", "STAMP_AHEAD_MS", "SLEEPER_TTL_MS", "ARRIVAL_TTL_MS",
-    "ARRIVALS_FORGOTTEN_MAX",
+    "ARRIVALS_FORGOTTEN_MAX", "CHANGES_KEPT",
     "MINUTES_KEPT", "HEAD_OFFSET", "CHUNK_MESSAGES_MAX", "WORKERS_SWEPT_MAX", "ENDED_TTL_MS", "WAITER_TTL_MS",
     "NO_END_MS", "COMPLETION_TTL_MS", "BLOCKER_CHECK_MS", "BLOCKER_CHECKS_MAX", "POLL_SOON_MS_MAX",
     "POLL_SOON_MESSAGES_MAX", "UNBLOCK_TTL_MS", "SCANNED_MAX", "CHUNK_BYTES_MAX", "JOURNAL_SLACK_PART",

@@ -59,6 +59,7 @@ from waypost.values import (
     Purged,
     Redriven,
     Removal,
+    RescheduleStatus,
     Saved,
     ScheduleList,
     Settlement,
@@ -68,6 +69,7 @@ from waypost.values import (
     TracePage,
     Watched,
     WorkerRecord,
+    WorkerRequest,
 )
 
 if TYPE_CHECKING:
@@ -90,6 +92,7 @@ SETTLE_STATUS: dict[int, SettleStatus] = {
 }  # fmt: skip
 FIRE_STATUS: dict[bytes, FireStatus] = {b"f": "fired", b"c": "conflict", b"e": "early", b"s": "stale"}
 EXTEND_STATUS: dict[int, ExtendStatus] = {ord("o"): "ok", ord("l"): "lost", ord("c"): "cancel"}
+RESCHEDULE_STATUS: dict[int, RescheduleStatus] = {ord("m"): "moved", ord("d"): "due", ord("u"): "unknown"}
 CANCEL_STATUS: dict[int, CancelStatus] = {
     ord("c"): "cancelled", ord("r"): "requested", ord("f"): "finished", ord("u"): "unknown"
 }  # fmt: skip
@@ -419,11 +422,23 @@ class ValkeyStore:
             return Woken([CANCEL_STATUS[letter] for letter in reply[0]], *packing.unpack_woken(queue, reply[1:]))
 
         check_chunk(targets)
-        arguments = [
-            b"k" + target.key.encode() if target.key is not None else b"i" + (target.id or "").encode()
-            for target in targets
-        ]
-        return self._call("cancel", queue, operation, arguments, decode)
+        return self._call("cancel", queue, operation, _targets(targets), decode)
+
+    def reschedule(
+        self,
+        queue: str,
+        targets: Sequence[Target],
+        operation: Operation,
+        *,
+        delay_ms: int = 0,
+        at_ms: int | None = None,
+    ) -> Call[Woken[list[RescheduleStatus]]]:
+        def decode(reply: Any) -> Woken[list[RescheduleStatus]]:
+            return Woken([RESCHEDULE_STATUS[letter] for letter in reply[0]], _wake(queue, reply[1:]))
+
+        check_chunk(targets)
+        when = [b"" if at_ms is None else b"%d" % at_ms, b"%d" % delay_ms]
+        return self._call("reschedule", queue, operation, [*when, *_targets(targets)], decode)
 
     def outgoing(self, queue: str, limit: int) -> Call[list[Continuation | Notice]]:
         def decode(reply: Any) -> list[Continuation | Notice]:
@@ -481,7 +496,9 @@ class ValkeyStore:
         def decode(reply: Any) -> StatsRecord:
             now, paused, packed = reply[:3]
             ready, delayed, waiting, leased, dead_kept = reply[3:8]
-            oldest_ready, oldest_leased, next_due, next_lease, sleepers, readers, kept, damaged, over_cap = reply[8:]
+            oldest_ready, oldest_leased, next_due, next_lease, sleepers, readers, kept, damaged, over_cap, changes = (
+                reply[8:]
+            )
             counts = packing.unpack_counts(packed)
             ledger = packing.ledger_of(counts, ready, delayed, waiting, leased, dead_kept, over_cap)
             return StatsRecord(
@@ -490,6 +507,7 @@ class ValkeyStore:
                 counts["journal_first"] + 1, counts["journal_last"],
                 {readers[at].decode(): int(readers[at + 1]) for at in range(0, len(readers), 2)},
                 [packing.unpack_minute(minute) for minute in kept], damaged,
+                packing.unpack_changes(changes, now // 60_000 - minutes + 1),
             )  # fmt: skip
 
         return self._call("stats", queue, None, [b"%d" % minutes], decode)
@@ -746,6 +764,9 @@ class ValkeyStore:
     def workers(self) -> Call[list[WorkerRecord]]:
         return workers.workers(self)
 
+    def request_worker(self, name: str, request: WorkerRequest) -> Call[bool]:
+        return workers.request_worker(self, name, request)
+
     # ---- the journal -----------------------------------------------------------------------------------------
 
     def journal(self, queue: str, after: int, limit: int) -> Call[EventPage]:
@@ -808,3 +829,10 @@ def _number(value: int | None) -> bytes:
 
 def _or_none(number: int) -> int | None:
     return None if number < 0 else number
+
+
+def _targets(targets: Sequence[Target]) -> list[bytes]:
+    return [
+        b"k" + target.key.encode() if target.key is not None else b"i" + (target.id or "").encode()
+        for target in targets
+    ]

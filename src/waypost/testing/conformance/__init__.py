@@ -34,7 +34,7 @@ from waypost.testing.conformance.idle import TestPolls
 from waypost.testing.conformance.journal import TestJournal, TestJournalReaders, TestLocate, TestTrace
 from waypost.testing.conformance.keys import TestConflicts, TestGenerations, TestLiveKeys, TestWindows
 from waypost.testing.conformance.lease import TestAtMostOnce, TestClaims, TestCounts, TestFences, TestReclaim
-from waypost.testing.conformance.ledger import TestLedger, TestMinutes
+from waypost.testing.conformance.ledger import TestChanges, TestLedger, TestMinutes
 from waypost.testing.conformance.publish import TestArrivals, TestCap, TestPublishing
 from waypost.testing.conformance.queue import TestIsolation, TestLimits, TestListings, TestPause, TestPolicy
 from waypost.testing.conformance.removal import (
@@ -53,9 +53,9 @@ from waypost.testing.conformance.replay import (
 from waypost.testing.conformance.schedules import TestFires, TestLeaders, TestPromotion, TestSaving
 from waypost.testing.conformance.settle import TestCancel, TestContinuations, TestOutcomes, TestResults
 from waypost.testing.conformance.side_effects import TestEndsInsideClaims, TestSideEffects
-from waypost.testing.conformance.timers import TestTimers
+from waypost.testing.conformance.timers import TestReschedule, TestTimers
 from waypost.testing.conformance.wake import TestPollSoon, TestWakeUps
-from waypost.testing.conformance.workers import TestWorkerRegister
+from waypost.testing.conformance.workers import TestWorkerRegister, TestWorkerRequests
 
 __all__ = [
     "TestArrivals",
@@ -64,6 +64,7 @@ __all__ = [
     "TestCancel",
     "TestCap",
     "TestChains",
+    "TestChanges",
     "TestClaims",
     "TestClockSteps",
     "TestClonedSessions",
@@ -103,6 +104,7 @@ __all__ = [
     "TestRefusedRemovals",
     "TestRemovals",
     "TestRemovalsAtTheSameTime",
+    "TestReschedule",
     "TestResults",
     "TestSaving",
     "TestSideEffects",
@@ -113,4 +115,5 @@ __all__ = [
     "TestWakeUps",
     "TestWindows",
     "TestWorkerRegister",
+    "TestWorkerRequests",
 ]

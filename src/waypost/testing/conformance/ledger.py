@@ -7,8 +7,9 @@ from datetime import timedelta
 
 import pytest
 
-from waypost.testing.bench import Bench
-from waypost.values import MINUTE_COUNTERS
+from waypost.policy import CHANGES_KEPT
+from waypost.testing.bench import QUEUE, Bench
+from waypost.values import MINUTE_COUNTERS, ChangeRecord
 from waypost.views import Stats
 
 
@@ -292,3 +293,43 @@ class TestMinutes:
         by_minute = {(one.at - stats.at) // timedelta(minutes=1): one.messages for one in stats.backlog}
         assert len(by_minute) > 10
         assert {place: observed[place - 1] for place in by_minute} == by_minute
+
+
+class TestChanges:
+    """Changes of the settings, for charts."""
+
+    @pytest.mark.promise("SEE-5", "QUEUE-2")
+    def test_changes_are_kept_with_their_time(self, bench: Bench) -> None:
+        start = bench.now_ms
+        bench.configure(lease=30, max_deliveries=3)
+        bench.after(60)
+        bench.run(bench.store.pause(QUEUE))
+        bench.run(bench.store.pause(QUEUE))
+        bench.run(bench.store.resume(QUEUE))
+        bench.configure(lease=30)
+        bench.configure(rate=None)
+        expected = [
+            ChangeRecord(start, "configured", "lease_ms=30000 max_deliveries=3"),
+            ChangeRecord(start + 60_000, "paused", ""),
+            ChangeRecord(start + 60_000, "resumed", ""),
+        ]
+        assert bench.stats(minutes=5).changes == expected
+        assert bench.stats(minutes=1).changes == expected[1:]
+        assert bench.stats().changes == []
+
+    @pytest.mark.promise("SEE-5")
+    def test_the_number_of_kept_changes_is_bounded(self, bench: Bench) -> None:
+        for lease in range(1, CHANGES_KEPT + 4):
+            bench.configure(lease=lease)
+        changes = bench.stats(minutes=1).changes
+        assert [change.text for change in changes] == [
+            f"lease_ms={lease * 1000}" for lease in range(4, CHANGES_KEPT + 4)
+        ]
+
+    @pytest.mark.promise("SEE-5", "QUEUE-8")
+    def test_they_go_with_the_queue(self, bench: Bench) -> None:
+        bench.configure(lease=5)
+        bench.remove()
+        bench.after(1)
+        bench.publish()
+        assert bench.stats(minutes=5).changes == []

@@ -118,3 +118,79 @@ class TestTimers:
         assert events[0].due_ms == due
         assert (events[1].cause, events[1].at_ms) == ("due", bench.now_ms)
         assert events[2].wait_ms == 2_000
+
+
+class TestReschedule:
+    """Another due time for a timer."""
+
+    @pytest.mark.promise("TIMER-1")
+    def test_a_timer_without_a_key_is_moved_by_its_id(self, bench: Bench) -> None:
+        later, sooner = bench.publish(delay=10).id, bench.publish(delay=20).id
+        assert bench.reschedule(sooner, delay=5) == "moved"
+        assert bench.reschedule(later, at_ms=bench.now_ms + 30_000) == "moved"
+        bench.after(5)
+        assert bench.claim_one().id == sooner
+        bench.after(24.999)
+        assert bench.claim() == []
+        bench.after(0.001)
+        assert bench.claim_one().id == later
+        assert [event.due_ms for event in bench.events("postponed")] == [bench.now_ms - 25_000, bench.now_ms]
+
+    @pytest.mark.promise("TIMER-1")
+    def test_a_timer_is_moved_by_its_key(self, bench: Bench) -> None:
+        id = bench.publish(delay=10, key="k").id
+        assert bench.reschedule(key="k", delay=60) == "moved"
+        assert bench.stored(id).ready_ms == bench.now_ms + 60_000
+
+    @pytest.mark.promise("TIMER-1", "WAKE-1")
+    def test_a_time_that_is_over_makes_it_ready_and_wakes_a_worker(self, bench: Bench) -> None:
+        id = bench.publish(delay=10).id
+        assert bench.claim(sleeper="anna") == []
+        assert bench.reschedule(id, at_ms=bench.now_ms - 5_000) == "moved"
+        assert bench.woken == {"orders": ["anna"]}
+        lease = bench.claim_one()
+        assert (lease.id, lease.ready_ms) == (id, bench.now_ms)
+        bench.check_queue("orders")
+
+    @pytest.mark.promise("TIMER-2", "WAKE-1")
+    def test_a_timer_that_becomes_the_first_wakes_a_worker(self, bench: Bench) -> None:
+        bench.publish(delay=10)
+        moved = bench.publish(delay=20).id
+        assert bench.claim(sleeper="anna") == []
+        assert bench.reschedule(moved, delay=15) == "moved"
+        assert bench.woken == {}
+        assert bench.reschedule(moved, delay=5) == "moved"
+        assert bench.woken == {"orders": ["anna"]}
+
+    @pytest.mark.promise("TIMER-1")
+    def test_a_message_that_waits_for_a_retry_is_a_timer_and_keeps_its_counts(self, bench: Bench) -> None:
+        bench.publish()
+        first = bench.claim_one()
+        bench.settle(first, "retry", after=100)
+        assert bench.reschedule(first.id) == "moved"
+        second = bench.claim_one()
+        assert (second.id, second.attempts, second.deliveries, second.token) == (first.id, 1, 2, first.token + 1)
+        assert bench.ledger().unexplained == 0
+
+    @pytest.mark.promise("TIMER-1")
+    def test_what_is_no_timer_is_left_alone(self, bench: Bench) -> None:
+        ready = bench.publish(key="k").id
+        assert bench.reschedule(ready, delay=5) == "due"
+        assert bench.reschedule(key="k", delay=5) == "due"
+        lease = bench.claim_one()
+        assert bench.reschedule(ready, delay=5) == "due"
+        bench.settle(lease, "dead")
+        assert bench.reschedule(ready, delay=5) == "unknown"
+        assert bench.reschedule("0" * 24, delay=5) == "unknown"
+        assert bench.reschedule(key="none", delay=5) == "unknown"
+        assert bench.events("postponed") == []
+
+    @pytest.mark.promise("TIMER-1", "LEASE-6")
+    def test_a_repeat_returns_the_first_answer_and_moves_nothing(self, bench: Bench) -> None:
+        id = bench.publish(delay=10).id
+        operation = bench.operation()
+        assert bench.reschedule(id, delay=60, operation=operation) == "moved"
+        bench.after(1)
+        assert bench.reschedule(id, delay=60, operation=operation) == "moved"
+        assert bench.stored(id).ready_ms == bench.now_ms + 59_000
+        assert len(bench.events("postponed")) == 1

@@ -6,10 +6,10 @@ import pytest
 
 from waypost import policy
 from waypost.errors import InvalidInput, InvalidName
-from waypost.store.port import Heartbeat, ServedQueue
+from waypost.store.port import Heartbeat, Idle, Registration, ServedQueue
 from waypost.testing.bench import Bench, fresh_namespace
 from waypost.testing.clock import START_MS
-from waypost.values import WorkerQueueRecord, WorkerRecord
+from waypost.values import Requested, WorkerQueueRecord, WorkerRecord, WorkerRequest
 
 TTL_MS = 30_000
 
@@ -143,3 +143,60 @@ class TestWorkerRegister:
         bench.publish()
         assert bench.stats().ledger.ready == 1
         assert names(bench) == ["orders"]
+
+
+class TestWorkerRequests:
+    """What was requested of a worker, which learns of it with its next heartbeat."""
+
+    def poll(self, bench: Bench, name: str = "a", *, started_ms: int | None = None) -> Requested | None:
+        """Send a heartbeat with a poll."""
+        registration = Registration(Heartbeat(name, "host", 7, started_ms=started_ms), TTL_MS)
+        return bench.poll(Idle("orders"), registration=registration).requested
+
+    def request(self, bench: Bench, name: str, request: WorkerRequest) -> bool:
+        """Request something of a worker."""
+        return bench.run(bench.store.request_worker(name, request))
+
+    @pytest.mark.promise("SEE-4")
+    def test_a_request_is_returned_with_each_heartbeat_of_its_worker(self, bench: Bench) -> None:
+        assert self.poll(bench, "a") is self.poll(bench, "b") is None
+        bench.after(1)
+        assert self.request(bench, "a", "quiet")
+        expected = Requested("quiet", bench.now_ms)
+        assert self.poll(bench, "a", started_ms=START_MS) == expected
+        assert self.poll(bench, "b", started_ms=START_MS) is None
+        assert self.poll(bench, "a", started_ms=START_MS) == expected
+        assert [(worker.name, worker.requested) for worker in workers(bench)] == [("a", "quiet"), ("b", None)]
+
+    @pytest.mark.promise("SEE-4")
+    def test_the_last_request_counts(self, bench: Bench) -> None:
+        self.poll(bench)
+        assert self.request(bench, "a", "quiet")
+        bench.after(1)
+        assert self.request(bench, "a", "stop")
+        assert self.poll(bench) == Requested("stop", bench.now_ms)
+
+    @pytest.mark.promise("SEE-4")
+    def test_nothing_is_requested_of_a_worker_that_is_not_there(self, bench: Bench) -> None:
+        assert not self.request(bench, "absent", "stop")
+        self.poll(bench, "a")
+        bench.after(TTL_MS / 1000)
+        assert not self.request(bench, "a", "stop")
+        assert self.poll(bench, "a") is None
+
+    @pytest.mark.promise("SEE-4")
+    def test_a_request_goes_with_its_worker(self, bench: Bench) -> None:
+        self.poll(bench, "a")
+        assert self.request(bench, "a", "stop")
+        assert bench.run(bench.store.unregister("a"))
+        assert self.poll(bench, "a") is None
+
+    @pytest.mark.promise("SEE-4")
+    def test_a_request_for_an_earlier_worker_of_the_same_name_is_not_listed(self, bench: Bench) -> None:
+        self.poll(bench, "a", started_ms=bench.now_ms)
+        assert self.request(bench, "a", "stop")
+        requested_ms = bench.now_ms
+        bench.after(2)
+        # It crashed, and another one began under its name: that one sees that the request is older than itself.
+        assert self.poll(bench, "a", started_ms=bench.now_ms) == Requested("stop", requested_ms)
+        assert [worker.requested for worker in workers(bench)] == [None]

@@ -13,3 +13,12 @@ ALTER TABLE {minute} ADD COLUMN wait_ms bigint;
 ALTER TABLE {minute} ADD COLUMN wait_ms_max bigint;
 ALTER TABLE {minute} ADD COLUMN run_ms bigint;
 ALTER TABLE {minute} ADD COLUMN run_ms_max bigint;
+
+-- The last changes of a queue's settings, to be marked on charts.
+ALTER TABLE {queue} ADD COLUMN changes jsonb NOT NULL DEFAULT '[]';
+
+-- What was requested of a worker, and when.
+ALTER TABLE {worker} ADD COLUMN request text;
+ALTER TABLE {worker} ADD COLUMN request_ms bigint;
+-- It returns that too now.
+DROP FUNCTION IF EXISTS {workers}(bigint, bigint);

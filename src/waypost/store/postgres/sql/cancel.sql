@@ -70,3 +70,63 @@ BEGIN
     END IF;
     RETURN v_first;
 END $body$;
+
+-- Give timers another due time, once per operation; messages that wait for a retry are timers too. Touches: queue (read),
+-- message, entry, tally, sleeper, operation. Keeps: only a message that is not due is moved.
+-- Returns letters (m moved, d due already, u unknown) and the sleepers to wake.
+CREATE OR REPLACE FUNCTION {reschedule}(
+    p_queue text, p_clock bigint, p_session bytea, p_number bigint, p_ttl bigint, p_ids text[], p_keys text[],
+    p_at bigint, p_delay bigint
+) RETURNS text LANGUAGE plpgsql {settings} AS $body$
+DECLARE
+    q {queue};
+    m {message};
+    v_now bigint := {clock}(p_clock);
+    v_op text := {operation_id}(p_session, p_number);
+    v_ready bigint := greatest(v_now, coalesce(p_at, v_now + p_delay));
+    v_state smallint := (v_ready > v_now)::int;
+    v_due bigint;
+    v_after bigint;
+    v_fresh bigint := 0;
+    v_first text;
+    v_letters text := '';
+BEGIN
+    SELECT * INTO q FROM {queue} WHERE name = p_queue;
+    IF NOT FOUND THEN
+        q := {open_queue}(p_queue);
+    END IF;
+    v_first := {first_result}(q.number, q.removed_ms, p_session, p_number, v_now, p_ttl);
+    IF v_first IS NOT NULL THEN
+        RETURN v_first;
+    END IF;
+    v_due := {next_due}(q.number);
+    FOR i IN 1 .. cardinality(p_ids) LOOP
+        IF p_keys[i] IS NOT NULL THEN
+            SELECT * INTO m FROM {message} t
+            WHERE t.queue = q.number AND t.key = p_keys[i] AND t.key IS NOT NULL AND t.state < {WAITING} FOR UPDATE;
+        ELSE
+            SELECT * INTO m FROM {message} t WHERE t.queue = q.number AND t.id = p_ids[i] FOR UPDATE;
+        END IF;
+        IF NOT FOUND OR m.state = {DEAD} THEN
+            v_letters := v_letters || 'u';
+        ELSIF m.state <> {DELAYED} THEN
+            v_letters := v_letters || 'd';
+        ELSE
+            UPDATE {message} t SET state = v_state, ready_ms = v_ready, position = nextval('{sequence}')
+            WHERE t.queue = q.number AND t.id = m.id;
+            IF v_state = {READY} THEN
+                PERFORM {count_move}(q.number, v_now, {DELAYED}::smallint, {READY}::smallint);
+                v_fresh := v_fresh + 1;
+            END IF;
+            PERFORM {write_event}(q, v_now, v_op, 'postponed', m, NULL, false, v_ready);
+            v_letters := v_letters || 'm';
+        END IF;
+    END LOOP;
+    v_after := {next_due}(q.number);
+    v_first := json_build_array(
+        v_letters, {wake}(q, v_now, v_fresh + coalesce((v_after < coalesce(v_due, v_after + 1))::int, 0)))::text;
+    IF {store_result}(q.number, p_session, p_number, v_now + p_ttl, v_first) THEN
+        PERFORM {tidy}(q, v_now);
+    END IF;
+    RETURN v_first;
+END $body$;

@@ -3,8 +3,8 @@
 -- Touches: queue, message, sleeper, and what `heartbeat`, `elect` and `tidy` touch.
 -- Keeps: no step waits for another; a sleeper that is being woken is left to that step. It waits for no disk, unless it
 -- put a journal in order: what a reader has read must not change.
--- The reply is the store's time, the leader, and for each queue whether it needs a claim, how long until the next due time and
--- the next lease end, and how long leases are.
+-- The reply is the store's time, the leader, for each queue whether it needs a claim, how long until the next due time and
+-- the next lease end, and how long leases are; and what was requested of the worker, and when.
 
 CREATE OR REPLACE FUNCTION {poll}(
     p_clock bigint, p_queues text[], p_sleepers text[], p_name text, p_record bytea, p_ttl bigint, p_max bigint,
@@ -18,6 +18,7 @@ DECLARE
     v_found json;
     v_chance bigint;
     v_leader {leader};
+    v_requested json;
     v_commit text := current_setting('synchronous_commit');
 BEGIN
     SELECT json_agg(json_build_array(
@@ -48,6 +49,8 @@ BEGIN
     WHERE s.ctid = c.place;
     IF p_name IS NOT NULL THEN
         PERFORM {heartbeat}(p_name, v_now, p_ttl, p_record, p_max);
+        SELECT json_build_array(w.request, w.request_ms) INTO v_requested FROM {worker} w
+        WHERE w.name = p_name AND w.request IS NOT NULL;
     END IF;
     IF p_role IS NOT NULL THEN
         SELECT * INTO v_leader FROM {leader} t WHERE t.role = p_role;
@@ -65,9 +68,9 @@ BEGIN
         IF FOUND THEN
             PERFORM {tidy}(q, v_now);
             PERFORM set_config('synchronous_commit', v_commit, true);
-            RETURN json_build_array(v_now, v_elected, coalesce(v_found, '[]'::json))::text;
+            RETURN json_build_array(v_now, v_elected, coalesce(v_found, '[]'::json), v_requested)::text;
         END IF;
     END IF;
     PERFORM set_config('synchronous_commit', 'off', true);
-    RETURN json_build_array(v_now, v_elected, coalesce(v_found, '[]'::json))::text;
+    RETURN json_build_array(v_now, v_elected, coalesce(v_found, '[]'::json), v_requested)::text;
 END $body$;

@@ -44,7 +44,8 @@ BEGIN
     UPDATE {queue} t SET made = false, removed_ms = v_now, removed_mark = substr(p_session, {MARK_AT}, {MARK_BYTES}),
         removed_until = v_now + {REMOVED_TTL_MS}, paused = DEFAULT, lease_ms = DEFAULT, max_deliveries = DEFAULT,
         max_pending = DEFAULT, overload = DEFAULT, max_running = DEFAULT, rate_count = DEFAULT, rate_per_ms = DEFAULT,
-        journal = DEFAULT, journal_max = DEFAULT, dead_max = DEFAULT, dead_keep_ms = DEFAULT, completed_max = DEFAULT
+        journal = DEFAULT, journal_max = DEFAULT, dead_max = DEFAULT, dead_keep_ms = DEFAULT, completed_max = DEFAULT,
+        changes = DEFAULT
     WHERE t.number = q.number;
     PERFORM {sweep_names}(v_now);
     RETURN '[true, {}, false, false]';

@@ -206,7 +206,8 @@ BEGIN
     UPDATE {queue} t SET lease_ms = n.lease_ms, max_deliveries = n.max_deliveries, max_pending = n.max_pending,
         overload = n.overload, max_running = n.max_running, rate_count = n.rate_count, rate_per_ms = n.rate_per_ms,
         journal = n.journal, journal_max = n.journal_max, dead_max = n.dead_max, dead_keep_ms = n.dead_keep_ms,
-        completed_max = n.completed_max, made = true
+        completed_max = n.completed_max, made = true,
+        changes = CASE WHEN n IS DISTINCT FROM q THEN {add_change}(t.changes, v_now, 'configured', p_text) ELSE t.changes END
     WHERE t.number = q.number;
     PERFORM {write_event}(n, v_now, NULL, 'configured', NULL, p_text);
     SELECT * INTO v_held FROM {state_counts}(q.number);
@@ -214,8 +215,15 @@ BEGIN
         {policy}(p_queue)::json, {wake}(n, v_now, v_held.ready + (v_held.delayed > 0)::int))::text;
 END $body$;
 
+-- The last changes of a queue's settings, a bounded number, with one more.
+CREATE OR REPLACE FUNCTION {add_change}(p_changes jsonb, p_now bigint, p_event text, p_text text) RETURNS jsonb
+LANGUAGE sql IMMUTABLE AS $body$
+    SELECT CASE WHEN jsonb_array_length(p_changes) >= {CHANGES_KEPT} THEN p_changes - 0 ELSE p_changes END
+        || jsonb_build_array(jsonb_build_array(p_now, p_event, p_text))
+$body$;
+
 CREATE OR REPLACE FUNCTION {policy}(p_queue text) RETURNS text LANGUAGE sql AS $body$
-    SELECT (to_jsonb(q) - '{number,name,paused,made,removed_ms,removed_mark,removed_until}'::text[])::text
+    SELECT (to_jsonb(q) - '{number,name,paused,made,removed_ms,removed_mark,removed_until,changes}'::text[])::text
     FROM {queue} q WHERE q.name = p_queue
 $body$;
 
@@ -231,7 +239,9 @@ BEGIN
     IF q.paused = p_paused THEN
         RETURN '[false, []]';
     END IF;
-    UPDATE {queue} t SET paused = p_paused, made = t.made OR p_paused WHERE t.number = q.number;
+    UPDATE {queue} t SET paused = p_paused, made = t.made OR p_paused,
+        changes = {add_change}(t.changes, v_now, CASE WHEN p_paused THEN 'paused' ELSE 'resumed' END, '')
+    WHERE t.number = q.number;
     q.paused := p_paused;
     PERFORM {write_event}(q, v_now, NULL, CASE WHEN p_paused THEN 'paused' ELSE 'resumed' END, NULL);
     SELECT * INTO v_held FROM {state_counts}(q.number);

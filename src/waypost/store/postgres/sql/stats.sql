@@ -99,6 +99,9 @@ BEGIN
             SELECT count(*) FROM {sleeper} s WHERE s.queue = v_number AND NOT s.awake AND s.until_ms > v_now),
         'first', v.first,
         'last', v.last,
+        'changes', (
+            SELECT jsonb_agg(c.change ORDER BY c.n) FROM jsonb_array_elements((v.q).changes) WITH ORDINALITY AS c (change, n)
+            WHERE (c.change ->> 0)::bigint / 60000 > v_now / 60000 - p_minutes),
         'readers', (SELECT coalesce(json_object_agg(r.name, r.read_to), '{}') FROM {reader} r WHERE r.queue = v_number)
     )::text;
 END $body$;

@@ -31,7 +31,18 @@ BEGIN
 END $body$;
 
 CREATE OR REPLACE FUNCTION {workers}(p_clock bigint, p_max bigint)
-RETURNS TABLE (name text, record bytea, at_ms bigint, until_ms bigint) LANGUAGE sql AS $body$
-    SELECT w.name, w.record, w.at_ms, w.until_ms FROM {worker} w WHERE w.until_ms > {clock}(p_clock)
-    ORDER BY w.name LIMIT p_max
+RETURNS TABLE (name text, record bytea, at_ms bigint, until_ms bigint, request text, request_ms bigint)
+LANGUAGE sql AS $body$
+    SELECT w.name, w.record, w.at_ms, w.until_ms, w.request, w.request_ms
+    FROM {worker} w WHERE w.until_ms > {clock}(p_clock) ORDER BY w.name LIMIT p_max
 $body$;
+
+-- What a worker is to do: it learns of it with its next heartbeat. Returns whether there is such a worker.
+CREATE OR REPLACE FUNCTION {request_worker}(p_name text, p_clock bigint, p_request text) RETURNS boolean
+LANGUAGE plpgsql AS $body$
+DECLARE
+    v_now bigint := {clock}(p_clock);
+BEGIN
+    UPDATE {worker} w SET request = p_request, request_ms = v_now WHERE w.name = p_name AND w.until_ms > v_now;
+    RETURN FOUND;
+END $body$;

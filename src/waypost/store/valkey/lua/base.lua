@@ -6,7 +6,7 @@
 --
 -- KEYS, the same list for every script, all in one slot:
 --   1 queue      hash    version, policy, paused, counts (those of the minute under way at their end),
---                        over_cap: messages accepted although `max_pending` was reached,
+--                        over_cap: messages accepted although `max_pending` was reached, changes: the last ones of its settings,
 --                        m<slot>: counters of one of the last 1,440 minutes before it; removed: when a queue of this name was
 --                        removed (8) and the mark of the operation that did it; gone: it is no queue (any more), and expires
 --   2 messages   hash    id -> published_ms (8 bytes) priority (1) envelope; never rewritten, so a body is stored once
@@ -198,12 +198,6 @@ end
 local function count_up(index, in_minute, by)
   counts[index] = counts[index] + by
   if in_minute then counts[in_minute] = counts[in_minute] + by end
-end
-
--- Waits or run times of the minute: their sum, and the longest.
-local function count_times(sum, longest, by, candidate)
-  counts[sum] = counts[sum] + by
-  if candidate > counts[longest] then counts[longest] = candidate end
 end
 
 local function write_entry()

@@ -314,7 +314,8 @@ if leased > 0 then
   bulk('HSET', STATE, states, #states)
   bulk('ZADD', LEASES, leases, #leases)
   count_up(COUNT.claims, MINUTE.claims, leased)
-  count_times(MINUTE.wait_ms, MINUTE.wait_ms_max, total_wait, longest_wait)
+  counts[MINUTE.wait_ms] = counts[MINUTE.wait_ms] + total_wait
+  counts[MINUTE.wait_ms_max] = max(counts[MINUTE.wait_ms_max], longest_wait)
   count_up(COUNT.first_claims, nil, first_claims)
   for cause, number in pairs(again) do tally('again_' .. codes().cause_name[cause], number) end
   if policy.rate_count then

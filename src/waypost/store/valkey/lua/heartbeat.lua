@@ -5,11 +5,11 @@
 -- Touches: workers, records.
 -- Invariant: both keys name the same workers, a bounded number, and end with the last of them. It begins with a removing
 -- write: workers can be listed in a full store too.
--- Reply: the store's time.
+-- Reply: the store's time, and what was requested of the worker: when (8 bytes) and what, or ''.
 
 -- include register
 
 must_be('zset', REGISTER)
 must_be('hash', RECORDS)
 register(ARGV[FIRST_ARGUMENT], ARGV[FIRST_ARGUMENT + 1], tonumber(ARGV[FIRST_ARGUMENT + 2]), tonumber(ARGV[FIRST_ARGUMENT + 3]))
-return now
+return {now, requested(ARGV[FIRST_ARGUMENT])}

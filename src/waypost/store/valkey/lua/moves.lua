@@ -21,7 +21,8 @@ local function tally(name, by) count_up(codes().count[name], codes().minute[name
 local function count_run(s)
   local ran = max(0, now - s.claimed)
   counts[MINUTE.runs] = counts[MINUTE.runs] + 1
-  count_times(MINUTE.run_ms, MINUTE.run_ms_max, ran, ran)
+  counts[MINUTE.run_ms] = counts[MINUTE.run_ms] + ran
+  counts[MINUTE.run_ms_max] = max(counts[MINUTE.run_ms_max], ran)
 end
 
 local function noted(event)

@@ -9,7 +9,7 @@
 -- Touches: workers, records, leader:<role>, queue, ready, due, leases, outgoing, dead, sleepers.
 -- Invariant: what it changes is how long something stays known. Foreign data is left to the claim, which reports it. The first
 -- write removes: a store whose memory is full can be polled.
--- Reply: the store's time, {leader, token, how long it still leads} or {}, then four numbers for each queue: 1 if it needs a
+-- Reply: the store's time, {leader, token, how long it still leads} or {}, what was requested of the worker, then four numbers for each queue: 1 if it needs a
 -- claim, 2 if its sleeper is in a blocking wait, 3 if both, otherwise 0; next due, next lease end, how long leases are (-1: none).
 
 -- include register
@@ -18,7 +18,7 @@
 local many, before = tonumber(ARGV[FIRST_ARGUMENT]), tonumber(ARGV[FIRST_ARGUMENT + 1])
 local own_channel = ARGV[FIRST_ARGUMENT + 2]
 local sleepers_from = FIRST_ARGUMENT + 2
-local reply = {now, {}}
+local reply = {now, {}, ''}
 
 if before > 0 then
   local name, record, ttl = ARGV[FIRST_ARGUMENT + 3], ARGV[FIRST_ARGUMENT + 4], tonumber(ARGV[FIRST_ARGUMENT + 5])
@@ -28,6 +28,7 @@ if before > 0 then
   must_be('hash', RECORDS)
   if lead then leader_of(KEYS[3]) end
   register(name, record, ttl, most)
+  reply[3] = requested(name)
   if lead then reply[2] = elect(KEYS[3], name, lead, now) end
 end
 
@@ -86,7 +87,7 @@ for i = 1, many do
     registered, blocked = renew(base .. 'sleepers', sleeper)
     needed = needed or not registered
   end
-  local place = i * 4 - 1
+  local place = i * 4
   reply[place] = (needed and 1 or 0) + (blocked and 2 or 0)
   reply[place + 1] = due and max(0, due - now) or -1
   reply[place + 2] = lease and max(0, lease - now) or -1

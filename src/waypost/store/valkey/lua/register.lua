@@ -1,15 +1,23 @@
 -- register: how a worker is remembered for a while.
 --
 -- KEYS, in a slot of their own: 1 workers zset, name by the end of its time; 2 records hash, name -> when it came
--- (8 bytes) and its record.
--- Invariant: both keys name the same workers, a bounded number, and end with the last of them. The first write removes.
+-- (8 bytes) and its record; and derived from the first, requests hash, name -> when (8 bytes) and what was requested of it.
+-- Invariant: all of them name the same workers, a bounded number, and end with the last of them. The first write removes.
 
 local REGISTER, RECORDS = KEYS[1], KEYS[2]
+local REQUESTS = sub(KEYS[1], 1, -8) .. 'requests'
 
 local function forget(gone)
   if #gone == 0 then return end
   call('ZREM', REGISTER, unpack(gone))
   call('HDEL', RECORDS, unpack(gone))
+  redis.pcall('HDEL', REQUESTS, unpack(gone))
+end
+
+-- What was requested of a worker: when (8 bytes) and what, '' for nothing.
+local function requested(name)
+  local found = redis.pcall('HGET', REQUESTS, name)
+  return type(found) == 'string' and #found > 8 and found or ''
 end
 
 local function register(name, record, ttl, most)
@@ -22,5 +30,6 @@ local function register(name, record, ttl, most)
   if call('PTTL', REGISTER) < 2 * ttl then
     call('PEXPIRE', REGISTER, 2 * ttl)
     call('PEXPIRE', RECORDS, 2 * ttl)
+    redis.pcall('PEXPIRE', REQUESTS, 2 * ttl)
   end
 end

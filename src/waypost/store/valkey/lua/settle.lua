@@ -116,7 +116,8 @@ if plain ~= '' then
     bulk('HDEL', MESSAGES, ended, done)
     count_up(COUNT.done, MINUTE.done, done)
     counts[MINUTE.runs] = counts[MINUTE.runs] + done
-    count_times(MINUTE.run_ms, MINUTE.run_ms_max, total_run, longest_run)
+    counts[MINUTE.run_ms] = counts[MINUTE.run_ms] + total_run
+    counts[MINUTE.run_ms_max] = max(counts[MINUTE.run_ms_max], longest_run)
   end
 else
   must_be('zset', WAITING)

@@ -3,7 +3,8 @@
 -- Arguments: how many of the last minutes to show.
 -- Touches: queue, ready, due, leases, waiting, dead, sleepers, readers, state, messages.
 -- Reply: now, paused, counts, ready, delayed, waiting, leased, dead kept, ages of the oldest ready and leased message,
--- next due, next lease end (-1: none), sleepers, readers, minutes, records that were set aside as damaged, messages accepted past the cap.
+-- next due, next lease end (-1: none), sleepers, readers, minutes, records that were set aside as damaged, messages accepted past the cap,
+-- packed changes of the settings or ''.
 
 -- include moves
 
@@ -80,5 +81,5 @@ return {
   call('ZCARD', LEASES), call('ZCARD', DEAD), oldest and now - oldest or -1, longest, until_first(DUE) or -1,
   until_first(LEASES) or -1, sleepers,
   readers, minutes, type(set_apart) == 'number' and set_apart or 0,
-  tonumber(call('HGET', QUEUE, 'over_cap') or '') or 0,
+  tonumber(call('HGET', QUEUE, 'over_cap') or '') or 0, wanted > 0 and call('HGET', QUEUE, 'changes') or '',
 }

@@ -2,14 +2,16 @@
 --
 -- KEYS: as in heartbeat.
 -- Arguments: name.
--- Touches: workers, records.
--- Invariant: both keys name the same workers.
+-- Touches: workers, records, requests.
+-- Invariant: the keys name the same workers.
 -- Reply: 1 if it was known, otherwise 0.
 
-local REGISTER, RECORDS = KEYS[1], KEYS[2]
+-- include register
+
 local name = ARGV[FIRST_ARGUMENT]
 
 must_be('zset', REGISTER)
 must_be('hash', RECORDS)
 call('HDEL', RECORDS, name)
+redis.pcall('HDEL', REQUESTS, name)
 return call('ZREM', REGISTER, name)
