@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from waypost.web import documents, reading
+from waypost.web import chart_views, documents, reading
 from waypost.web.access import CSRF_HEADER, VISIT_COOKIE, Caller, Scope
 from waypost.web.actions import ACTIONS, Action
 from waypost.web.problems import PROBLEM_TYPE, Problem
@@ -102,6 +102,8 @@ READS: tuple[Read, ...] = (
     Read("queue", QUEUE, "A queue: settings, ledger, what limits it, and counters of its last minutes.",
          documents.QueueDetail, lambda call: reading.queue_detail(call.place, call.queue, call.query),
          documents.QueueQuery),
+    Read("charts", f"{STORE}/charts", "The last minutes of one to four queues: counters, backlog, changes of settings.",
+         documents.Charts, lambda call: chart_views.charts(call.place, call.query), documents.ChartsQuery),
     Read("messages", f"{QUEUE}/messages", "Messages of a state, page by page. Bodies need the scope `bodies`.",
          documents.Messages, get_messages, documents.MessagesQuery),
     Read("message", f"{QUEUE}/messages/{{id}}", "A message with its timeline, also after it left the queue.",

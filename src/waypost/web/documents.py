@@ -121,10 +121,48 @@ class Queues(Answer, frozen=True, kw_only=True):
 
 
 class Minute(Answer, frozen=True, kw_only=True):
-    """Counters of one minute."""
+    """Counters of one minute, and how long messages waited until they were claimed and how long handlers ran."""
 
     at: datetime
     counts: dict[str, int]
+    wait_mean_seconds: float | None = None
+    wait_max_seconds: float | None = None
+    run_mean_seconds: float | None = None
+    run_max_seconds: float | None = None
+
+
+class BacklogPoint(Answer, frozen=True, kw_only=True):
+    """How many unfinished messages a queue had at a time: ready, delayed, waiting and leased."""
+
+    at: datetime
+    messages: int
+
+
+class SettingsEvent(Answer, frozen=True, kw_only=True):
+    """A change of a queue's settings, in words: configured, paused or resumed."""
+
+    at: datetime
+    event: str
+    text: str
+
+
+class QueueHistory(Answer, frozen=True, kw_only=True):
+    """The last minutes of a queue. Minutes in which nothing happened are left out, of `backlog` too."""
+
+    queue: str
+    at: datetime
+    minutes: list[Minute]
+    backlog: list[BacklogPoint]
+    #: Before this the backlog is not known; none if all of it is.
+    backlog_known_from: datetime | None
+    changes: list[SettingsEvent]
+
+
+class Charts(Answer, frozen=True, kw_only=True):
+    """The last minutes of some queues, side by side."""
+
+    queues: list[QueueHistory]
+    minutes: int
 
 
 class Settings(Answer, frozen=True, kw_only=True):
@@ -181,6 +219,8 @@ class QueueDetail(Answer, frozen=True, kw_only=True):
     journal_readers: dict[str, int]
     journal_last: int
     minutes: list[Minute]
+    #: The same minutes with the backlog and changes of settings; empty unless minutes were requested.
+    history: QueueHistory
 
 
 # ---- messages ------------------------------------------------------------------------------------------------
@@ -415,6 +455,13 @@ class QueueQuery(Request, frozen=True, kw_only=True):
     """How much of a queue."""
 
     minutes: Annotated[int, Meta(ge=0, le=1_440, description="Counters of so many last minutes.")] = 0
+
+
+class ChartsQuery(Request, frozen=True, kw_only=True):
+    """Which queues, and how much of them."""
+
+    queues: Annotated[str, Meta(min_length=1, max_length=600, description="One to four names, separated by commas.")]
+    minutes: Annotated[int, Meta(ge=1, le=1_440, description="So many last minutes.")] = 1_440
 
 
 class MessagesQuery(Request, frozen=True, kw_only=True):

@@ -5,16 +5,24 @@ What the client returns is converted here, and nowhere else.
 
 from __future__ import annotations
 
+import re
 from datetime import datetime, timedelta
 
 from msgspec import Struct
 
+from waypost.formatting import format_age
+from waypost.policy import format_rate
 from waypost.values import Ledger
-from waypost.views import Event, Policy, RegisteredWorker, Stats
+from waypost.views import Change, Event, Minute, Policy, RegisteredWorker, Stats
 from waypost.web import documents
 
 #: How many last minutes are read of each queue, for rates and for what went wrong lately.
 RECENT_MINUTES = 15
+
+
+#: Settings whose value is a time in milliseconds, by their names in the journal.
+TIMES = {"lease_ms": "lease", "dead_keep_ms": "dead_keep"}
+NAMES = {"completed_max": "completed"}
 
 
 class Figures(Struct, frozen=True):
@@ -65,6 +73,53 @@ def figures_of(stats: Stats) -> Figures:
         journal_readers=stats.journal_readers,
         minutes=[(minute.at, minute.counts) for minute in stats.minutes],
         damaged=stats.damaged,
+    )
+
+
+def minute_document(minute: Minute) -> documents.Minute:
+    """The counters of a minute."""
+    return documents.Minute(
+        at=minute.at,
+        counts=minute.counts,
+        wait_mean_seconds=seconds_or_none(minute.wait_mean),
+        wait_max_seconds=seconds_or_none(minute.wait_max),
+        run_mean_seconds=seconds_or_none(minute.run_mean),
+        run_max_seconds=seconds_or_none(minute.run_max),
+    )
+
+
+def describe_change(change: Change) -> str:
+    """A change of settings in words: "lease 30 s, rate 100/m"."""
+    if change.event != "configured":
+        return change.event
+    given = dict(re.findall(r"(\w+)=(\S+)", change.text))
+    found = []
+    if "rate_count" in given:
+        count, per_ms = given.pop("rate_count"), given.pop("rate_per_ms", "None")
+        found.append(f"rate {format_rate(int(count), int(per_ms)) if count.isdecimal() else 'none'}")
+    for name, value in given.items():
+        if value == "None":
+            text = "none"
+        elif name in TIMES and value.isdecimal():
+            text = format_age(timedelta(milliseconds=int(value)))
+        else:
+            text = f"{int(value):,}" if value.isdecimal() else value
+        found.append(f"{TIMES.get(name) or NAMES.get(name, name)} {text}")
+    return ", ".join(found) or "configured"
+
+
+def history_document(stats: Stats) -> documents.QueueHistory:
+    """The counters, the backlog and the changes of a queue."""
+    known = next((minute for minute in reversed(stats.minutes) if minute.change is None), None)
+    return documents.QueueHistory(
+        queue=stats.queue,
+        at=stats.at,
+        minutes=[minute_document(minute) for minute in stats.minutes],
+        backlog=[documents.BacklogPoint(at=one.at, messages=one.messages) for one in stats.backlog],
+        backlog_known_from=None if known is None else known.at + timedelta(minutes=1),
+        changes=[
+            documents.SettingsEvent(at=one.at, event=one.event, text=describe_change(one)) for one in stats.changes
+        ],
     )
 
 

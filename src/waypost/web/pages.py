@@ -19,7 +19,8 @@ from waypost.web import documents, forms, reading
 from waypost.web.access import CSRF_FIELD, SESSION_COOKIE, SESSION_SECONDS, Caller, address_of
 from waypost.web.actions import ACTIONS, Action
 from waypost.web.api import cookie_path, set_visit, store_summary
-from waypost.web.charts import make_chart, timeline_bars
+from waypost.web.chart_views import CHART_MINUTES, draw_charts, show_charts
+from waypost.web.charts import timeline_bars
 from waypost.web.figures import RECENT_MINUTES
 from waypost.web.problems import Problem
 from waypost.web.service import Service, as_problems, check_name, convert, read_body
@@ -28,8 +29,6 @@ from waypost.web.templates import render
 
 FOLDER = Path(__file__).parent
 NOTICE_COOKIE = "waypost_notice"
-#: What the chart of a queue can show, in minutes.
-CHART_MINUTES = {"60": "1 h", "360": "6 h", "1440": "24 h"}
 LISTED_STATES = ("ready", "leased", "delayed", "waiting", "dead", "done")
 
 View = Callable[["Visit"], Awaitable[Response]]
@@ -150,7 +149,6 @@ async def show_queue(visit: Visit) -> Response:
     detail = await reading.queue_detail(visit.here, queue, documents.QueueQuery(minutes=length))
     query = visit.query(documents.MessagesQuery)
     listed = await reading.messages(visit.here, queue, query, bodies=visit.bodies)
-    at = detail.queue.read_at
     counts = {
         "ready": detail.queue.ready, "leased": detail.queue.leased, "delayed": detail.queue.delayed,
         "waiting": detail.queue.waiting, "dead": detail.queue.dead, "done": detail.settings.completed,
@@ -159,8 +157,7 @@ async def show_queue(visit: Visit) -> Response:
         "queue.html", title=queue, detail=detail, listed=listed, query=query, counts=counts,
         chart_minutes=CHART_MINUTES, minutes=str(length),
         states=[state for state in LISTED_STATES if state != "done" or counts["done"]],
-        flow=make_chart(detail.minutes, ("published", "done"), at, length),
-        failures=make_chart(detail.minutes, ("retried", "expired", "dead"), at, length),
+        charts=[row[0] for row in draw_charts([detail.history], length)],
     )  # fmt: skip
 
 
@@ -393,6 +390,7 @@ def routes(service: Service) -> list[Route | Mount]:
         (f"{store}/schedules", show_schedules, "GET"),
         (f"{store}/timers", show_timers, "GET"),
         (f"{store}/workers", show_workers, "GET"),
+        (f"{store}/charts", show_charts, "GET"),
         (f"{store}/search", show_search, "GET"),
         (queue, show_queue, "GET"),
         (f"{queue}/dead", show_dead, "GET"),

@@ -21,7 +21,7 @@ from waypost.values import MessageState
 from waypost.web import alerts, documents
 from waypost.web.figures import (
     Figures,
-    figures_of,
+    history_document,
     history_events,
     seconds_or_none,
     settings_document,
@@ -162,9 +162,14 @@ async def queue_detail(place: Place, name: str, query: documents.QueueQuery) -> 
     figures = await known_queue(place, name)
     async with answered():
         policy = await place.post.policy(name)
-        minutes = figures_of(await place.post.stats(name, query.minutes)).minutes if query.minutes else []
+        stats = await place.post.stats(name, query.minutes) if query.minutes else None
     settings, ledger = settings_document(policy), figures.ledger
     queue = queue_document(place, name)
+    history = documents.QueueHistory(
+        queue=name, at=figures.at, minutes=[], backlog=[], backlog_known_from=None, changes=[]
+    )
+    if stats is not None:
+        history = history_document(stats)
     return documents.QueueDetail(
         queue=queue,
         settings=settings,
@@ -177,7 +182,8 @@ async def queue_detail(place: Place, name: str, query: documents.QueueQuery) -> 
         sleeping_workers=figures.sleepers,
         journal_readers=figures.journal_readers,
         journal_last=figures.journal_last,
-        minutes=[documents.Minute(at=at, counts=counts) for at, counts in minutes],
+        minutes=history.minutes,
+        history=history,
     )
 
 

@@ -1,0 +1,119 @@
+"""The charts of queues: their last day from the store's counters, one queue or up to four side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+from urllib.parse import urlencode
+
+from starlette.responses import Response
+
+from waypost.web import documents, reading
+from waypost.web.charts import Chart, make_backlog_chart, make_chart, make_times_chart
+from waypost.web.figures import history_document
+from waypost.web.problems import Problem
+from waypost.web.service import check_name
+
+if TYPE_CHECKING:
+    from waypost.web.pages import Visit
+
+#: What a chart can show, in minutes.
+CHART_MINUTES = {"60": "1 h", "360": "6 h", "1440": "24 h"}
+#: Queues that are compared with each other.
+COMPARED_MAX = 4
+FLOW, FAILURES = ("published", "done"), ("retried", "expired", "dead")
+
+
+async def charts(place: reading.Place, query: documents.ChartsQuery) -> documents.Charts:
+    """The history of some queues, side by side."""
+    names = list(dict.fromkeys(name for name in query.queues.split(",") if name))
+    if not 1 <= len(names) <= COMPARED_MAX:
+        raise Problem(422, "invalid-input", f"name one to {COMPARED_MAX} queues, with a comma between them")
+    async with reading.answered():
+        known = set(await place.post.queues())
+        for name in names:
+            if check_name(name) not in known:
+                raise Problem(404, "unknown-queue", f"there is no queue {name!r} in this store")
+        found = await place.post.stats_many(names, query.minutes)
+    return documents.Charts(queues=[history_document(stats) for stats in found], minutes=query.minutes)
+
+
+def draw_charts(found: Sequence[documents.QueueHistory], length: int) -> list[list[Chart]]:
+    """The charts of some queues: a row for each measure, a chart for each queue, with one scale in a row."""
+    kinds = ("Published and done", "Failures", "Backlog", "Waits until claimed", "Run times")
+    rows = []
+    for kind in kinds:
+        first = [draw_chart(kind, one, length, None) for one in found]
+        largest = max(chart.largest for chart in first)
+        rows.append([draw_chart(kind, one, length, largest) for one in found] if len(found) > 1 else first)
+    return rows
+
+
+def draw_chart(kind: str, one: documents.QueueHistory, length: int, largest: float | None) -> Chart:
+    """One chart of a queue."""
+    at, changes = one.at, one.changes
+    match kind:
+        case "Backlog":
+            return make_backlog_chart(
+                one.backlog, at, length, title=kind, largest=largest, changes=changes, known_from=one.backlog_known_from
+            )
+        case "Waits until claimed":
+            return make_times_chart(one.minutes, "wait", at, length, title=kind, largest=largest, changes=changes)
+        case "Run times":
+            return make_times_chart(one.minutes, "run", at, length, title=kind, largest=largest, changes=changes)
+    names = FLOW if kind == "Published and done" else FAILURES
+    return make_chart(one.minutes, names, at, length, title=kind, largest=largest, changes=changes)
+
+
+async def show_charts(visit: Visit) -> Response:
+    """The last hours of one queue, or of up to four side by side."""
+    given = visit.request.query_params
+    wanted = list(dict.fromkeys(name.strip() for name in given.getlist("queue") if name.strip()))[:COMPARED_MAX]
+    minutes = given.get("minutes", "1440")
+    length = int(minutes) if minutes in CHART_MINUTES else 1_440
+    names = list((await reading.queues(visit.here, documents.QueuesQuery(limit=documents.PAGE_LIMIT_MAX))).queues)
+    chosen = wanted or [one.name for one in names[:1]]
+    found: list[documents.QueueHistory] = []
+    if chosen:
+        query = documents.ChartsQuery(queues=",".join(chosen), minutes=length)
+        found = (await charts(visit.here, query)).queues
+    rows = draw_charts(found, length) if found else []
+    return visit.draw(
+        "charts.html", title="Charts", found=found, rows=rows, chosen=chosen, names=[one.name for one in names],
+        chart_minutes=CHART_MINUTES, minutes=str(length), most=COMPARED_MAX,
+        hours=[hourly(one, length) for one in found],
+        charts_url=lambda queues, minutes: (
+            visit.url(".", "charts", minutes=minutes) + "&" + urlencode([("queue", name) for name in queues])
+        ),
+    )  # fmt: skip
+
+
+class Hour(documents.Answer, frozen=True, kw_only=True):
+    """A row of the table beside the charts: one hour, or ten minutes of one hour."""
+
+    at: datetime
+    published: int
+    done: int
+    retried: int
+    dead: int
+    backlog: int | None
+
+
+def hourly(one: documents.QueueHistory, length: int) -> list[Hour]:
+    """The figures of a queue as a table, newest first, for those who do not see the charts."""
+    step = timedelta(minutes=60 if length > 360 else 30 if length > 60 else 10)
+    rows: dict[datetime, dict[str, int]] = {}
+    for minute in one.minutes:
+        begin = minute.at - timedelta(seconds=minute.at.timestamp() % step.total_seconds())
+        counts = rows.setdefault(begin, {})
+        for name, count in minute.counts.items():
+            counts[name] = counts.get(name, 0) + count
+    found = []
+    for begin, counts in sorted(rows.items(), reverse=True):
+        later = (point.messages for point in one.backlog if point.at >= begin + step)
+        backlog = next(later, one.backlog[-1].messages if one.backlog else None)
+        unknown = one.backlog_known_from is not None and begin + step <= one.backlog_known_from
+        picked = {name: counts.get(name, 0) for name in ("published", "done", "retried", "dead")}
+        found.append(Hour(at=begin, backlog=None if unknown else backlog, **picked))
+    return found
