@@ -8,7 +8,9 @@
 -- include moves
 
 local first = first_result()
-if first then return known_answer(first) end
+if first then
+-- include known_answer
+end
 open_queue()
 must_be('hash', MESSAGES)
 must_be('hash', STATE)
