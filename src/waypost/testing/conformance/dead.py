@@ -262,6 +262,21 @@ class TestRedrive:
 class TestCompletedHistory:
     """Finished messages, when a queue keeps them."""
 
+    @pytest.mark.promise("DEAD-3", "LEASE-7")
+    @pytest.mark.parametrize("lease", [None, 60])
+    def test_messages_that_one_step_ends_are_kept_in_the_order_of_their_ends(
+        self, bench: Bench, lease: float | None
+    ) -> None:
+        bench.configure(lease=lease, completed=2)
+        low = bench.publish_count(2, priority=0)
+        high = bench.publish(priority=9).id
+        leases = bench.claim(3)
+        if lease is not None:
+            # With a result each, so that they are no plain dones.
+            bench.settle_batch([bench.settlement(one, result=b"1", result_ttl=60) for one in leases])
+        assert [one.id for one in leases] == [high, *low]
+        assert [message.id for message in bench.listing("done")] == low
+
     @pytest.mark.promise("DEAD-3")
     def test_history_is_off_by_default(self, bench: Bench) -> None:
         bench.publish()

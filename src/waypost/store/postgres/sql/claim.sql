@@ -307,7 +307,7 @@ BEGIN
         INSERT INTO {completed}
         SELECT nextval('{sequence}'), q.number, l.id, l.key, l."group", l.rank, l.token, l.deliveries, l.attempts,
             l.published_ms, l.ready_ms, l.cancel_requested, p_now, l.reason, l.error_type, l.error, l.data
-        FROM taken l WHERE q.completed_max > 0
+        FROM (SELECT * FROM taken o ORDER BY o.rank, o.position, o.id) l WHERE q.completed_max > 0
     ), s AS MATERIALIZED (
         SELECT count(*) AS count, array_agg(l.id) AS ids, array_agg(l.key) AS keys, array_agg(l."group") AS groups,
             array_agg(l.rank) AS ranks, array_agg(l.token) AS tokens, array_agg(l.claims) AS claims,

@@ -360,7 +360,7 @@ BEGIN
         INSERT INTO {completed}
         SELECT nextval('{sequence}'), q.number, e.id, e.key, e."group", e.rank, e.token, e.deliveries, e.attempts,
             e.published_ms, e.ready_ms, e.cancel_requested, p_now, e.reason, e.error_type, e.error, e.data
-        FROM ended e WHERE e.event = 'done' AND q.completed_max > 0
+        FROM (SELECT * FROM ended o ORDER BY o.n) e WHERE e.event = 'done' AND q.completed_max > 0
     ), j AS (
         INSERT INTO {entry} (
             queue, count, xid, seq, at_ms, event, operation, ids, keys, groups, ranks, tokens, deliveries, attempts,
