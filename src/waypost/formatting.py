@@ -47,3 +47,11 @@ def _escaped(character: str) -> str:
     if short is not None:
         return short
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def error_line(error: str | None) -> str | None:
+    """The line of an error that says most: the last one of a traceback, otherwise the first."""
+    lines = [line for line in (error or "").splitlines() if line.strip()]
+    if not lines:
+        return None
+    return (lines[-1] if lines[0].startswith("Traceback") else lines[0]).strip()[:300]

@@ -77,6 +77,16 @@ SLEEPER_TTL_MS = 60_000
 POLL_QUEUES_MAX = 256
 #: How long an unblock is kept that comes before the blocking read that it is meant for.
 UNBLOCK_TTL_MS = 10_000
+#: The largest shared record. Larger ones would make a page of them slow.
+RECORD_BYTES_MAX = 64 * 1024
+#: Shared records of one kind that a store keeps at most; beyond it the oldest are removed.
+RECORDS_MAX = 10_000
+#: Entries that the log of actions keeps.
+ACTIONS_MAX = 1_000
+#: Shared records that one save may remove, because they expired or are too many.
+RECORDS_SWEPT_MAX = 20
+#: The most shared records that one read returns.
+RECORDS_PAGE_MAX = 200
 #: The number of workers that a store lists; beyond it, those that expire first are removed.
 WORKERS_MAX = 2_000
 #: The maximum size of a worker's report, so that the list of all workers can be read at once.

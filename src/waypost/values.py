@@ -143,7 +143,7 @@ def is_side_effect(event: str, cause: str | None, *, leased: bool) -> bool:
         case "promoted":
             return cause != "mended"
         case "dead_trimmed":
-            return cause != "purge"
+            return cause not in ("purge", "edited")
         case "dead":
             return not leased
     return cause in ("overload", "expired", "publish", "parked")
@@ -512,6 +512,47 @@ class WorkerQueueRecord(Struct, frozen=True):
     handled: int
     #: When the store last answered a claim of this worker here, with messages or with none.
     last_claim_ms: int | None
+
+
+class DeadFilter(Struct, frozen=True, omit_defaults=True):
+    """Which dead letters are meant; what is None does not matter. `error` is the line of the error that says most."""
+
+    reason: str | None = None
+    error_type: str | None = None
+    error: str | None = None
+    group: str | None = None
+    key_prefix: str | None = None
+    type_name: str | None = None
+    #: Those that died before and not before, by the store's clock.
+    before_ms: int | None = None
+    after_ms: int | None = None
+
+
+class SharedRecord(Struct, frozen=True):
+    """A small piece of data that the programs of one store share. `version` grows with each save."""
+
+    name: str
+    data: bytes
+    version: int
+    created_ms: int
+    #: When the store forgets it; None: never by itself.
+    until_ms: int | None = None
+
+
+class RecordSaved(Struct, frozen=True):
+    """The answer to a save: whether the record is as wanted now, the record as it is, and the store's time."""
+
+    saved: bool
+    record: SharedRecord | None
+    now_ms: int
+
+
+class RecordPage(Struct, frozen=True):
+    """A page of shared records, the newest first, and the store's time."""
+
+    records: list[SharedRecord]
+    cursor: str | None
+    now_ms: int
 
 
 class WorkerRecord(Struct, frozen=True):

@@ -27,6 +27,9 @@ from waypost.values import (
     Ledger,
     MinuteRecord,
     ObservedOutcome,
+    RecordPage,
+    RecordSaved,
+    SharedRecord,
     StatsRecord,
     WorkerRecord,
     WorkerRequest,
@@ -341,6 +344,136 @@ class RegisteredWorker(Struct, frozen=True):
             ],
             record.unlisted, None if record.state in DONE_BY.get(record.requested, ()) else record.requested,
         )  # fmt: skip
+
+
+class StoredRecord(Struct, frozen=True):
+    """A shared record: a small piece of data that the programs of one store share."""
+
+    name: str
+    data: bytes
+    #: Grows with each save: give it to `save_record` to change the record only if it is still the same.
+    version: int
+    created_at: datetime
+    #: When the store forgets it; None: never by itself.
+    expires_at: datetime | None
+
+    @classmethod
+    def from_record(cls, record: SharedRecord) -> StoredRecord:
+        """Return the public form of a record."""
+        return cls(
+            record.name, record.data, record.version, to_datetime(record.created_ms), to_datetime(record.until_ms)
+        )
+
+
+class SavedRecord(Struct, frozen=True):
+    """What became of a save: whether the record is as wanted now, and the record as it is."""
+
+    saved: bool
+    record: StoredRecord | None
+    #: By the store's clock.
+    at: datetime
+
+    @classmethod
+    def from_record(cls, answer: RecordSaved) -> SavedRecord:
+        """Return the public form of an answer."""
+        found = answer.record
+        return cls(answer.saved, None if found is None else StoredRecord.from_record(found), to_datetime(answer.now_ms))
+
+
+class StoredRecords(Struct, frozen=True):
+    """A page of shared records, the newest first."""
+
+    records: list[StoredRecord]
+    #: For the next page; None: there is none.
+    cursor: str | None
+    #: By the store's clock.
+    at: datetime
+
+    @classmethod
+    def from_record(cls, page: RecordPage) -> StoredRecords:
+        """Return the public form of a page."""
+        return cls([StoredRecord.from_record(one) for one in page.records], page.cursor, to_datetime(page.now_ms))
+
+
+class ActionUndo(Struct, frozen=True):
+    """How an action can be undone, in words; and if another action does it, the name and options of that."""
+
+    text: str
+    action: str | None = None
+    options: dict[str, Any] = {}
+
+
+class LoggedAction(Struct, frozen=True):
+    """One entry of the log of actions: who did what, through what, and what became of it."""
+
+    user: str
+    #: What it was done through: web, command line.
+    via: str
+    action: str
+    queue: str | None
+    ok: bool
+    #: What it did, or why it failed, in a sentence.
+    text: str
+    #: The same action as a command line, and in Python.
+    command: str = ""
+    python: str = ""
+    undo: ActionUndo | None = None
+    #: Where it came from: an address or a host.
+    origin: str = ""
+    #: The bulk action that it started.
+    bulk: str | None = None
+    #: Set by the store.
+    id: str = ""
+    at: datetime | None = None
+
+
+class LoggedActions(Struct, frozen=True):
+    """A page of the log of actions, the newest first."""
+
+    actions: list[LoggedAction]
+    #: For the next page; None: there is none.
+    cursor: str | None
+
+
+class BulkAction(Struct, frozen=True):
+    """A redrive or purge of many dead letters, which goes on without the program that started it."""
+
+    id: str
+    #: redrive or purge.
+    verb: str
+    queue: str
+    #: Which dead letters: the parts of the filter that are set.
+    filters: dict[str, Any]
+    rate: str | None
+    user: str
+    via: str
+    #: running, pausing, paused, cancelling, cancelled, done or failed.
+    state: str
+    #: Dead letters that the queue had when it began.
+    total: int
+    #: Letters moved or removed so far, and letters left because their key is in use.
+    done: int
+    left: int
+    #: Letters of which it is not known whether they were among those moved.
+    unknown: int
+    started_at: datetime
+    ended_at: datetime | None
+    error: str | None
+    #: Whether a program works on it now.
+    carried: bool
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing more happens."""
+        return self.state in ("done", "cancelled", "failed")
+
+
+class BulkActions(Struct, frozen=True):
+    """A page of bulk actions, the newest first."""
+
+    actions: list[BulkAction]
+    #: For the next page; None: there is none.
+    cursor: str | None
 
 
 # ---- JSON ----------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from tests.cli.conftest import STORES, CommandRunner
 from tests.waiting import WAIT_SECONDS_MAX, until
 from waypost.cli.main import GROUPS, make_parser
 from waypost.store.port import Heartbeat
+from waypost.views import LoggedAction
 
 pytestmark = pytest.mark.promise("FACE-2")
 
@@ -219,6 +220,48 @@ def removing(cli: CommandRunner) -> None:
     assert cli.json("remove", "orders", "--yes") == {"queue": "orders", "removed": True}
 
 
+@check_of("actions")
+def actions(cli: CommandRunner) -> None:
+    assert cli.run("actions") == "no actions\n"
+    cli.post.log_action(LoggedAction("mara", "web", "pause", "orders", True, "orders is paused"))
+    assert "orders is paused" in cli.run("actions", "--queue", "orders")
+    assert cli.run("actions", "--user", "other") == "no actions like that\n"
+    assert cli.json("actions")[0]["user"] == "mara"
+
+
+@check_of("dead edit")
+def edited(cli: CommandRunner) -> None:
+    (letter,) = cli.bury("orders", {"amount": "ten"})
+    assert "nothing was edited" in cli.refused("dead", "edit", "orders", letter)
+    assert "is no JSON" in cli.refused("dead", "edit", "orders", letter, "--body", "{")
+    done = cli.run("dead", "edit", "orders", letter, "--body", '{"amount": 10}', "--header", "by=me")
+    (stored,) = cli.post.peek("orders")
+    assert done == f"{stored.id} is queued in place of {letter}\n"
+    assert stored.body == {"amount": 10}
+    assert stored.headers == {"by": "me", "waypost-edited-from": letter}
+    assert "no dead letter" in cli.refused("dead", "edit", "orders", letter, "--text", "x", code=1)
+
+
+@check_of("bulk start", "bulk list", "bulk run", "bulk pause", "bulk resume", "bulk cancel")
+def bulk_actions(cli: CommandRunner) -> None:
+    assert cli.run("bulk", "list") == "no bulk actions\n"
+    cli.bury("orders", *range(3), reason="too big")
+    cli.bury("orders", 9)
+    id = cli.run("bulk", "start", "orders", "redrive", "--reason", "too big", "--rate", "1000/s").strip()
+    assert cli.json("bulk", "pause", id)["state"] == "paused"
+    assert "paused, 0 dead letters done" in cli.run("bulk", "run", id, code=1)
+    assert cli.json("bulk", "resume", id)["state"] == "running"
+    assert cli.run("bulk", "run", id) == "redrive of orders: done, 3 dead letters done\n"
+    assert cli.post.ledger("orders").dead_kept == 1
+    assert "has ended" in cli.refused("bulk", "cancel", id)
+    assert "--yes" in cli.refused("bulk", "start", "orders", "purge")
+    second = cli.json("bulk", "start", "orders", "purge", "--yes")["id"]
+    assert cli.json("bulk", "cancel", second)["state"] == "cancelled"
+    assert [one["id"] for one in cli.json("bulk", "list")] == [second, id]
+    assert "cancelled" in cli.run("bulk", "list").splitlines()[1]
+    assert "there is no bulk action" in cli.refused("bulk", "run", "0" * 24)
+
+
 @check_of("dead list", "dead peek", "dead redrive", "dead purge")
 def dead_letters(cli: CommandRunner) -> None:
     assert cli.run("dead", "list", "orders") == "no dead letters\n"
@@ -240,6 +283,13 @@ def dead_letters(cli: CommandRunner) -> None:
     assert cli.json("dead", "redrive", "orders", "--reason", "too big", "--rate", "100/s")["moved"] == [second]
     assert "1 not found" in cli.run("dead", "redrive", "orders", "0" * 24, code=1)
     assert "--yes" in cli.refused("dead", "purge", "orders")
+    cli.bury("orders", 4, reason="kept")
+    assert (
+        cli.json("dead", "purge", "orders", "--reason", "kept", "--died-after", "2001-01-01T00:00:00Z", "--yes")[
+            "removed"
+        ]
+        == 1
+    )
     assert cli.run("dead", "purge", "orders", "--yes") == "removed 1 dead letter of orders\n"
     assert cli.json("dead", "redrive", "orders", "--all")["moved"] == []
     ledger = cli.post.ledger("orders")

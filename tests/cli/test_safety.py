@@ -65,7 +65,7 @@ COMMANDS = [
     ("resume", "orders"), ("configure", "orders", "lease=30s"), ("cancel", "orders", "--key", "k"),
     ("purge", "orders", "--state", "ready", "--yes"), ("dead", "list", "orders"),
     ("dead", "redrive", "orders", "--all"),
-    ("dead", "purge", "orders", "--yes"), ("remove", "orders", "--yes"),
+    ("dead", "purge", "orders", "--yes"), ("remove", "orders", "--yes"), ("actions",), ("bulk", "list"),
     ("timers", "list", "orders"), ("timers", "cancel", "orders", "k"),
     ("schedules", "list"), ("schedules", "save", "s", "--queue", "q", "--every", "5"), ("schedules", "pause", "s"),
     ("schedules", "trigger", "s"), ("workers",), ("migrate",), ("migrate", "--check"), ("doctor",),

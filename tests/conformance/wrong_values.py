@@ -9,8 +9,9 @@ from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from typing import Any, NoReturn
 
 from waypost import CatchUp, Middleware, Published, Waypost
-from waypost.client.options import RULE_OPTIONS
+from waypost.client.options import RULE_OPTIONS, DeadFilters
 from waypost.operations.publish import OPTIONS
+from waypost.views import LoggedAction
 
 ID = "0123456789abcdefghjkmnpq"
 
@@ -56,6 +57,7 @@ SETTINGS = (
     "lease", "max_deliveries", "max_pending", "overload", "max_running", "rate", "journal", "journal_max", "dead_max",
     "dead_keep", "completed", "no_such_setting",
 )  # fmt: skip
+DEAD_FILTERS = tuple(DeadFilters.__annotations__)
 SCHEDULED = {"name": "nightly", "queue": "fuzzed"}
 
 #: What each public method takes: arguments that are fine, and the names of others that may be given.
@@ -91,7 +93,17 @@ CALLS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "pause": ({"queue": "settings"}, ()),
     "resume": ({"queue": "settings"}, ()),
     "redrive": ({"queue": "fuzzed"}, ("id", "ids", "reason", "limit", "rate")),
-    "purge": ({"queue": "fuzzed"}, ("state",)),
+    "purge": ({"queue": "fuzzed"}, ("state", *DEAD_FILTERS, "no_such_option")),
+    "replace_dead": ({"queue": "fuzzed", "id": ID}, ("body", "headers")),
+    "start_bulk": ({"queue": "fuzzed", "verb": "redrive"}, ("rate", "user", "via", *DEAD_FILTERS, "no_such_option")),
+    "bulk_action": ({"id": ID}, ()),
+    "bulk_actions": ({}, ("cursor", "limit")),
+    "change_bulk": ({"id": ID, "change": "pause"}, ()),
+    "run_bulk": ({"id": ID}, ("seconds",)),
+    "save_record": ({"kind": "fuzzed", "name": "one", "data": b""}, ("version", "ttl", "keep")),
+    "records": ({"kind": "fuzzed"}, ("names", "cursor", "limit")),
+    "log_action": ({"action": LoggedAction("u", "test", "pause", None, True, "")}, ()),
+    "actions": ({}, ("cursor", "limit")),
     "remove_queue": ({"queue": "removed"}, ()),
     "journal": ({"queue": "fuzzed"}, ("after", "limit")),
     "journal_reader": ({"queue": "fuzzed", "name": "reader"}, ("read_to",)),

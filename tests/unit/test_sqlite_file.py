@@ -28,7 +28,7 @@ from waypost.store.port import Call, Draft, Store
 from waypost.store.sqlite import SqliteStore
 from waypost.store.sqlite.connection import check_library
 from waypost.store.sqlite.executor import SqliteExecutor
-from waypost.store.sqlite.schema import ADDED, TABLES, Spelling, prefix_of
+from waypost.store.sqlite.schema import ADDED, ADDED_TABLES, TABLES, Spelling, prefix_of
 from waypost.testing.clock import ClockTime
 from waypost.values import Settlement
 
@@ -157,12 +157,14 @@ def test_a_table_that_lost_a_column_is_named_and_one_with_more_is_fine(
 
 @pytest.mark.promise("STORE-3", "PUB-7")
 @pytest.mark.parametrize("within", [False, True], ids=["opened", "in a transaction"])
-def test_a_file_of_the_first_release_gets_the_columns_that_it_lacks(path: Path, within: bool) -> None:
+def test_a_file_of_the_first_release_gets_the_tables_and_columns_that_it_lacks(path: Path, within: bool) -> None:
     with Waypost(f"sqlite:///{path}") as post:
         post.publish("orders", 1)
     with closing(sqlite3.connect(path)) as connection:
         for table, column in ADDED:
             connection.execute(f"ALTER TABLE wp_{table} DROP COLUMN {column}")
+        for table in ADDED_TABLES:
+            connection.execute(f"DROP TABLE wp_{table}")
         if within:
             connection.execute("BEGIN IMMEDIATE")
             Waypost(f"sqlite:///{path}").publish("orders", "within", transaction=connection)
@@ -170,6 +172,7 @@ def test_a_file_of_the_first_release_gets_the_columns_that_it_lacks(path: Path, 
     with Waypost(f"sqlite:///{path}") as post:
         post.publish("orders", 2)
         assert (post.ledger("orders").ready, post.ledger("orders").over_cap) == (2, 0)
+        assert post.save_record("notes", "one", b"x").saved
     with closing(sqlite3.connect(path)) as connection:
         for table, column in ADDED:
             assert column in {row[1] for row in connection.execute(f"PRAGMA table_info(wp_{table})")}

@@ -64,7 +64,7 @@ CONSTANTS = {
     "HOLDERS": "keys", "WAITING": "waiting", "DEAD": "dead", "ERRORS": "errors", "JOURNAL": "journal",
     "READERS": "readers", "SLEEPERS": "sleepers", "RATE": "rate", "COMPLETED": "completed", "OUTGOING": "outgoing",
     "ARRIVALS": "arrivals", "OPERATIONS": "operations", "REGISTER": "workers", "RECORDS": "records",
-    "SCHEDULES": "schedules",
+    "SCHEDULES": "schedules", "SHARED": "shared", "SHARED_DATA": "shared data",
 }  # fmt: skip
 
 #: Parts that scripts include.

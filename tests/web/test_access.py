@@ -182,7 +182,7 @@ def test_a_session_ends_by_time_by_sign_out_and_with_its_token(memory: Site) -> 
     # Another process with the same secrets accepts it; one with others does not.
     assert find_caller(memory, Access(tokens, None, clock=lambda: clock() / 1000), cookie) is not None
     assert find_caller(memory, Access([READER], None, clock=lambda: clock() / 1000), cookie) is None
-    access.sign_out(cookie)
+    memory.runner.run(access.sign_out(cookie))
     assert find_caller(memory, access, cookie) is None
     _, cookie = access.sign_in(SECRET, "192.0.2.1")
     clock.advance(SESSION_SECONDS + 1)

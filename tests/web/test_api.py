@@ -12,13 +12,10 @@ import pytest
 
 from tests.web.conftest import Site
 from waypost.cli.main import make_parser
-from waypost.testing.clock import ManualClock
 from waypost.web import create_app, documents
 from waypost.web.actions import ACTIONS
 from waypost.web.api import READS
-from waypost.web.idempotency import KEPT_MAX, Answers
 from waypost.web.openapi import openapi_document
-from waypost.web.problems import Problem
 from waypost.web.service import REQUEST_BYTES_MAX
 
 # ---- reading ---------------------------------------------------------------------------------------------------
@@ -339,30 +336,6 @@ def test_a_write_with_an_idempotency_key_runs_once(site: Site) -> None:
     other = client.write("/queues/orders/redrive", {"all": True}, headers={"idempotency-key": "a"})
     assert (other.status, other.problem) == (422, "key-reused")
     assert client.write("/queues/orders/redrive", {"all": True}, headers={"idempotency-key": "b"}).json()["moved"] == 1
-
-
-def test_remembered_answers_are_bounded_and_end(memory: Site) -> None:
-    clock = ManualClock()
-    answers = Answers(lambda: clock() / 1000)
-    runs = []
-
-    async def run() -> documents.Done:
-        runs.append(1)
-        return documents.Done(changed=True, text="done")
-
-    async def use(key: str) -> None:
-        await answers.once(key, ("user", "pause", "main", "orders"), b"{}", run)
-
-    memory.runner.run(use("a"))
-    for number in range(KEPT_MAX):
-        memory.runner.run(use(str(number)))
-    memory.runner.run(use("a"))
-    assert len(runs) == KEPT_MAX + 2
-    clock.advance(2 * 3600)
-    memory.runner.run(use(str(KEPT_MAX - 1)))
-    assert len(runs) == KEPT_MAX + 3
-    with pytest.raises(Problem, match="1 to 128"):
-        memory.runner.run(use("k" * 129))
 
 
 def test_a_request_that_is_too_large_is_refused(memory: Site) -> None:

@@ -12,7 +12,7 @@ import pytest
 from tests.unit.clients import MODES, open_client
 from tests.web.conftest import STORES
 from waypost import Queue
-from waypost.errors import InvalidInput, WaypostError
+from waypost.errors import InvalidInput, InvalidName, WaypostError
 from waypost.store.postgres import migrate
 from waypost.testing.bench import fresh_namespace
 
@@ -156,3 +156,42 @@ def test_more_queues_than_one_flush_carries_are_read(post: Any, monkeypatch: pyt
     with post.receive("e"):
         pass
     assert [one.queue for one in post.find(ids["e"])] == ["e"]
+
+
+# ---- shared records ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("FACE-3", "FACE-1")
+def test_programs_share_records_and_change_them_only_if_they_are_the_same(post: Any) -> None:
+    saved = post.save_record("deploys", "lock", b"me", version=0, ttl=600)
+    assert saved.saved
+    assert saved.record.expires_at - saved.record.created_at == timedelta(seconds=600)
+    assert not post.save_record("deploys", "lock", b"you", version=0).saved
+    assert post.save_record("deploys", "lock", b"you", version=saved.record.version).saved
+    post.save_record("deploys", "other", b"")
+    page = post.records("deploys", limit=1)
+    found = page.records + post.records("deploys", cursor=page.cursor).records
+    assert sorted((one.name, one.data) for one in found) == [("lock", b"you"), ("other", b"")]
+    assert [one.name for one in post.records("deploys", names=["lock", "none"]).records] == ["lock"]
+    assert post.save_record("deploys", "lock", None).saved
+    assert [one.name for one in post.records("deploys").records] == ["other"]
+
+
+@pytest.mark.promise("PUB-8")
+def test_wrong_records_are_refused_before_anything_is_written(post: Any) -> None:
+    wrong: list[tuple[Any, ...]] = [
+        ("Bad kind", "n", b""),
+        ("k", "", b""),
+        ("k", "n", "text"),
+        ("k", "n", b"x" * 65_537),
+    ]
+    for arguments in wrong:
+        with pytest.raises((InvalidInput, InvalidName)):
+            post.save_record(*arguments)
+    with pytest.raises(InvalidInput):
+        post.save_record("k", "n", b"", keep=0)
+    with pytest.raises(InvalidInput):
+        post.records("k", cursor="x")
+    with pytest.raises(InvalidInput):
+        post.records("k", limit=0)
+    assert post.records("k").records == []

@@ -11,7 +11,9 @@ from typing import Any, NoReturn
 from waypost import __version__
 from waypost.cli import output
 from waypost.cli.commands import (
+    actions,
     bench,
+    bulk,
     cancel,
     completion,
     configure,
@@ -60,8 +62,10 @@ COMMANDS: tuple[Any, ...] = (
     purge,
     remove,
     dead,
+    bulk,
     timers,
     schedules,
+    actions,
     worker,
     workers,
     web,
@@ -78,8 +82,19 @@ COMMANDS: tuple[Any, ...] = (
 
 #: The order of `waypost --help`. A test fails when a command is in no group.
 GROUPS: dict[str, tuple[str, ...]] = {
-    "publish and inspect": ("publish", "queues", "stats", "watch", "peek", "history", "ledger", "journal"),
-    "act on a queue": ("pause", "resume", "configure", "cancel", "purge", "remove", "dead", "timers", "schedules"),
+    "publish and inspect": ("publish", "queues", "stats", "watch", "peek", "history", "ledger", "journal", "actions"),
+    "act on a queue": (
+        "pause",
+        "resume",
+        "configure",
+        "cancel",
+        "purge",
+        "remove",
+        "dead",
+        "bulk",
+        "timers",
+        "schedules",
+    ),
     "run": ("worker", "workers", "web", "relay", "scheduler", "promoter"),
     "set up and check": ("migrate", "doctor", "bench", "completion"),
     "demo and pipeline": ("demo", "pipeline"),

@@ -8,13 +8,14 @@ import sys
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from textwrap import fill
-from typing import Any
+from typing import Any, cast
 from urllib.parse import quote
 
 from waypost.checks import check_namespace
 from waypost.cli.exit_codes import UNREACHABLE, USAGE, CommandError
 from waypost.cli.output import write_stderr
 from waypost.client import Waypost
+from waypost.client.options import DeadFilters
 from waypost.operations.flow import OnEvent
 from waypost.policy import LEADER_TTL_MS
 from waypost.redaction import Redact, find_redact
@@ -85,6 +86,24 @@ def add_message_filters(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--id", help="the message with this id")
     parser.add_argument("--key", help="messages with this key")
     parser.add_argument("--group", help="messages of this group")
+
+
+def add_dead_filters(parser: argparse.ArgumentParser) -> None:
+    """Add the options that choose dead letters. All that are given must fit."""
+    parser.add_argument("--reason", help="those with this reason")
+    parser.add_argument("--error-type", metavar="CLASS", help="those with this class of error")
+    parser.add_argument("--error", metavar="TEXT", help="those whose error is this line")
+    parser.add_argument("--group", help="those of this group")
+    parser.add_argument("--key-prefix", metavar="TEXT", help="those whose key begins so")
+    parser.add_argument("--type", dest="type_name", metavar="NAME", help="those whose body is of this type")
+    parser.add_argument("--died-before", type=parse_time, metavar="TIME", help="those that died before")
+    parser.add_argument("--died-after", type=parse_time, metavar="TIME", help="those that did not die before")
+
+
+def dead_filters(options: argparse.Namespace) -> DeadFilters:
+    """Return the filters of dead letters that were given."""
+    given = {name: getattr(options, name) for name in DeadFilters.__annotations__}
+    return cast("DeadFilters", {name: value for name, value in given.items() if value is not None})
 
 
 def add_store(parser: argparse.ArgumentParser, *, positional: bool = False) -> None:

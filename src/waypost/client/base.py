@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import inspect
 import os
 import socket
@@ -37,6 +38,7 @@ from waypost.client.handler_types import HandlerPublish, with_publish
 from waypost.client.in_progress import Blocks, Gate
 from waypost.client.options import (
     RULE_OPTIONS,
+    DeadFilters,
     HandlerKeywords,
     HandlerOptions,
     ListingFilters,
@@ -51,7 +53,7 @@ from waypost.errors import ConfigurationError, ForkedClient, InvalidInput, Inval
 from waypost.identity import Session
 from waypost.message import Message, MessagePage, Queue, StoredMessage, queue_name, queue_type
 from waypost.middleware import Middleware, Outgoing, observed_by, published_through
-from waypost.operations import manage, receive, schedules
+from waypost.operations import bulk, manage, receive, schedules
 from waypost.operations.flow import ClientContext, Flow, OnEvent
 from waypost.operations.publish import OPTIONS, PublishOptions
 from waypost.operations.publish_middleware import PublishMiddleware
@@ -76,10 +78,11 @@ from waypost.schedule.rule import Spec, unpack_spec
 from waypost.schedule.schedule import Schedule
 from waypost.schedule.scheduler import Scheduler, log
 from waypost.store.opening import StoreOptions, open_store, store_from_client
-from waypost.times import Duration
+from waypost.times import Duration, to_datetime
 from waypost.values import (
     CancelStatus,
     CheckReport,
+    DeadFilter,
     Drained,
     EventPage,
     ExtendStatus,
@@ -90,6 +93,7 @@ from waypost.values import (
     StatsRecord,
     WorkerRequest,
 )
+from waypost.views import BulkAction, BulkActions
 from waypost.wake.opening import open_wakeups
 from waypost.wake.wakeups import Wakeups
 from waypost.worker.handler import Handler
@@ -617,8 +621,38 @@ class BaseClient:
             check_function("progress", progress)
         return manage.check(self._context, self._name(queue), mend=check_flag("mend", mend), progress=progress)
 
-    def _purge_flow(self, queue: QueueName, state: MessageState) -> Flow[int]:
-        return manage.purge(self._context, self._name(queue), check_state(state, PURGED_STATES))
+    def _purge_flow(self, queue: QueueName, state: MessageState, filters: DeadFilters) -> Flow[int]:
+        check_state(state, PURGED_STATES)
+        filter = dead_filter("purge", filters)
+        if filter == DeadFilter():
+            return manage.purge(self._context, self._name(queue), state)
+        if state != "dead":
+            raise InvalidInput(f"only dead letters can be purged by a filter, not messages that are {state}")
+        return bulk.purge_letters(self._context, self._name(queue), filter)
+
+    def _start_bulk_flow(
+        self, queue: QueueName, verb: bulk.Verb, rate: str | None, user: str | None, via: str, filters: DeadFilters
+    ) -> Flow[BulkAction]:
+        name, filter = self._name(queue), dead_filter("start_bulk", filters)
+        who = check_text("user", process_user() if user is None else user, WORKER_CHARACTERS_MAX)
+        flow = bulk.start(
+            self._context, name, verb, filter, rate=rate, user=who, via=check_text("via", via, WORKER_CHARACTERS_MAX)
+        )  # fmt: skip
+        return _bulk_view(flow)
+
+    def _find_bulk_flow(self, id: str) -> Flow[BulkAction]:
+        return _bulk_view(bulk.find(self._context, id))
+
+    def _change_bulk_flow(self, id: str, change: bulk.Change) -> Flow[BulkAction]:
+        return _bulk_view(bulk.change(self._context, id, change))
+
+    def _run_bulk_flow(self, id: str, seconds: float) -> Flow[BulkAction]:
+        check_seconds("seconds", seconds)
+        return _bulk_view(bulk.carry_on(self._context, id, self._context.worker, seconds))
+
+    def _list_bulk_flow(self, cursor: str | None, limit: int) -> Flow[BulkActions]:
+        found, more = yield from bulk.list_bulk(self._context, cursor=cursor, limit=limit)
+        return BulkActions([bulk_view(one) for one in found], more)
 
     def _stats_call(self, queue: QueueName, minutes: int = 0) -> Call[StatsRecord]:
         check_count("minutes", minutes, 0, MINUTES_KEPT)
@@ -741,6 +775,47 @@ def _worker_name(session: Session) -> str:
 def _one_page(listing: Listing[T]) -> Flow[MessagePage[T]]:
     messages = yield from listing.flow()
     return MessagePage(messages, listing.cursor)
+
+
+def dead_filter(what: str, given: DeadFilters) -> DeadFilter:
+    """Return a filter of dead letters from keyword options."""
+    check_options(what, given, DeadFilters.__annotations__)
+    options: dict[str, Any] = dict(given)
+    before, after = options.pop("died_before", None), options.pop("died_after", None)
+    for name, value in options.items():
+        if value is not None:
+            check_text(name, value, KEY_CHARACTERS_MAX)
+    return DeadFilter(
+        **options,
+        before_ms=None if before is None else check_moment("died_before", before),
+        after_ms=None if after is None else check_moment("died_after", after),
+    )
+
+
+def process_user() -> str:
+    """The user of this process, for the log of actions."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return "unknown"
+
+
+def bulk_view(found: bulk.Bulk) -> BulkAction:
+    """Return the public form of a bulk action."""
+    record = found.record
+    filters = bulk.plain_filter(record.filter)
+    for name, public in (("before_ms", "died_before"), ("after_ms", "died_after")):
+        if name in filters:
+            filters[public] = to_datetime(filters.pop(name))
+    return BulkAction(
+        found.id, record.verb, record.queue, filters, record.rate, record.user, record.via, record.state, record.total,
+        record.done, record.left, record.unknown, to_datetime(record.start_ms), to_datetime(record.ended_ms),
+        record.error, record.state in bulk.ACTIVE and record.lease_ms > found.now_ms,
+    )  # fmt: skip
+
+
+def _bulk_view(flow: Flow[bulk.Bulk]) -> Flow[BulkAction]:
+    return bulk_view((yield from flow))
 
 
 def _redriven_nothing() -> Flow[Redriven]:

@@ -126,3 +126,22 @@ class ListingFilters(PageFilters, total=False):
 
 #: The options of a schedule's rule, as decorators and `save_schedule` take them.
 RULE_OPTIONS = frozenset(ScheduleKeywords.__annotations__)
+
+
+class DeadFilters(TypedDict, total=False):
+    """Which dead letters are meant; all that are given must fit."""
+
+    #: Why they are dead.
+    reason: str | None
+    #: The class of the error.
+    error_type: str | None
+    #: The line of the error that says most: the last of a traceback, otherwise the first.
+    error: str | None
+    group: str | None
+    #: How their keys begin.
+    key_prefix: str | None
+    #: The name of the type of their bodies.
+    type_name: str | None
+    #: Those that died before, and not before.
+    died_before: datetime | None
+    died_after: datetime | None

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, Unpack, cast, overload
 
-from waypost.checks import SECONDS_MAX, check_count, check_function, check_id, check_seconds
+from waypost.checks import SECONDS_MAX, check_count, check_function, check_id, check_items, check_seconds
 from waypost.client.base import (
     DEFAULT_RETRY,
     BaseClient,
@@ -27,6 +27,7 @@ from waypost.client.handler_types import (
     TypedDecorator,
 )
 from waypost.client.options import (
+    DeadFilters,
     HandlerOptions,
     ListingFilters,
     PageFilters,
@@ -38,11 +39,12 @@ from waypost.client.options import (
 )
 from waypost.message import Message, MessagePage, Queue, Retry, StoredMessage, queue_name, queue_type
 from waypost.middleware import Outgoing
-from waypost.operations import manage, publish, publish_middleware, receive, schedules, wait
+from waypost.operations import action_log, edit, manage, publish, publish_middleware, receive, records, schedules, wait
+from waypost.operations.edit import UNCHANGED
 from waypost.operations.flow import Flow, drive
 from waypost.operations.publish import PublishOptions, split_transaction, validate_options
 from waypost.operations.settle_target import SettleTarget
-from waypost.policy import HEALTH_WINDOW_SECONDS, LEADER_TTL_MS, PAGE_MAX, RetryPolicy
+from waypost.policy import HEALTH_WINDOW_SECONDS, LEADER_TTL_MS, PAGE_MAX, RECORDS_MAX, RetryPolicy
 from waypost.schedule.promoter import Promoter, PromoterTick
 from waypost.schedule.schedule import Schedule
 from waypost.schedule.scheduler import Scheduler, Tick
@@ -60,7 +62,19 @@ from waypost.values import (
     Redriven,
     RescheduleStatus,
 )
-from waypost.views import Event, JournalPage, Policy, RegisteredWorker, Stats
+from waypost.views import (
+    BulkAction,
+    BulkActions,
+    Event,
+    JournalPage,
+    LoggedAction,
+    LoggedActions,
+    Policy,
+    RegisteredWorker,
+    SavedRecord,
+    Stats,
+    StoredRecords,
+)
 
 if TYPE_CHECKING:
     from waypost.store.port import Call, Executor
@@ -707,6 +721,50 @@ class Waypost(BaseClient):
         """
         return self._run(self._request_worker_flow(name, "quiet"))
 
+    # ---- shared records ----------------------------------------------------------------------------------
+
+    def save_record(
+        self,
+        kind: str,
+        name: str,
+        data: bytes | None,
+        *,
+        version: int | None = None,
+        ttl: Duration | None = None,
+        keep: int = RECORDS_MAX,
+    ) -> SavedRecord:
+        """Save a small piece of `data` under a `kind` and `name`, for all programs of this store; None removes it.
+
+        With a `version` it is saved only if the record still has that one; 0: only if there is none. The answer has
+        the record as it is. A record with exactly this data counts as saved, so that a repeat after a lost reply does.
+        After `ttl` the store forgets it; of each kind the newest `keep` records stay. Choose a `kind` of your own;
+        those of waypost begin with `waypost-`.
+
+            saved = post.save_record("deploys", "lock", b"me", version=0, ttl=600)
+        """
+        flow = records.save_record(self._context, kind, name, data, version=version, ttl=ttl, keep=keep)
+        return SavedRecord.from_record(self._run(flow))
+
+    def records(
+        self, kind: str, *, names: Iterable[str] = (), cursor: str | None = None, limit: int = 100
+    ) -> StoredRecords:
+        """Return the shared records of a `kind`, the newest first, page by page, or those of these `names`."""
+        flow = records.records(self._context, kind, names=list(check_items("names", names)), cursor=cursor, limit=limit)
+        return StoredRecords.from_record(self._run(flow))
+
+    # ---- the log of actions ------------------------------------------------------------------------------
+
+    def log_action(self, action: LoggedAction) -> LoggedAction:
+        """Append an `action` of a person to the log that the web page and `waypost actions` show.
+
+        The log keeps the newest 1,000 entries. The web page and the commands that change something write it themselves.
+        """
+        return self._run(action_log.log_action(self._context, action))
+
+    def actions(self, *, cursor: str | None = None, limit: int = 50) -> LoggedActions:
+        """Return the log of actions, the newest first, page by page: who did what, and what became of it."""
+        return self._run(action_log.actions(self._context, cursor=cursor, limit=limit))
+
     # ---- running a queue ---------------------------------------------------------------------------------
 
     def configure(self, queue: QueueName, **settings: Unpack[QueueSettings]) -> Policy:
@@ -765,13 +823,67 @@ class Waypost(BaseClient):
         """
         return self._run(self._redrive_flow(queue, id, ids, reason, limit, rate))
 
-    def purge(self, queue: QueueName, state: MessageState = "ready") -> int:
+    def purge(self, queue: QueueName, state: MessageState = "ready", **filters: Unpack[DeadFilters]) -> int:
         """Remove all messages of a `queue` in a `state`, and return how many there were.
 
         The states are `ready`, `delayed`, `waiting`, `dead` and `done`. It cannot be undone. In the ledger, messages
-        that were still to be handed out count as cancelled.
+        that were still to be handed out count as cancelled. Of dead letters, filters choose some: `reason`,
+        `error_type`, `error`, `group`, `key_prefix`, `type_name`, `died_before`, `died_after`.
+
+            post.purge("orders", "dead", reason="rejected", died_before=last_week)
         """
-        return self._run(self._purge_flow(queue, state))
+        return self._run(self._purge_flow(queue, state, filters))
+
+    def replace_dead(
+        self, queue: QueueName, id: str, body: object = UNCHANGED, *, headers: Mapping[str, str] | None = None
+    ) -> Published | None:
+        """Send a dead letter again with another `body` or other `headers`; None if there is no such letter any more.
+
+        A new message takes its place in one step, however often the call is repeated: its header `waypost-edited-from`
+        has the id of the letter, and key, group, priority and correlation id are those of the letter. If the key is in
+        use by now the status is `duplicate`, and the letter stays. Raises `QueueFull` as a publish does.
+
+            post.replace_dead("orders", letter.id, {"id": 7, "amount": 10})
+        """
+        return self._run(edit.replace_dead(self._context, self._name(queue), id, body, headers))
+
+    # ---- bulk actions ------------------------------------------------------------------------------------
+
+    def start_bulk(
+        self,
+        queue: QueueName,
+        verb: Literal["redrive", "purge"],
+        *,
+        rate: str | None = None,
+        user: str | None = None,
+        via: str = "python",
+        **filters: Unpack[DeadFilters],
+    ) -> BulkAction:
+        """Start to `redrive` or `purge` the dead letters of a `queue` that the filters choose, and return at once.
+
+        What is to be done is saved in the store, and goes on when this program ends: web servers (`waypost web`) and
+        `run_bulk` carry it on, one at a time. Letters that die after the start are not meant. The filters are those of
+        `purge`; `rate` ("100/s") bounds a redrive. `user` and `via` are what the list of bulk actions shows.
+
+            action = post.start_bulk("orders", "redrive", error_type="builtins.TimeoutError", rate="50/s")
+        """
+        return self._run(self._start_bulk_flow(queue, verb, rate, user, via, filters))
+
+    def bulk_action(self, id: str) -> BulkAction:
+        """Return a bulk action and how far it is."""
+        return self._run(self._find_bulk_flow(id))
+
+    def bulk_actions(self, *, cursor: str | None = None, limit: int = 50) -> BulkActions:
+        """Return the bulk actions of the store, the newest first, page by page; it keeps the newest 200."""
+        return self._run(self._list_bulk_flow(cursor, limit))
+
+    def change_bulk(self, id: str, change: Literal["pause", "resume", "cancel"]) -> BulkAction:
+        """Pause, resume or cancel a bulk action. A step of up to 100 letters that is under way ends first."""
+        return self._run(self._change_bulk_flow(id, change))
+
+    def run_bulk(self, id: str, *, seconds: Duration = 60) -> BulkAction:
+        """Carry on a bulk action until it ends or for so many `seconds`; nothing if another program works on it."""
+        return self._run(self._run_bulk_flow(id, check_seconds("seconds", seconds)))
 
     def remove_queue(self, queue: QueueName) -> bool:
         """Remove a `queue` that is empty, with its settings, counters, history and journal; whether there was one.

@@ -4,11 +4,12 @@
     its result    result  watch  watch_chain
     chains        outgoing  forwarded  arrive
     reading       peek  stats  stats_many  trace  locate  queues  policy  time
-    a queue       configure  pause  resume  redrive  purge  promote  check  remove  unlist
+    a queue       configure  pause  resume  redrive  replace_dead  purge  promote  check  remove  unlist
     the journal   journal  journal_reader  journal_forget  journal_trim
     schedules     save_schedule  remove_schedule  schedules  scheduled  schedules_changed  fire_schedule
                   trigger_schedule
     workers       poll  heartbeat  unregister  workers  request_worker  elect  resign
+    shared data   save_record  records
 
 A verb has the same name as a method of `Store`, as a Lua script (or as the first argument of a script that several
 verbs share), as an SQL function, and as the `name` of its `Call`.
@@ -43,6 +44,8 @@ from waypost.policy import (
     CHUNK_MESSAGES_MAX,
     CLAIM_BYTES_MAX,
     POLL_QUEUES_MAX,
+    RECORDS_MAX,
+    RECORDS_PAGE_MAX,
     SIDE_EFFECTS_MAX,
     OnConflict,
     PolicyRecord,
@@ -66,6 +69,8 @@ from waypost.values import (
     Promoted,
     Published,
     Purged,
+    RecordPage,
+    RecordSaved,
     Redriven,
     Removal,
     RescheduleStatus,
@@ -216,7 +221,15 @@ class Store(Protocol):
         reason: str | None = None,
         cursor: str | None = None,
     ) -> Call[Woken[Redriven]]: ...
-    def purge(self, queue: str, state: MessageState, limit: int, operation: Operation) -> Call[Woken[Purged]]: ...
+    # `replace_dead`: publish a message in place of a dead letter, which is removed; None if there is no such letter. If
+    # the publish stores nothing, because the key is in use, the letter stays.
+    def replace_dead(
+        self, queue: str, message_id: str, draft: Draft, operation: Operation
+    ) -> Call[Woken[Published | None]]: ...
+    # `ids`: only these, of dead letters.
+    def purge(
+        self, queue: str, state: MessageState, limit: int, operation: Operation, *, ids: Sequence[str] = ()
+    ) -> Call[Woken[Purged]]: ...
     def configure(self, queue: str, changes: Mapping[str, Any]) -> Call[Woken[PolicyRecord]]: ...
     def policy(self, queue: str) -> Call[PolicyRecord]: ...
     def pause(self, queue: str) -> Call[bool]: ...
@@ -264,6 +277,24 @@ class Store(Protocol):
     def trigger_schedule(
         self, queue: str, key: str, draft: Draft, operation: Operation
     ) -> Call[Woken[Published | None]]: ...
+
+    # Small records that the programs of one store share, by kind and name. A save with a `version` happens only if the
+    # record has that version (0: there is none). A record that has exactly this data already counts as saved, so that a
+    # repeat after a lost reply does: what several programs compete for must contain what tells them apart. `data` None
+    # removes. A new record beyond `keep` of its kind removes the oldest. `records`: the newest first, or those named.
+    def save_record(
+        self,
+        kind: str,
+        name: str,
+        data: bytes | None,
+        *,
+        version: int | None = None,
+        ttl_ms: int | None = None,
+        keep: int = RECORDS_MAX,
+    ) -> Call[RecordSaved]: ...
+    def records(
+        self, kind: str, *, names: Sequence[str] = (), cursor: str | None = None, limit: int = RECORDS_PAGE_MAX
+    ) -> Call[RecordPage]: ...
 
     # leaders of roles, and timers of queues without claims
     def elect(self, role: str, name: str, ttl_ms: int) -> Call[Elected]: ...
@@ -473,8 +504,10 @@ def poll_parts(idle: Sequence[Idle]) -> list[Sequence[Idle]]:
     return [idle[at : at + POLL_QUEUES_MAX] for at in range(0, len(idle), POLL_QUEUES_MAX)] or [()]
 
 
-def check_purge(state: MessageState) -> MessageState:
+def check_purge(state: MessageState, ids: Sequence[str] = ()) -> MessageState:
     """Refuse to purge leased messages: the handler runs, and the successor of its key would run beside it."""
+    if ids and state != "dead":
+        raise InvalidInput("only dead letters can be purged by their ids: cancel messages that wait")
     if state == "leased":
         raise InvalidInput("leased messages cannot be purged: cancel them, which requests their handlers to stop")
     return state
@@ -491,6 +524,21 @@ def read_cursor(cursor: str | None, length: int) -> list[int | str] | None:
     if len(place) != length:
         raise InvalidInput("this cursor is not one that a listing of this state gave; start again without it")
     return place
+
+
+def record_cursor(created_ms: int, name: str) -> str:
+    """Return the cursor of a page of shared records that ends with this one."""
+    return msgspec.json.encode([created_ms, name]).decode()
+
+
+def read_record_cursor(cursor: str | None) -> tuple[int, str] | None:
+    """Return the creation time and the name of the record that a page ended with; None for the start."""
+    if cursor is None:
+        return None
+    try:
+        return msgspec.json.decode(cursor, type=tuple[int, str])
+    except msgspec.DecodeError:
+        raise InvalidInput("this cursor is not one that a listing of records gave; start again without it") from None
 
 
 def blocks(queue: str) -> InvalidInput:

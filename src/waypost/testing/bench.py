@@ -467,11 +467,23 @@ class Bench:
         call = self.store.reschedule(queue, [Target(id, key)], operation, delay_ms=ms(delay), at_ms=at_ms)
         return self._woken(call)[0]
 
+    def replace_dead(
+        self, message_id: str, body: object = b"edited", *, operation: Operation | None = None, **options: Any
+    ) -> Published | None:
+        """Publish a message in place of a dead letter; the options are those of `draft`."""
+        draft = self.draft(body, **options)
+        return self._woken(self.store.replace_dead(QUEUE, message_id, draft, operation or self.operation(QUEUE)))
+
     def purge(
-        self, state: MessageState, *, limit: int = 100, queue: str = QUEUE, operation: Operation | None = None
+        self,
+        state: MessageState,
+        *ids: str,
+        limit: int = 100,
+        queue: str = QUEUE,
+        operation: Operation | None = None,
     ) -> Purged:
-        """Remove messages of one state."""
-        return self._woken(self.store.purge(queue, state, limit, operation or self.operation(queue)))
+        """Remove messages of one state, or some dead letters."""
+        return self._woken(self.store.purge(queue, state, limit, operation or self.operation(queue), ids=ids))
 
     def remove(self, *, queue: str = QUEUE, operation: Operation | None = None) -> Removal:
         """Remove a queue as clients do, and then its entries in separate lists."""

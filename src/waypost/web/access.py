@@ -29,6 +29,7 @@ from starlette.requests import Request
 
 from waypost.errors import ConfigurationError
 from waypost.web.problems import Problem
+from waypost.web.sharing import Sharing
 
 Scope = Literal["read", "operate", "admin", "bodies"]
 SCOPES: tuple[Scope, ...] = ("read", "operate", "admin", "bodies")
@@ -47,7 +48,7 @@ SESSION_COOKIE, VISIT_COOKIE = "waypost_session", "waypost_visit"
 CSRF_HEADER, CSRF_FIELD = "x-csrf-token", "csrf_token"
 #: So many wrong secrets of one address in so many seconds; further ones are refused unread.
 FAILURES_MAX, FAILURES_SECONDS = 5, 60.0
-#: What is remembered of addresses and ended sessions is bounded: the oldest is forgotten.
+#: What is remembered of addresses is bounded: the oldest is forgotten.
 REMEMBERED_MAX = 10_000
 
 
@@ -106,20 +107,34 @@ class Caller(Struct, frozen=True):
     is_new_visit: bool = False
 
 
-class Access:
-    """Decides about requests. It keeps nothing but failed attempts and sessions that were ended."""
+class Session(Struct, frozen=True):
+    """What the cookie of a session says, once its signature was checked."""
 
-    def __init__(self, tokens: Sequence[Token], auth: Auth | None, clock: Callable[[], float] = time.time) -> None:
+    user: User
+    nonce: str
+    until: int
+
+
+class Access:
+    """Decides about requests. It keeps nothing but failed attempts; what servers share is in the store."""
+
+    def __init__(
+        self,
+        tokens: Sequence[Token],
+        auth: Auth | None,
+        clock: Callable[[], float] = time.time,
+        sharing: Sharing | None = None,
+    ) -> None:
         self._tokens = {token.name: token for token in tokens}
         if len(self._tokens) != len(tokens):
             raise ConfigurationError("two tokens have the same name")
         self._auth = auth
         self._clock = clock
         self._throttle = Throttle(clock)
-        self._ended: OrderedDict[str, None] = OrderedDict()
+        self._sharing = sharing or Sharing(())
         # The same secrets give the same key, so that several processes and restarts accept each other's sessions.
         secrets = sorted(token.secret for token in tokens)
-        self._key = sha256(msgspec.json.encode(secrets)).digest() if secrets else os.urandom(32)
+        self._key = sha256(msgspec.json.encode(secrets)).digest() if secrets else b""
 
     @property
     def has_sign_in(self) -> bool:
@@ -139,9 +154,10 @@ class Access:
         if given[:7].lower() == "bearer " and self._tokens:
             return Caller(self._by_secret(given[7:].strip(), address_of(request)), "bearer", "")
         session = self._read_session(request.cookies.get(SESSION_COOKIE, ""))
-        if session is not None:
-            user, nonce = session
-            return Caller(user, "session", nonce)
+        if session is not None and not await self._sharing.is_ended(session.nonce):
+            return Caller(session.user, "session", session.nonce)
+        if not self._tokens:
+            self._key = await self._sharing.key()
         visit = request.cookies.get(VISIT_COOKIE, "")
         is_new = len(visit) != 32 or not visit.isalnum()
         nonce = os.urandom(16).hex() if is_new else visit
@@ -172,13 +188,13 @@ class Access:
         content = f"{user.name}|{int(self._clock()) + SESSION_SECONDS}|{os.urandom(16).hex()}".encode()
         return user, f"{_encode(content)}.{_encode(self._sign(b'session', content))}"
 
-    def sign_out(self, cookie: str) -> None:
-        """End a session: its cookie is not accepted any more."""
+    async def sign_out(self, cookie: str) -> None:
+        """End a session: its cookie is not accepted any more, by any server of the same stores."""
         session = self._read_session(cookie)
         if session is not None:
-            _remember(self._ended, session[1], None)
+            await self._sharing.end(session.nonce, session.until - self._clock())
 
-    def _read_session(self, cookie: str) -> tuple[User, str] | None:
+    def _read_session(self, cookie: str) -> Session | None:
         content, _, signature = cookie.partition(".")
         try:
             data, signed = _decode(content), _decode(signature)
@@ -188,9 +204,9 @@ class Access:
             return None
         name, until, nonce = data.decode().split("|")
         token = self._tokens.get(name)
-        if token is None or int(until) < self._clock() or nonce in self._ended:
+        if token is None or int(until) < self._clock():
             return None
-        return User(token.name, token.scopes), nonce
+        return Session(User(token.name, token.scopes), nonce, int(until))
 
     # ---- CSRF --------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from waypost.web import chart_views, documents, reading
+from waypost.web import action_pages, chart_views, documents, reading
 from waypost.web.access import CSRF_HEADER, VISIT_COOKIE, Caller, Scope
 from waypost.web.actions import ACTIONS, Action
 from waypost.web.problems import PROBLEM_TYPE, Problem
@@ -116,6 +116,8 @@ READS: tuple[Read, ...] = (
          documents.Schedules, lambda call: reading.schedules(call.place, call.query), documents.SchedulesQuery),
     Read("workers", f"{STORE}/workers", "Registered workers and their health.",
          documents.Workers, lambda call: reading.workers(call.place)),
+    Read("actions", f"{STORE}/actions", "The log of actions: who did what, what became of it, how it is undone.",
+         documents.Actions, lambda call: action_pages.logged_actions(call.place, call.query), documents.ActionsQuery),
     Read("timers", f"{STORE}/timers", "Queues that have timers, the soonest first.",
          documents.Timers, lambda call: reading.timers(call.place)),
 )  # fmt: skip

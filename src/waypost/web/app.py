@@ -21,6 +21,7 @@ from waypost.web.guard import LOOPBACK_HOSTS, Guard, parse_networks
 from waypost.web.problems import PROBLEM_TYPE, Problem
 from waypost.web.reading import Place
 from waypost.web.service import Service
+from waypost.web.sharing import Sharing
 from waypost.web.watching import StoreWatch
 
 #: How long a client that the app made itself retries a store that is away: a page says so instead of waiting.
@@ -62,9 +63,9 @@ def create_app(
         if not isinstance(name, str) or STORE_NAME.fullmatch(name) is None:
             raise ConfigurationError(f"the name of a store is a short name as in a URL, not {show(name)}")
     given = [Token("operator", secret)] if secret is not None else []
-    access = Access([*given, *tokens], auth)
     foreign = {host.lower().strip("[]") for host in hosts} - LOOPBACK_HOSTS
-    if access.is_local_only and (foreign or trusted_proxies):
+    is_local_only = not given and not tokens and auth is None
+    if is_local_only and (foreign or trusted_proxies):
         raise ConfigurationError(
             f"the app would be open to all clients that reach {', '.join(sorted(foreign)) or 'its proxy'}: give it a "
             "secret, tokens or auth"
@@ -79,7 +80,9 @@ def create_app(
         if isinstance(store, str):
             own.append(post)
         places[name] = Place(name, post, StoreWatch(post), hidden)
-    service = Service(places, access, read_only=read_only)
+    # A read-only server writes nothing, so no other server has to know its CSRF tokens.
+    sharing = Sharing([] if read_only and not given and not tokens else [place.post for place in places.values()])
+    service = Service(places, Access([*given, *tokens], auth, sharing=sharing), read_only=read_only)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:

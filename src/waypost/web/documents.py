@@ -439,6 +439,42 @@ class Schedules(Answer, frozen=True, kw_only=True):
     schedules: list[Schedule]
 
 
+# ---- actions ---------------------------------------------------------------------------------------------------
+
+
+class ActionUndo(Answer, frozen=True, kw_only=True):
+    """How an action is undone, in words; and if another action does it, the name and options of that."""
+
+    text: str
+    action: str | None
+    options: dict[str, Any]
+
+
+class Action(Answer, frozen=True, kw_only=True):
+    """An entry of the log of actions: who did what, and what became of it."""
+
+    id: str
+    at: datetime
+    user: str
+    #: What it was done through: web, command line.
+    via: str
+    origin: str
+    action: str
+    queue: str | None
+    ok: bool
+    text: str
+    command: str
+    python: str
+    undo: ActionUndo | None
+
+
+class Actions(Answer, frozen=True, kw_only=True):
+    """A page of the log of actions, the newest first."""
+
+    actions: list[Action]
+    next: str | None
+
+
 # ---- queries ---------------------------------------------------------------------------------------------------
 
 
@@ -480,6 +516,13 @@ class SearchQuery(Request, frozen=True, kw_only=True):
     """What to search for."""
 
     id: Annotated[str, Meta(min_length=1, max_length=64, description="The id of a message.")]
+
+
+class ActionsQuery(Request, frozen=True, kw_only=True):
+    """Which part of the log of actions."""
+
+    limit: Limit = PAGE_LIMIT
+    cursor: Cursor | None = None
 
 
 class SchedulesQuery(Request, frozen=True, kw_only=True):

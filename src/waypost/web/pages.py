@@ -15,7 +15,7 @@ from starlette.responses import RedirectResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from waypost.web import documents, forms, reading
+from waypost.web import action_pages, documents, forms, reading
 from waypost.web.access import CSRF_FIELD, SESSION_COOKIE, SESSION_SECONDS, Caller, address_of
 from waypost.web.actions import ACTIONS, Action
 from waypost.web.api import cookie_path, set_visit, store_summary
@@ -323,7 +323,7 @@ async def sign_out(visit: Visit) -> Response:
     """End the session."""
     sent = dict(parse_qsl((await read_body(visit.request)).decode(errors="replace")))
     visit.service.access.check_csrf(visit.caller, sent.get(CSRF_FIELD, ""))
-    visit.service.access.sign_out(visit.request.cookies.get(SESSION_COOKIE, ""))
+    await visit.service.access.sign_out(visit.request.cookies.get(SESSION_COOKIE, ""))
     response = RedirectResponse(visit.url("sign-in"), 303)
     response.delete_cookie(SESSION_COOKIE, path=cookie_path(visit.request))
     return response
@@ -392,6 +392,7 @@ def routes(service: Service) -> list[Route | Mount]:
         (f"{store}/workers", show_workers, "GET"),
         (f"{store}/charts", show_charts, "GET"),
         (f"{store}/search", show_search, "GET"),
+        (f"{store}/actions", action_pages.show_actions, "GET"),
         (queue, show_queue, "GET"),
         (f"{queue}/dead", show_dead, "GET"),
         (f"{queue}/messages/{{id}}", show_message, "GET"),

@@ -14,12 +14,14 @@ from starlette.requests import Request
 from waypost.checks import check_queue
 from waypost.errors import InvalidName, WaypostError
 from waypost.formatting import printable
+from waypost.views import LoggedAction
 from waypost.web.access import Access, Caller, address_of
 from waypost.web.actions import Action, queue_of
 from waypost.web.documents import Done
-from waypost.web.idempotency import Answers
+from waypost.web.idempotency import run_once
 from waypost.web.problems import Problem, problem_of
 from waypost.web.reading import Place
+from waypost.web.undo import undo_of
 
 log = logging.getLogger("waypost.web")
 
@@ -27,6 +29,8 @@ log = logging.getLogger("waypost.web")
 REQUEST_BYTES_MAX = 256 * 1024
 #: How long it may take to arrive: a client that sends a byte now and then must not hold a connection for ever.
 REQUEST_SECONDS_MAX = 20.0
+#: How long a write waits for its entry in the log of actions.
+LOGGED_SECONDS = 2.0
 T = TypeVar("T")
 
 
@@ -37,7 +41,6 @@ class Service:
         self.places = dict(places)
         self.access = access
         self.read_only = read_only
-        self.answers = Answers()
 
     def place(self, name: str) -> Place:
         """The store of a name, or a `Problem`."""
@@ -79,9 +82,9 @@ class Service:
         sent = msgspec.json.encode(content)
 
         async def run() -> Done:
-            outcome = "failed"
+            done, outcome = None, "failed"
             try:
-                done: Done = await action.run(place, queue, content)
+                done = await action.run(place, queue, content)
                 outcome = done.text
             except Problem as problem:
                 outcome = problem.detail
@@ -91,10 +94,13 @@ class Service:
                 raise problem_of(error) from error
             finally:
                 log_action(caller, request, action, place, target, outcome)
+                if not getattr(content, "dry_run", False):
+                    await keep_action(caller, request, action, place, queue, content, done, outcome)
             await place.watch.changed(target if action.name != "remove" else None)
             return done
 
-        return await self.answers.once(key, (caller.user.name, action.name, place.name, queue), sent, run)
+        target_of = (caller.user.name, action.name, queue)
+        return await run_once(place.post, key, target_of, sent, action.answer, run)
 
 
 def log_action(caller: Caller, request: Request, action: Action, place: Place, queue: str | None, outcome: str) -> None:
@@ -107,6 +113,34 @@ def log_action(caller: Caller, request: Request, action: Action, place: Place, q
             "action": action.name, "queue": queue, "store": place.name, "outcome": outcome,
         },
     )  # fmt: skip
+
+
+async def keep_action(
+    caller: Caller, request: Request, action: Action, place: Place, queue: str, content: Any, done: Done | None,
+    outcome: str,
+) -> None:  # fmt: skip
+    """Append a write to the log of actions in the store. A failure must not hide what the write did."""
+    forms = action.forms(queue, content)
+    entry = LoggedAction(
+        user=printable(caller.user.name),
+        via="web",
+        action=action.name,
+        queue=queue_of(action, content, queue),
+        ok=done is not None,
+        text=outcome,
+        command=forms.command,
+        python=forms.python,
+        undo=None if done is None else undo_of(action.name, content, done),
+        origin=address_of(request),
+        bulk=getattr(done, "bulk", None),
+    )
+    try:
+        async with asyncio.timeout(LOGGED_SECONDS):
+            await place.post.log_action(entry)
+    except (WaypostError, TimeoutError) as error:
+        log.warning(
+            "an action is only in this log, not in the store: %s", error, extra={"event": "web_action_not_kept"}
+        )
 
 
 def check_name(queue: str) -> str:

@@ -1,14 +1,22 @@
-"""`waypost dead`: list, show, redrive and remove dead letters."""
+"""`waypost dead`: list, show, redrive, edit and remove dead letters."""
 
 from __future__ import annotations
 
 import argparse
+import json
 from collections import Counter
 from itertools import islice
 from typing import Any
 
 from waypost.cli.exit_codes import FOUND, USAGE, CommandError
-from waypost.cli.options import add_command, add_message_filters, integer_between, open_client
+from waypost.cli.options import (
+    add_command,
+    add_dead_filters,
+    add_message_filters,
+    dead_filters,
+    integer_between,
+    open_client,
+)
 from waypost.cli.output import format_table, format_time, message_json, print_message, write, write_json
 from waypost.cli.progress import Progress
 from waypost.cli.prompts import add_yes, confirm
@@ -19,7 +27,7 @@ from waypost.views import Observed
 def add(commands: Any) -> None:
     """Declare the arguments."""
     top = add_command(
-        commands, "dead", None, "list, show, redrive or remove dead letters", store=False, json_text=None,
+        commands, "dead", None, "list, show, redrive, edit or remove dead letters", store=False, json_text=None,
         examples=("waypost dead list orders --reason retries_exhausted",
                   "waypost dead peek orders 1m7fra5gs06ap4cfk9b5jsq9",
                   "waypost dead redrive orders --all --rate 50/s", "waypost dead purge orders"),
@@ -46,10 +54,25 @@ def add(commands: Any) -> None:
     redrive.add_argument("--rate", metavar="N/UNIT", help='at most this fast: "100/s", "10/m"')
     redrive.add_argument("--limit", type=integer_between(1, 2**40), metavar="N", help="at most N in all")
     purge = add_command(
-        actions, "purge", run_purge, "remove all dead letters of a queue for good", more="It asks for confirmation."
-    )
+        actions, "purge", run_purge, "remove dead letters of a queue for good",
+        more="All of them, or those that the options choose. It asks for confirmation.",
+        examples=("waypost dead purge orders",
+                  "waypost dead purge orders --reason rejected --died-before 2026-01-01T00:00:00Z"),
+    )  # fmt: skip
     purge.add_argument("queue", help="the queue")
+    add_dead_filters(purge)
     add_yes(purge)
+    edit = add_command(
+        actions, "edit", run_edit, "send a dead letter again with another body or other headers",
+        more="A new message takes its place, in one step. Its header waypost-edited-from has its id. Exit "
+        "code 1: there is no such letter, or its key is in use by now.",
+        examples=("waypost dead edit orders 1m7fra5gs06ap4cfk9b5jsq9 --body '{\"id\": 7}'",),
+    )  # fmt: skip
+    edit.add_argument("queue", help="the queue")
+    edit.add_argument("id", help="its id")
+    edit.add_argument("--body", metavar="JSON", help="the new body")
+    edit.add_argument("--text", metavar="TEXT", help="the new body, as text")
+    edit.add_argument("--header", action="append", metavar="NAME=VALUE", help="a header; it replaces all old ones")
 
 
 def run_list(options: argparse.Namespace) -> int:
@@ -142,14 +165,50 @@ def run_redrive(options: argparse.Namespace) -> int:
 
 
 def run_purge(options: argparse.Namespace) -> int:
-    """Remove all dead letters and return the exit code."""
+    """Remove dead letters and return the exit code."""
+    filters = dead_filters(options)
     with open_client(options) as post:
         count = post.ledger(options.queue).dead_kept
         if count:
-            confirm(options, f"Remove {format_count(count, 'dead letter')} of {options.queue} for good?")
-        removed = post.purge(options.queue, "dead")
+            which = (
+                f"those that fit of {format_count(count, 'dead letter')}"
+                if filters
+                else format_count(count, "dead letter")
+            )
+            confirm(options, f"Remove {which} of {options.queue} for good?")
+        removed = post.purge(options.queue, "dead", **filters)
     if options.json:
         write_json({"queue": options.queue, "removed": removed})
     else:
         write(f"removed {format_count(removed, 'dead letter')} of {options.queue}")
     return 0
+
+
+def run_edit(options: argparse.Namespace) -> int:
+    """Send an edited dead letter and return the exit code."""
+    if options.body is not None and options.text is not None:
+        raise CommandError("give --body or --text, not both", USAGE)
+    if options.body is None and options.text is None and not options.header:
+        raise CommandError("nothing was edited: give --body, --text or --header; or use `waypost dead redrive`", USAGE)
+    given: dict[str, Any] = {}
+    if options.text is not None:
+        given["body"] = options.text
+    elif options.body is not None:
+        try:
+            given["body"] = json.loads(options.body)
+        except (ValueError, RecursionError) as error:
+            raise CommandError(f"--body is no JSON: {error}", USAGE) from None
+    headers = None
+    if options.header:
+        headers = dict(one.partition("=")[::2] for one in options.header)
+    with open_client(options) as post:
+        published = post.replace_dead(options.queue, options.id, headers=headers, **given)
+    if published is None:
+        raise CommandError(f"{options.queue} has no dead letter {options.id}", FOUND)
+    if options.json:
+        write_json(published)
+    elif published.status == "duplicate":
+        write(f"the letter stays dead: its key is in use by message {published.id}")
+    else:
+        write(f"{published.id} is {published.status} in place of {options.id}")
+    return FOUND if published.status == "duplicate" else 0

@@ -10,7 +10,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 
 from waypost.errors import QueueFull
 from waypost.identity import Operation
@@ -35,7 +35,7 @@ from waypost.policy import (
 )
 from waypost.store.memory import chains
 from waypost.store.memory.records import ChainRecord, Holder, Record, Replays, run_of
-from waypost.store.port import Draft, Hold, SideEffects, Target, format_changes
+from waypost.store.port import Draft, Hold, SideEffects, Target, format_changes, read_cursor
 from waypost.store.repeats import id_in_use, is_repeat
 from waypost.values import (
     FAILURE_REASONS,
@@ -77,13 +77,19 @@ FREES_WINDOW = frozenset(("dead", "cancelled", "dropped", "replaced"))
 #: Expired sessions that one step may delete.
 SESSIONS_SWEPT = 2
 #: The order in which each state is listed.
-ORDERS: dict[MessageState, Callable[[Record], tuple[object, ...]]] = {
+ORDERS: dict[MessageState, Callable[[Record], tuple[int | str, ...]]] = {
     "ready": lambda r: (-r.priority, r.position, r.id),
     "delayed": lambda r: (r.ready_ms, r.id),
     "waiting": lambda r: (r.id,),
     "leased": lambda r: (r.lease_end_ms or 0, r.id),
     "dead": lambda r: (r.ended_ms or 0, r.id),
 }
+#: How many values each order has.
+LENGTHS: dict[MessageState, int] = {"ready": 3, "delayed": 2, "waiting": 1, "leased": 2, "dead": 2}
+
+
+def _comparable(place: list[int | str]) -> list[tuple[bool, int | str]]:
+    return [(isinstance(value, str), value) for value in place]
 
 
 def _passes_cap(draft: Draft) -> bool:
@@ -579,13 +585,23 @@ class QueueModel:
         self._count_over_cap(len(moved))
         return Redriven(moved, duplicates, len(chosen) > limit)
 
-    def purge(self, now: int, state: MessageState, limit: int, operation: Operation) -> Purged:
+    def replace_dead(self, now: int, message_id: str, draft: Draft, operation: Operation) -> Published | None:
+        letter = self.messages.get(message_id)
+        if letter is None or letter.state != "dead":
+            return None
+        (published,) = self.publish(now, [draft], operation)
+        if published.status in ("queued", "delayed"):
+            del self.messages[letter.id]
+            self.note(now, "dead_trimmed", operation, letter, cause="edited")
+        return published
+
+    def purge(self, now: int, state: MessageState, limit: int, operation: Operation, ids: Sequence[str] = ()) -> Purged:
         if state == "done":
             removed = min(limit, len(self.completed))
             for _ in range(removed):
                 self.completed.popleft()
             return Purged(removed, bool(self.completed))
-        chosen = sorted(self._in(state), key=ORDERS[state])
+        chosen = sorted((r for r in self._in(state) if not ids or r.id in ids), key=ORDERS[state])
         for record in chosen[:limit]:
             if state == "dead":
                 del self.messages[record.id]
@@ -787,15 +803,24 @@ class QueueModel:
     def next_lease(self, now: int) -> int | None:
         return min((max(0, (r.lease_end_ms or 0) - now) for r in self._in("leased")), default=None)
 
-    def listing(self, state: MessageState) -> list[Record]:
+    def listing(self, state: MessageState, cursor: str | None = None) -> list[tuple[Record, list[int | str]]]:
+        """Return the messages of a state behind a cursor, in their order, each with its own place in the listing."""
         if state == "done":
-            return list(self.completed)
-        return sorted(self._in(state), key=ORDERS[state])
+            places: Any = [(record, [at]) for at, record in enumerate(self.completed)]
+        else:
+            order = ORDERS[state]
+            places = [(record, list(order(record))) for record in sorted(self._in(state), key=order)]
+        after = read_cursor(cursor, 1 if state == "done" else LENGTHS[state])
+        if after is None:
+            return cast("list[tuple[Record, list[int | str]]]", places)
+        # Numbers before texts: a cursor of another listing may have the one in place of the other.
+        behind = _comparable(after)
+        return [(record, place) for record, place in places if _comparable(place) > behind]
 
     def _oldest_ready(self, now: int) -> int | None:
         """Return the longest wait among the first messages of each priority, and of reclaimed ones."""
         heads: dict[tuple[int, bool], Record] = {}
-        for record in self.listing("ready"):
+        for record, _ in self.listing("ready"):
             heads.setdefault((record.priority, record.position < 0), record)
         return max((now - record.ready_ms for record in heads.values()), default=None)
 

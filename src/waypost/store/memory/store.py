@@ -9,15 +9,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast
 
+import msgspec
 from msgspec import structs
 
 from waypost.identity import Operation, new_nonce
-from waypost.policy import CLAIM_BYTES_MAX, REPLAY_TTL_MS, PolicyRecord
+from waypost.policy import CLAIM_BYTES_MAX, RECORDS_MAX, RECORDS_PAGE_MAX, REPLAY_TTL_MS, PolicyRecord
 from waypost.store.checkup import Checkup, Findings, ok
 from waypost.store.memory import chains
 from waypost.store.memory import schedules as scheduling
 from waypost.store.memory.queue import QueueModel
 from waypost.store.memory.records import Record
+from waypost.store.memory.shared import SharedRecords
 from waypost.store.memory.workers import Register
 from waypost.store.port import (
     Call,
@@ -56,6 +58,8 @@ from waypost.values import (
     Promoted,
     Published,
     Purged,
+    RecordPage,
+    RecordSaved,
     Redriven,
     Removal,
     RescheduleStatus,
@@ -132,6 +136,7 @@ class MemoryStore:
         self.lock = threading.RLock()
         self._queues: dict[str, QueueModel] = {}
         self._register = Register()
+        self._shared = SharedRecords()
         self._scheduled: dict[str, int] = {}
         self._leaders = scheduling.Leaders()
 
@@ -387,12 +392,13 @@ class MemoryStore:
             return all(want is None or want == have for want, have in wanted)
 
         def step(now: int) -> Page:
-            records = self._queue(queue).listing(state)
-            start = int(cursor) if cursor else 0
+            model = self._queue(queue)
             found: list[Record] = []
-            for index, record in enumerate(records[start:], start):
+            last: list[int | str] = []
+            for record, place in model.listing(state, cursor):
                 if len(found) == limit:
-                    return Page([r.stored() for r in found], str(index))
+                    return Page([r.stored() for r in found], msgspec.json.encode(last).decode())
+                last = place
                 if fits(record):
                     found.append(record)
             return Page([r.stored() for r in found], None)
@@ -452,11 +458,22 @@ class MemoryStore:
 
         return self._once("redrive", queue, operation, step)
 
-    def purge(self, queue: str, state: MessageState, limit: int, operation: Operation) -> Call[Woken[Purged]]:
-        check_purge(state)
+    def replace_dead(
+        self, queue: str, message_id: str, draft: Draft, operation: Operation
+    ) -> Call[Woken[Published | None]]:
+        def step(model: QueueModel, now: int) -> Woken[Published | None]:
+            woken = self._waking(model, now, lambda: model.replace_dead(now, message_id, draft, operation))
+            return self._with_notices(now, woken)
+
+        return self._once("replace_dead", queue, operation, step)
+
+    def purge(
+        self, queue: str, state: MessageState, limit: int, operation: Operation, *, ids: Sequence[str] = ()
+    ) -> Call[Woken[Purged]]:
+        check_purge(state, ids)
 
         def step(model: QueueModel, now: int) -> Woken[Purged]:
-            return self._with_notices(now, Woken(model.purge(now, state, limit, operation), {}))
+            return self._with_notices(now, Woken(model.purge(now, state, limit, operation, ids), {}))
 
         return self._once("purge", queue, operation, step)
 
@@ -547,6 +564,28 @@ class MemoryStore:
 
     def request_worker(self, name: str, request: WorkerRequest) -> Call[bool]:
         return ModelCall("request_worker", lambda now: self._register.request(now, name, request))
+
+    # ---- shared records ----------------------------------------------------------------------------------
+
+    def save_record(
+        self,
+        kind: str,
+        name: str,
+        data: bytes | None,
+        *,
+        version: int | None = None,
+        ttl_ms: int | None = None,
+        keep: int = RECORDS_MAX,
+    ) -> Call[RecordSaved]:
+        def step(now: int) -> RecordSaved:
+            return self._shared.save(now, kind, name, data, version, ttl_ms, keep)
+
+        return ModelCall("save_record", step)
+
+    def records(
+        self, kind: str, *, names: Sequence[str] = (), cursor: str | None = None, limit: int = RECORDS_PAGE_MAX
+    ) -> Call[RecordPage]:
+        return ModelCall("records", lambda now: self._shared.page(now, kind, names, cursor, limit))
 
     # ---- the journal -------------------------------------------------------------------------------------
 

@@ -12,7 +12,15 @@ from msgspec import Struct
 
 from waypost import policy as limits
 from waypost.identity import Operation, journal_start_ms, new_nonce
-from waypost.policy import CLAIM_BYTES_MAX, DEFAULT_POLICY, PRIORITY_DEFAULT, PRIORITY_MAX, PolicyRecord
+from waypost.policy import (
+    CLAIM_BYTES_MAX,
+    DEFAULT_POLICY,
+    PRIORITY_DEFAULT,
+    PRIORITY_MAX,
+    RECORDS_MAX,
+    RECORDS_PAGE_MAX,
+    PolicyRecord,
+)
 from waypost.store.port import (
     Call,
     Capabilities,
@@ -28,6 +36,8 @@ from waypost.store.port import (
     check_purge,
     format_changes,
     poll_parts,
+    read_record_cursor,
+    record_cursor,
 )
 from waypost.store.postgres import queries
 from waypost.store.postgres.constants import NO_STATE, STATES
@@ -86,6 +96,8 @@ from waypost.values import (
     Published,
     PublishStatus,
     Purged,
+    RecordPage,
+    RecordSaved,
     Redriven,
     Removal,
     Requested,
@@ -94,6 +106,7 @@ from waypost.values import (
     ScheduleList,
     Settlement,
     SettleStatus,
+    SharedRecord,
     StatsRecord,
     StoredSchedule,
     TracePage,
@@ -522,8 +535,27 @@ class PostgresStore:
         parameters = [number(limit), array_of_text(ids) if ids else nothing(TEXT), text(reason)]
         return self._once("redrive", queue, operation, parameters, decode)
 
-    def purge(self, queue: str, state: MessageState, limit: int, operation: Operation) -> Call[Woken[Purged]]:
-        parameters = [small(STATES[check_purge(state)]), number(limit)]
+    def replace_dead(
+        self, queue: str, message_id: str, draft: Draft, operation: Operation
+    ) -> Call[Woken[Published | None]]:
+        def decode(result: PGresult) -> Woken[Published | None]:
+            found = one(result)
+            if found is None:
+                return Woken(None, {})
+            reply = read_published(found)
+            check_publish_reply(reply.letters, reply.others, queue)
+            id = reply.others[0] if reply.others else draft.id
+            status = PUBLISH_STATUS[reply.letters or "q"]
+            return Woken(Published(id, status, queue), reply.wake(queue), reply.also or ())
+
+        parameters = [text(message_id), array_of_data([draft.envelope]), *_options([draft])]
+        return self._once("replace_dead", queue, operation, parameters, decode)
+
+    def purge(
+        self, queue: str, state: MessageState, limit: int, operation: Operation, *, ids: Sequence[str] = ()
+    ) -> Call[Woken[Purged]]:
+        chosen = array_of_text(ids) if ids else nothing(TEXT)
+        parameters = [small(STATES[check_purge(state, ids)]), number(limit), chosen]
 
         def decode(result: PGresult) -> Woken[Purged]:
             removed, more, wakes, also = _purged_reply(one(result) or b"")
@@ -706,6 +738,47 @@ class PostgresStore:
     def request_worker(self, name: str, request: WorkerRequest) -> Call[bool]:
         parameters = [text(name), self._now(), text(request)]
         return self._call("request_worker", "", parameters, lambda result: one(result) == b"\1")
+
+    # ---- shared records ----------------------------------------------------------------------------------------
+
+    def save_record(
+        self,
+        kind: str,
+        name: str,
+        data: bytes | None,
+        *,
+        version: int | None = None,
+        ttl_ms: int | None = None,
+        keep: int = RECORDS_MAX,
+    ) -> Call[RecordSaved]:
+        def decode(result: PGresult) -> RecordSaved:
+            ((now, saved, found, *facts),) = rows_of(result)
+            record = None if found is None else SharedRecord(name, found, *facts)
+            return RecordSaved(saved, record, now)
+
+        parameters = [
+            text(kind), text(name), self._now(), (BYTES, data), number(version), number(ttl_ms), number(keep),
+        ]  # fmt: skip
+        columns = "o_now, o_saved, o_data, o_version, o_created, o_until"
+        command = self._command("save_record", len(parameters), columns)
+        return PostgresCall("save_record", "", command, parameters, decode)
+
+    def records(
+        self, kind: str, *, names: Sequence[str] = (), cursor: str | None = None, limit: int = RECORDS_PAGE_MAX
+    ) -> Call[RecordPage]:
+        def decode(result: PGresult) -> RecordPage:
+            (now, *_), *rows = rows_of(result)
+            found = [SharedRecord(*row[1:]) for row in (rows if names else rows[:limit])]
+            is_whole = bool(names) or len(rows) <= limit
+            last = None if is_whole else record_cursor(found[-1].created_ms, found[-1].name)
+            return RecordPage(found, last, now)
+
+        created, name = read_record_cursor(cursor) or (None, None)
+        chosen = array_of_text(names) if names else nothing(TEXT)
+        parameters = [text(kind), self._now(), chosen, number(created), text(name), number(limit + 1)]
+        columns = "o_now, o_name, o_data, o_version, o_created, o_until"
+        command = self._command("records", len(parameters), columns)
+        return PostgresCall("records", "", command, parameters, decode)
 
     # ---- the journal -----------------------------------------------------------------------------------------
 

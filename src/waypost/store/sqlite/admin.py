@@ -8,14 +8,14 @@ from typing import Any
 import msgspec
 
 from waypost.policy import CHANGES_KEPT, PolicyRecord
-from waypost.store.port import format_changes
+from waypost.store.port import Draft, format_changes
 from waypost.store.sqlite.check import usable
 from waypost.store.sqlite.moves import end, forget_completed, make_claimable
 from waypost.store.sqlite.peek import ORDERS
-from waypost.store.sqlite.publish import count_over_cap, find_windows
+from waypost.store.sqlite.publish import count_over_cap, find_windows, publish
 from waypost.store.sqlite.queue_records import COLUMNS, Holder, QueueRecords, as_list
 from waypost.store.sqlite.schema import DEAD, STATE_NUMBERS
-from waypost.values import ChangeRecord, EventName, MessageState, Purged, Redriven
+from waypost.values import ChangeRecord, EventName, MessageState, Published, Purged, Redriven
 
 _DEAD_ALL = f"""
     SELECT {COLUMNS} FROM {{message}} m INDEXED BY {{message:dead}}
@@ -67,7 +67,20 @@ def redrive(records: QueueRecords, limit: int, operation: str, ids: Sequence[str
     return Redriven(moved, duplicates, len(chosen) > limit)
 
 
-def purge(records: QueueRecords, state: MessageState, limit: int, operation: str) -> Purged:
+def replace_dead(records: QueueRecords, message_id: str, draft: Draft, operation: str) -> Published | None:
+    """Publish a message in place of a dead letter; None if there is no such letter."""
+    rows = records.step.execute(_DEAD_BY_ID, (as_list([message_id]), records.number, None, 1)).fetchall()
+    letters = [records.hold(row) for row in usable(records, rows)]
+    if not letters:
+        return None
+    (published,) = publish(records, [draft], operation)
+    if published.status in ("queued", "delayed"):
+        records.remove(letters[0])
+        records.note("dead_trimmed", operation, letters[0], cause="edited")
+    return published
+
+
+def purge(records: QueueRecords, state: MessageState, limit: int, operation: str, ids: Sequence[str] = ()) -> Purged:
     """Remove messages of one state, in the order of its listing, up to a bound."""
     if state == "done":
         return Purged(forget_completed(records, limit), records.numbers["completed"] > 0)
@@ -75,7 +88,10 @@ def purge(records: QueueRecords, state: MessageState, limit: int, operation: str
         f"SELECT {COLUMNS} FROM {{message}} m INDEXED BY {{message:{state}}} "
         f"WHERE m.queue = ? AND m.state = {STATE_NUMBERS[state]} ORDER BY {ORDERS[state]} LIMIT ?"
     )
-    rows = records.step.execute(query, (records.number, limit + 1)).fetchall()
+    parameters: tuple[object, ...] = (records.number, limit + 1)
+    if ids:
+        query, parameters = _DEAD_BY_ID, (as_list(ids), records.number, None, limit + 1)
+    rows = records.step.execute(query, parameters).fetchall()
     chosen = [records.hold(row) for row in usable(records, rows[:limit])]
     records.load_holders([record.key for record in chosen if record.key is not None])
     for record in chosen:

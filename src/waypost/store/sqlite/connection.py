@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from waypost.errors import ConfigurationError, ForeignData, StoreError, StoreFailed, StoreFull, StoreUnavailable
-from waypost.store.sqlite.schema import Spelling, add_columns, check_schema, create, missing_columns
+from waypost.store.sqlite.schema import Spelling, check_schema, complete, create, is_complete
 
 T = TypeVar("T")
 
@@ -127,7 +127,7 @@ def open_file(path: str, spelling: Spelling, budget_seconds: float, *, reads_onl
 
 def _prepare(connection: sqlite3.Connection, path: str, spelling: Spelling) -> None:
     # Check first: a file that is not ours to use must be left exactly as it was.
-    ready = check_schema(connection, spelling, path) and not missing_columns(connection, spelling)
+    ready = check_schema(connection, spelling, path) and is_complete(connection, spelling)
     mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
     if mode != "wal":
         raise StoreUnavailable(
@@ -144,7 +144,7 @@ def _prepare(connection: sqlite3.Connection, path: str, spelling: Spelling) -> N
     try:
         # Another process may have made the tables while this one waited.
         if check_schema(connection, spelling, path):
-            add_columns(connection, spelling)
+            complete(connection, spelling)
         else:
             create(connection, spelling)
         connection.execute("COMMIT")

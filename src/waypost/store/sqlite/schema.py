@@ -38,6 +38,8 @@ ADDED = {
     ("worker", "request"): "TEXT",
     ("worker", "request_ms"): "INTEGER",
 } | {("minute", counter): "INTEGER" for counter in MINUTE_COUNTERS[MINUTE_COUNTERS_FIRST:]}
+#: Tables that the first release did not have; they are made in the same way.
+ADDED_TABLES = ("record",)
 #: Every table with its columns, read from the file that creates them.
 TABLES: dict[str, tuple[str, ...]] = {
     table: tuple(re.findall(r'^    "?([a-z_]+)"? [A-Z]', body, re.MULTILINE))
@@ -100,6 +102,8 @@ def check_schema(connection: sqlite3.Connection, spelling: Spelling, path: str) 
             f"{path} has schema {version} and this release needs {SCHEMA_VERSION}; run `waypost migrate`"
         )
     for table, columns in TABLES.items():
+        if table in ADDED_TABLES and table not in found:
+            continue
         here = _columns(connection, spelling, table)
         missing = [column for column in columns if column not in here and (table, column) not in ADDED]
         if missing:
@@ -114,17 +118,34 @@ def _columns(connection: sqlite3.Connection, spelling: Spelling, table: str) -> 
     return {row[1] for row in connection.execute(f'PRAGMA main.table_info("{spelling.name(table)}")')}
 
 
-def missing_columns(connection: sqlite3.Connection, spelling: Spelling) -> list[tuple[str, str]]:
-    """Tables and columns that this release adds and that are not there yet."""
+def is_complete(connection: sqlite3.Connection, spelling: Spelling) -> bool:
+    """Whether all tables and columns that this release adds are there."""
+    return not _missing_columns(connection, spelling) and not _missing_tables(connection, spelling)
+
+
+def _missing_columns(connection: sqlite3.Connection, spelling: Spelling) -> list[tuple[str, str]]:
     here = {table: _columns(connection, spelling, table) for table in {table for table, _ in ADDED}}
     return [(table, column) for table, column in ADDED if column not in here[table]]
 
 
-def add_columns(connection: sqlite3.Connection, spelling: Spelling) -> None:
-    """Add what is missing, in the transaction in progress."""
-    for table, column in missing_columns(connection, spelling):
+def _missing_tables(connection: sqlite3.Connection, spelling: Spelling) -> list[str]:
+    return [table for table in ADDED_TABLES if not _columns(connection, spelling, table)]
+
+
+def complete(connection: sqlite3.Connection, spelling: Spelling) -> None:
+    """Add tables and columns that are missing, in the transaction in progress."""
+    for table, column in _missing_columns(connection, spelling):
         kind = ADDED[table, column]
         connection.execute(f'ALTER TABLE main."{spelling.name(table)}" ADD COLUMN {column} {kind}')
+    for table in _missing_tables(connection, spelling):
+        for statement in _statements():
+            if f"{{{table}}}" in statement:
+                connection.execute(spelling[statement])
+
+
+def _statements() -> list[str]:
+    """The statements of the schema, one by one."""
+    return [one for one in re.sub(r"--[^\n]*", "", _SCHEMA).split(";") if one.strip()]
 
 
 def _version(connection: sqlite3.Connection, spelling: Spelling, where: str) -> int:
@@ -141,9 +162,8 @@ def _version(connection: sqlite3.Connection, spelling: Spelling, where: str) -> 
 
 def create(connection: sqlite3.Connection, spelling: Spelling) -> None:
     """Make the tables, in the transaction in progress."""
-    for statement in re.sub(r"--[^\n]*", "", _SCHEMA).split(";"):
-        if statement.strip():
-            connection.execute(spelling[statement])
+    for statement in _statements():
+        connection.execute(spelling[statement])
     connection.executemany(
         spelling["INSERT INTO {meta} (name, value) VALUES (?, ?)"], [("made by", MARK), ("schema", SCHEMA_VERSION)]
     )

@@ -313,3 +313,15 @@ CREATE TABLE {leader} (
     token INTEGER NOT NULL,
     until_ms INTEGER NOT NULL
 ) WITHOUT ROWID;
+
+-- Shared records: small data by kind and name; the version grows with each save.
+CREATE TABLE {record} (
+    kind TEXT NOT NULL,
+    name TEXT NOT NULL,
+    data BLOB NOT NULL,
+    version INTEGER NOT NULL,
+    created_ms INTEGER NOT NULL,
+    until_ms INTEGER,
+    PRIMARY KEY (kind, name)
+) WITHOUT ROWID;
+CREATE INDEX {record:created} ON {record} (kind, created_ms, name);

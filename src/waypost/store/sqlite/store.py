@@ -11,7 +11,7 @@ from msgspec import structs
 
 from waypost.errors import ConfigurationError
 from waypost.identity import Operation, new_nonce
-from waypost.policy import CLAIM_BYTES_MAX, REPLAY_TTL_MS, PolicyRecord
+from waypost.policy import CLAIM_BYTES_MAX, RECORDS_MAX, RECORDS_PAGE_MAX, REPLAY_TTL_MS, PolicyRecord
 from waypost.store.port import (
     Call,
     Capabilities,
@@ -41,6 +41,7 @@ from waypost.store.sqlite import (
     replays,
     schedules,
     settle,
+    shared,
     stats,
     workers,
 )
@@ -71,6 +72,8 @@ from waypost.values import (
     Promoted,
     Published,
     Purged,
+    RecordPage,
+    RecordSaved,
     Redriven,
     Removal,
     RescheduleStatus,
@@ -187,7 +190,7 @@ class SqliteStore:
             replays.remember(records, operation, form.pack(result))
             return result
 
-        return SqliteCall(name, run, fills=name in ("publish", "fire_schedule", "trigger_schedule"))
+        return SqliteCall(name, run, fills=name in ("publish", "fire_schedule", "trigger_schedule", "replace_dead"))
 
     def time(self) -> Call[int]:
         return SqliteCall("time", lambda step: step.now, writes=False)
@@ -355,11 +358,23 @@ class SqliteStore:
 
         return self._once("redrive", queue, operation, replays.REDRIVEN, work)
 
-    def purge(self, queue: str, state: MessageState, limit: int, operation: Operation) -> Call[Woken[Purged]]:
-        check_purge(state)
+    def replace_dead(
+        self, queue: str, message_id: str, draft: Draft, operation: Operation
+    ) -> Call[Woken[Published | None]]:
+        def work(records: QueueRecords) -> Woken[Published | None]:
+            return _with_notices(
+                records, _woken(records, lambda: admin.replace_dead(records, message_id, draft, str(operation)))
+            )
+
+        return self._once("replace_dead", queue, operation, replays.TRIGGERED, work)
+
+    def purge(
+        self, queue: str, state: MessageState, limit: int, operation: Operation, *, ids: Sequence[str] = ()
+    ) -> Call[Woken[Purged]]:
+        check_purge(state, ids)
 
         def work(records: QueueRecords) -> Woken[Purged]:
-            return _with_notices(records, Woken(admin.purge(records, state, limit, str(operation)), {}))
+            return _with_notices(records, Woken(admin.purge(records, state, limit, str(operation), ids), {}))
 
         return self._once("purge", queue, operation, replays.PURGED, work)
 
@@ -422,6 +437,27 @@ class SqliteStore:
 
     def request_worker(self, name: str, request: WorkerRequest) -> Call[bool]:
         return SqliteCall("request_worker", lambda step: workers.request(step, name, request))
+
+    # ---- shared records ----------------------------------------------------------------------------------
+
+    def save_record(
+        self,
+        kind: str,
+        name: str,
+        data: bytes | None,
+        *,
+        version: int | None = None,
+        ttl_ms: int | None = None,
+        keep: int = RECORDS_MAX,
+    ) -> Call[RecordSaved]:
+        return SqliteCall(
+            "save_record", lambda step: shared.save(step, kind, name, data, version, ttl_ms, keep), fills=True
+        )
+
+    def records(
+        self, kind: str, *, names: Sequence[str] = (), cursor: str | None = None, limit: int = RECORDS_PAGE_MAX
+    ) -> Call[RecordPage]:
+        return SqliteCall("records", lambda step: shared.page(step, kind, names, cursor, limit), writes=False)
 
     # ---- the journal -------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from waypost.errors import ConfigurationError, InvalidInput, WaypostError
 from waypost.store.port import AsyncExecutor, Call, Executor, blocks
 from waypost.store.sqlite.chains import deliver_notices
 from waypost.store.sqlite.connection import same_file
-from waypost.store.sqlite.schema import add_columns, check_schema
+from waypost.store.sqlite.schema import check_schema, complete
 from waypost.store.sqlite.step import SqliteCall, Step
 from waypost.store.transactions import CallerTransaction, Checks, another_database
 
@@ -98,7 +98,7 @@ class SqliteTransactionExecutor:
                 "the rest; execute BEGIN IMMEDIATE first, or connect with isolation_level other than None"
             )
         if check_schema(connection, self._store.spelling, self._store.path):
-            add_columns(connection, self._store.spelling)
+            complete(connection, self._store.spelling)
 
     def run(self, call: Call[T]) -> T:
         """Run one call as a part of the transaction."""

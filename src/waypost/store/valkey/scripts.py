@@ -43,14 +43,14 @@ EVENTS: tuple[EventName, ...] = get_args(EventName)
 CAUSES = (
     *REDELIVERY_CAUSES, "due", "unparked", "overload", "publish", "replace", "parked", "forwarded", "at_most_once",
     "request", "purge", "retry", "snooze", "release", "dead", "drop", "dead_max", "dead_keep", "hard_cap",
-    "blocked", "unblocked", "damaged", "mended", "max_deliveries", "blocker_failed",
+    "blocked", "unblocked", "damaged", "mended", "max_deliveries", "blocker_failed", "edited",
 )  # fmt: skip
 
 SCRIPTS = (
     "publish", "claim", "settle", "extend", "cancel", "reschedule", "redrive", "purge", "peek", "stats",
     "configure", "journal", "outgoing", "heartbeat", "unregister", "workers", "request_worker", "arrive", "watch",
     "save_schedule", "schedules", "fire_schedule", "trigger_schedule", "promote", "check", "poll", "remove",
-    "locate",
+    "locate", "save_record", "records", "replace_dead",
 )  # fmt: skip
 #: Scripts that need nothing of the base.
 APART = ("elect", "start_wait", "unblock")
@@ -84,7 +84,7 @@ LIMITS = (
     "MINUTES_KEPT", "HEAD_OFFSET", "CHUNK_MESSAGES_MAX", "WORKERS_SWEPT_MAX", "ENDED_TTL_MS", "WAITER_TTL_MS",
     "NO_END_MS", "COMPLETION_TTL_MS", "BLOCKER_CHECK_MS", "BLOCKER_CHECKS_MAX", "POLL_SOON_MS_MAX",
     "POLL_SOON_MESSAGES_MAX", "UNBLOCK_TTL_MS", "SCANNED_MAX", "CHUNK_BYTES_MAX", "JOURNAL_SLACK_PART",
-    "SIDE_EFFECTS_MAX", "REMOVED_TTL_MS",
+    "SIDE_EFFECTS_MAX", "REMOVED_TTL_MS", "RECORDS_SWEPT_MAX",
 )  # fmt: skip
 _places: dict[str, dict[str, Any]] = {
     "COUNT": {name: place for place, name in enumerate(COUNTERS, 1)},

@@ -12,7 +12,15 @@ from msgspec import structs
 
 from waypost.checks import check_namespace
 from waypost.identity import Operation, journal_start_ms, new_nonce
-from waypost.policy import CHUNK_MESSAGES_MAX, CLAIM_BYTES_MAX, OUTGOING_TTL_MS, Durability, PolicyRecord
+from waypost.policy import (
+    CHUNK_MESSAGES_MAX,
+    CLAIM_BYTES_MAX,
+    OUTGOING_TTL_MS,
+    RECORDS_MAX,
+    RECORDS_PAGE_MAX,
+    Durability,
+    PolicyRecord,
+)
 from waypost.store.port import (
     AsyncExecutor,
     Call,
@@ -31,7 +39,7 @@ from waypost.store.port import (
     check_purge,
     format_changes,
 )
-from waypost.store.valkey import locate, packing, poll, workers
+from waypost.store.valkey import locate, packing, poll, shared, workers
 from waypost.store.valkey.blocking_wait import ValkeyBlockingWaits
 from waypost.store.valkey.command import CRLF, ValkeyCall, command, evalsha_head, part
 from waypost.store.valkey.scripts import KEY_NAMES, VERSION, Script, script
@@ -57,6 +65,8 @@ from waypost.values import (
     Published,
     PublishStatus,
     Purged,
+    RecordPage,
+    RecordSaved,
     Redriven,
     Removal,
     RescheduleStatus,
@@ -101,8 +111,8 @@ ID_BYTES = 24
 #: With durability `fsync`: what must not be lost. A lost claim or renewal is harmless, the lease just ends.
 KEPT_ON_DISK = frozenset(
     (
-        "publish", "settle", "cancel", "redrive", "purge", "configure", "pause", "resume", "arrive", "save_schedule",
-        "fire_schedule", "trigger_schedule", "check", "remove",
+        "publish", "settle", "cancel", "redrive", "replace_dead", "purge", "configure", "pause", "resume", "arrive",
+        "save_schedule", "fire_schedule", "trigger_schedule", "check", "remove",
     )
 )  # fmt: skip
 #: The text of each durability.
@@ -578,13 +588,27 @@ class ValkeyStore:
         arguments = [b"%d" % limit, *wanted, *(message_id.encode() for message_id in ids)]
         return self._call("redrive", queue, operation, arguments, decode)
 
-    def purge(self, queue: str, state: MessageState, limit: int, operation: Operation) -> Call[Woken[Purged]]:
+    def replace_dead(
+        self, queue: str, message_id: str, draft: Draft, operation: Operation
+    ) -> Call[Woken[Published | None]]:
+        def decode(reply: Any) -> Woken[Published | None]:
+            if not reply:
+                return Woken(None, {})
+            return Woken(_published(queue, reply[0], [draft])[0], *packing.unpack_woken(queue, reply[1:]))
+
+        arguments = [message_id.encode(), packing.pack_routed(draft)]
+        return self._call("replace_dead", queue, operation, arguments, decode)
+
+    def purge(
+        self, queue: str, state: MessageState, limit: int, operation: Operation, *, ids: Sequence[str] = ()
+    ) -> Call[Woken[Purged]]:
         def decode(reply: Any) -> Woken[Purged]:
             removed, more = map(int, reply[0].split())
             return Woken(Purged(removed, more == 1), *packing.unpack_woken(queue, reply[1:]))
 
-        check_purge(state)
-        arguments = [state.encode(), b"%d" % min(limit, CHUNK_MESSAGES_MAX)]
+        check_purge(state, ids)
+        check_chunk(ids)
+        arguments = [state.encode(), b"%d" % min(limit, CHUNK_MESSAGES_MAX), *(id.encode() for id in ids)]
         return self._call("purge", queue, operation, arguments, decode)
 
     def configure(self, queue: str, changes: Mapping[str, Any]) -> Call[Woken[PolicyRecord]]:
@@ -768,6 +792,26 @@ class ValkeyStore:
         return workers.request_worker(self, name, request)
 
     # ---- the journal -----------------------------------------------------------------------------------------
+
+    # ---- shared records ----------------------------------------------------------------------------------------
+
+    def save_record(
+        self,
+        kind: str,
+        name: str,
+        data: bytes | None,
+        *,
+        version: int | None = None,
+        ttl_ms: int | None = None,
+        keep: int = RECORDS_MAX,
+    ) -> Call[RecordSaved]:
+        on_disk = WAIT_FOR_DISK if self.durability == "fsync" else None
+        return shared.save(self, kind, name, data, version, ttl_ms, keep, on_disk)
+
+    def records(
+        self, kind: str, *, names: Sequence[str] = (), cursor: str | None = None, limit: int = RECORDS_PAGE_MAX
+    ) -> Call[RecordPage]:
+        return shared.page(self, kind, names, cursor, limit)
 
     def journal(self, queue: str, after: int, limit: int) -> Call[EventPage]:
         def decode(reply: Any) -> EventPage:

@@ -15,6 +15,7 @@
     journal    the exact history
     ledger     the sums
     workers    the register of workers
+    records    small data that programs share
     schedules  each instant once, leaders, promotion
     clock_steps  a clock that is set forward or back
     side_effects  what a step does besides its work, and which waiters it wakes
@@ -29,7 +30,7 @@ from __future__ import annotations
 from waypost.testing.conformance.chains import TestBlockers, TestChains, TestWaiting
 from waypost.testing.conformance.clock_steps import TestClockSteps
 from waypost.testing.conformance.damage import TestDamage
-from waypost.testing.conformance.dead import TestCompletedHistory, TestDeadLetters, TestRedrive
+from waypost.testing.conformance.dead import TestChosenLetters, TestCompletedHistory, TestDeadLetters, TestRedrive
 from waypost.testing.conformance.idle import TestPolls
 from waypost.testing.conformance.journal import TestJournal, TestJournalReaders, TestLocate, TestTrace
 from waypost.testing.conformance.keys import TestConflicts, TestGenerations, TestLiveKeys, TestWindows
@@ -37,6 +38,7 @@ from waypost.testing.conformance.lease import TestAtMostOnce, TestClaims, TestCo
 from waypost.testing.conformance.ledger import TestChanges, TestLedger, TestMinutes
 from waypost.testing.conformance.publish import TestArrivals, TestCap, TestPublishing
 from waypost.testing.conformance.queue import TestIsolation, TestLimits, TestListings, TestPause, TestPolicy
+from waypost.testing.conformance.records import TestSharedRecords
 from waypost.testing.conformance.removal import (
     TestOperationsAcrossARemoval,
     TestRefusedRemovals,
@@ -65,6 +67,7 @@ __all__ = [
     "TestCap",
     "TestChains",
     "TestChanges",
+    "TestChosenLetters",
     "TestClaims",
     "TestClockSteps",
     "TestClonedSessions",
@@ -107,6 +110,7 @@ __all__ = [
     "TestReschedule",
     "TestResults",
     "TestSaving",
+    "TestSharedRecords",
     "TestSideEffects",
     "TestTimers",
     "TestTrace",

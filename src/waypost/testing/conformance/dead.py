@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from waypost.errors import InvalidInput, QueueFull
 from waypost.testing.bench import Bench
 from waypost.values import Published
 
@@ -257,6 +258,116 @@ class TestRedrive:
         redriven = bench.redrive()
         assert (redriven.moved, redriven.duplicates, redriven.more) == ([], [], False)
         assert bench.ledger().redriven == 0
+
+
+class TestChosenLetters:
+    """Removing some dead letters, and replacing one by an edited message."""
+
+    @pytest.mark.promise("DEAD-2", "QUEUE-8")
+    def test_only_chosen_letters_are_purged(self, bench: Bench) -> None:
+        first, second, third = bury(bench, 3)
+        ready = bench.publish()
+        purged = bench.purge("dead", first, "0" * 24, third, first, ready.id)
+        assert (purged.removed, purged.more) == (2, False)
+        assert bench.ids("dead") == [second]
+        assert bench.ids("ready") == [ready.id]
+        trimmed = bench.events("dead_trimmed")
+        assert sorted((event.message_id or "", event.cause or "") for event in trimmed) == sorted(
+            [(first, "purge"), (third, "purge")]
+        )
+        assert bench.ledger().dead_kept == 1
+
+    @pytest.mark.promise("DEAD-2")
+    def test_a_repeated_purge_of_chosen_letters_has_the_first_answer(self, bench: Bench) -> None:
+        ids = bury(bench, 3)
+        operation = bench.operation()
+        first = bench.purge("dead", *ids[:2], operation=operation)
+        assert bench.purge("dead", *ids[:2], operation=operation) == first
+        assert bench.ids("dead") == ids[2:]
+
+    @pytest.mark.promise("DEAD-2")
+    def test_only_dead_letters_are_purged_by_their_ids(self, bench: Bench) -> None:
+        published = bench.publish()
+        with pytest.raises(InvalidInput, match="only dead letters"):
+            bench.purge("ready", published.id)
+        assert bench.ids("ready") == [published.id]
+
+    @pytest.mark.promise("DEAD-2")
+    def test_an_edited_message_takes_the_place_of_its_letter_in_one_step(self, bench: Bench) -> None:
+        old, other = bury(bench, 2)
+        published = bench.replace_dead(old, b"better", priority=8, group="acme")
+        assert published is not None
+        assert published.status == "queued"
+        assert published.id != old
+        assert bench.ids("dead") == [other]
+        lease = bench.claim_one()
+        assert (lease.id, lease.deliveries, lease.attempts, lease.token) == (published.id, 1, 0, 1)
+        assert (lease.priority, lease.group) == (8, "acme")
+        ledger = bench.ledger()
+        assert (ledger.published, ledger.redriven, ledger.dead, ledger.dead_kept) == (3, 0, 2, 1)
+        assert ledger.balance == 0
+        (trimmed,) = bench.events("dead_trimmed")
+        assert (trimmed.message_id, trimmed.cause) == (old, "edited")
+
+    @pytest.mark.promise("DEAD-2", "PUB-3")
+    def test_a_repeated_replacement_publishes_once(self, bench: Bench) -> None:
+        (old,) = bury(bench)
+        operation, id = bench.operation(), bench.session.message_ids(1)[0]
+        first = bench.replace_dead(old, id=id, operation=operation)
+        assert bench.replace_dead(old, id=id, operation=operation) == first
+        assert bench.replace_dead(old) is None, "another request found the letter again"
+        assert len(bench.ids("ready")) == 1
+
+    @pytest.mark.promise("DEAD-2")
+    def test_nothing_is_published_for_a_letter_that_is_not_there(self, bench: Bench) -> None:
+        (letter,) = bury(bench)
+        bench.redrive(letter)
+        for id in (letter, "0" * 24):
+            assert bench.replace_dead(id) is None
+        assert bench.ids("ready") == [letter]
+        assert bench.ledger().published == 1
+
+    @pytest.mark.promise("DEAD-2")
+    def test_a_letter_whose_key_is_in_use_stays(self, bench: Bench) -> None:
+        (old,) = bury(bench, key="k")
+        new = bench.publish(key="k")
+        assert bench.replace_dead(old, key="k") == Published(new.id, "duplicate", "orders")
+        assert bench.ids("dead") == [old]
+        bench.settle(bench.claim_one())
+        again = bench.replace_dead(old, key="k")
+        assert again is not None
+        assert again.status == "queued"
+        assert bench.publish(key="k").status == "duplicate"
+        assert bench.ids("dead") == []
+
+    @pytest.mark.promise("DEAD-2", "PUB-7")
+    def test_a_full_queue_refuses_a_replacement_and_keeps_the_letter(self, bench: Bench) -> None:
+        (old,) = bury(bench)
+        bench.configure(max_pending=1)
+        bench.publish()
+        with pytest.raises(QueueFull):
+            bench.replace_dead(old)
+        assert bench.ids("dead") == [old]
+        assert len(bench.ids("ready")) == 1
+
+    @pytest.mark.promise("DEAD-2", "WAKE-2")
+    def test_a_replacement_wakes_a_sleeper(self, bench: Bench) -> None:
+        (old,) = bury(bench)
+        bench.claimed(1, sleeper="w")
+        bench.replace_dead(old)
+        assert bench.woken == {"orders": ["w"]}
+
+    @pytest.mark.promise("QUEUE-8")
+    def test_a_listing_goes_on_where_it_was_when_letters_were_removed_meanwhile(self, bench: Bench) -> None:
+        ids = []
+        for _ in range(6):
+            ids += bury(bench)
+            bench.after(1)
+        page = bench.run(bench.store.peek("orders", "dead", 3))
+        assert [stored.id for stored in page.messages] == ids[:3]
+        bench.purge("dead", ids[0], ids[1])
+        rest = bench.run(bench.store.peek("orders", "dead", 9, cursor=page.cursor))
+        assert [stored.id for stored in rest.messages] == ids[3:]
 
 
 class TestCompletedHistory:

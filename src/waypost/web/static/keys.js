@@ -1,5 +1,5 @@
 // Keys: / search, j and k rows, g and a letter for a section, ? for the list.
-const SECTIONS = { q: 0, s: 1, t: 2, w: 3, c: 4 };
+const SECTIONS = { q: 0, s: 1, t: 2, w: 3, c: 4, a: 5 };
 let afterG = 0;
 
 function isTyping(target) {

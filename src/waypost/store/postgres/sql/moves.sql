@@ -194,19 +194,29 @@ BEGIN
     END IF;
     RETURN {remove_dead}(
         q, p_now, NULL, CASE WHEN v_surplus > 0 THEN 'dead_max' ELSE 'dead_keep' END,
-        least({RECLAIM_MAX}, greatest(v_surplus, v_old)));
+        least({RECLAIM_MAX}, greatest(v_surplus, v_old)), NULL);
 END $body$;
 
--- Remove the oldest dead letters, in one statement. Returns how many went.
-CREATE OR REPLACE FUNCTION {remove_dead}(q {queue}, p_now bigint, p_op text, p_cause text, p_limit bigint)
+-- Remove the oldest dead letters, or some by their ids, in one statement. Returns how many went.
+CREATE OR REPLACE FUNCTION {remove_dead}(q {queue}, p_now bigint, p_op text, p_cause text, p_limit bigint, p_ids text[])
 RETURNS bigint LANGUAGE plpgsql AS $body$
 DECLARE
+    v_places tid[];
     v_ids text[];
     v_tokens bigint[];
 BEGIN
+    IF p_ids IS NULL THEN
+        SELECT array_agg(c.place) INTO v_places FROM (
+            SELECT t.ctid AS place FROM {message} t WHERE t.queue = q.number AND t.state = {DEAD}
+            ORDER BY t.ended_ms, t.id LIMIT p_limit FOR UPDATE SKIP LOCKED) c;
+    ELSE
+        SELECT array_agg(c.place) INTO v_places FROM (
+            SELECT t.ctid AS place FROM {message} t
+            WHERE t.queue = q.number AND t.id = ANY (p_ids) AND t.state + 0 = {DEAD}
+            ORDER BY t.id LIMIT p_limit FOR UPDATE SKIP LOCKED) c;
+    END IF;
     WITH chosen AS MATERIALIZED (
-        SELECT t.ctid AS place FROM {message} t WHERE t.queue = q.number AND t.state = {DEAD} ORDER BY t.ended_ms, t.id
-        LIMIT p_limit FOR UPDATE SKIP LOCKED
+        SELECT unnest(v_places) AS place
     ), gone AS MATERIALIZED (
         DELETE FROM {message} m USING chosen c WHERE m.ctid = c.place
         RETURNING m.id, m.key, m."group", m.rank, m.token, m.claims, m.deliveries, m.attempts, m.ended_ms,
@@ -227,7 +237,7 @@ BEGIN
     )
     SELECT array_agg(g.id), array_agg(g.token) INTO v_ids, v_tokens
     FROM (SELECT * FROM gone g ORDER BY g.ended_ms, g.id) g;
-    IF p_cause <> 'purge' THEN
+    IF p_cause NOT IN ('purge', 'edited') THEN
         PERFORM {add_side_effect}(q.name, 'dead_trimmed', p_cause, v_ids, v_tokens);
     END IF;
     RETURN coalesce(cardinality(v_ids), 0);

@@ -87,8 +87,39 @@ BEGIN
     RETURN v_first;
 END $body$;
 
+-- Publish a message in place of a dead letter, which goes if the message is stored. Null if there is no such letter.
+CREATE OR REPLACE FUNCTION {replace_dead}(
+    p_queue text, p_clock bigint, p_session bytea, p_number bigint, p_ttl bigint, p_id text, p_envelopes bytea[],
+    p_priorities smallint[], p_groups text[], p_delays bigint[], p_ats bigint[], p_copies bytea[], p_keys text[],
+    p_windows bigint[], p_rules text[], p_forwarded boolean[]
+) RETURNS text LANGUAGE plpgsql {settings} AS $body$
+DECLARE
+    q {queue} := {open_queue}(p_queue);
+    v_now bigint := {clock}(p_clock);
+    v_first text := {first_result}(q.number, q.removed_ms, p_session, p_number, v_now, p_ttl);
+BEGIN
+    IF v_first IS NOT NULL THEN
+        RETURN v_first;
+    END IF;
+    PERFORM 1 FROM {message} t WHERE t.queue = q.number AND t.id = p_id AND t.state + 0 = {DEAD} FOR UPDATE;
+    IF NOT FOUND THEN
+        RETURN NULL;
+    END IF;
+    v_first := {publish}(
+        p_queue, v_now, p_session, p_number, 0, p_envelopes, p_priorities, p_groups, p_delays, p_ats, p_copies, p_keys,
+        p_windows, p_rules, p_forwarded);
+    IF (v_first::json ->> 0) IN ('', 'q', 'd') THEN
+        PERFORM {remove_dead}(q, v_now, {operation_id}(p_session, p_number), 'edited', 1, ARRAY[p_id]);
+    END IF;
+    IF {store_result}(q.number, p_session, p_number, v_now + p_ttl, v_first) THEN
+        PERFORM {tidy}(q, v_now);
+    END IF;
+    RETURN v_first;
+END $body$;
+
 CREATE OR REPLACE FUNCTION {purge}(
-    p_queue text, p_clock bigint, p_session bytea, p_number bigint, p_ttl bigint, p_state smallint, p_limit bigint
+    p_queue text, p_clock bigint, p_session bytea, p_number bigint, p_ttl bigint, p_state smallint, p_limit bigint,
+    p_ids text[]
 ) RETURNS text LANGUAGE plpgsql {settings} AS $body$
 DECLARE
     q {queue};
@@ -110,12 +141,12 @@ BEGIN
         v_more := EXISTS (SELECT 1 FROM {completed} c WHERE c.queue = q.number);
     ELSE
         IF p_state = {DEAD} THEN
-            v_removed := {remove_dead}(q, v_now, v_op, 'purge', p_limit);
+            v_removed := {remove_dead}(q, v_now, v_op, 'purge', p_limit, p_ids);
         ELSE
             SELECT r.removed, r.followups INTO v_removed, v_followups FROM {remove_messages}(q, v_now, v_op, p_state, p_limit) r;
             v_wakes := {apply_followups}(v_now, v_followups);
         END IF;
-        v_more := v_removed >= p_limit AND EXISTS (
+        v_more := p_ids IS NULL AND v_removed >= p_limit AND EXISTS (
             SELECT 1 FROM {message} t WHERE t.queue = q.number AND t.state = p_state);
     END IF;
     v_first := json_build_array(v_removed, v_more, v_wakes, {take_side_effects}())::text;

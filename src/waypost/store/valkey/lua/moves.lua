@@ -244,7 +244,7 @@ local function trim_dead(ids, cause)
     local raw = call('HGET', STATE, ids[i])
     if not raw or not is_sound(raw) then raw = blank_state(ids[i]).raw end
     note_state('dead_trimmed', cause, ids[i], raw)
-    if cause ~= 'purge' then add_side_effect('dead_trimmed', cause, ids[i], raw) end
+    if cause ~= 'purge' and cause ~= 'edited' then add_side_effect('dead_trimmed', cause, ids[i], raw) end
     call('ZREM', DEAD, ids[i])
     call('HDEL', MESSAGES, ids[i])
     call('HDEL', STATE, ids[i])

@@ -1,6 +1,6 @@
 -- purge: remove up to n messages of one state. Waiting ones end `cancelled`; dead letters and kept history just go.
 --
--- Arguments: state (ready, delayed, waiting, dead, done), limit.
+-- Arguments: state (ready, delayed, waiting, dead, done), limit, then ids of dead letters if only these are meant.
 -- Touches: queue, messages, state, ready, due, waiting, keys, dead, errors, completed, journal, outgoing, operations,
 -- window:<key>, the keys of chains.
 -- Invariant: leased messages are never purged. The first write removes.
@@ -36,8 +36,17 @@ else
   local places = {ready = READY, delayed = DUE, waiting = WAITING, dead = DEAD}
   local letters = {ready = 'R', delayed = 'D', waiting = 'W'}
   local place = places[state]
-  local length = call('ZCARD', place)
-  local ids = call('ZRANGE', place, 0, limit - 1)
+  local length, ids = call('ZCARD', place), {}
+  if #ARGV > FIRST_ARGUMENT + 1 then
+    local named = {}
+    for i = FIRST_ARGUMENT + 2, #ARGV do
+      if #ids < limit and not named[ARGV[i]] and call('ZSCORE', place, ARGV[i]) then ids[#ids + 1] = ARGV[i] end
+      named[ARGV[i]] = true
+    end
+    length = #ids
+  else
+    ids = call('ZRANGE', place, 0, limit - 1)
+  end
   begin_removing()
   if state == 'dead' then
     trim_dead(ids, 'purge')

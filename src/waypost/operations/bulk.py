@@ -1,0 +1,402 @@
+"""Bulk actions: redrive or purge dead letters by a filter, in steps that any client can carry on.
+
+A bulk action is a shared record: what is to be done, how far it is, and who works on it until when. A step is planned
+first: the letters that it takes and the operation that it is sent with are saved with the record. Then it is run, and
+the next one is saved together with what came of it. So a client that ends at any point leaves either a step that has
+not run, or one whose repeat by another client gets the first answer from the store: letters are moved and counted once.
+A client that was taken for dead and goes on can only repeat that step, and its save is refused.
+
+Only letters that died before the action began are meant: what is redriven and dies again is not redriven for ever.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Struct, structs
+
+from waypost import codec
+from waypost.checks import check_choice, check_text
+from waypost.errors import (
+    InvalidInput,
+    OperationTooOld,
+    OutcomeUnknown,
+    StoreFull,
+    StoreUnavailable,
+    Undecodable,
+    WaypostError,
+)
+from waypost.formatting import error_line
+from waypost.identity import SESSION_BYTES, Operation, new_mark
+from waypost.operations.flow import ClientContext, Flow, Sleep
+from waypost.operations.records import records, save_record
+from waypost.policy import parse_rate
+from waypost.values import DeadFilter, Page, RecordPage, SharedRecord, Stored
+
+T = TypeVar("T")
+
+KIND = "waypost-bulk"
+#: Bulk actions that the store keeps, those that have ended among them.
+KEPT_MAX = 200
+#: Letters that are read in one step. Their bodies are read too.
+STEP_LETTERS = 100
+#: How long a client works on an action before it must have saved it again.
+LEASE_MS = 5_000
+#: How often a save is tried again because another client changed the record.
+CONFLICTS_MAX = 20
+TEXT_CHARACTERS_MAX = 512
+
+Verb = Literal["redrive", "purge"]
+State = Literal["running", "pausing", "paused", "cancelling", "cancelled", "done", "failed"]
+Change = Literal["pause", "resume", "cancel"]
+VERBS: tuple[Verb, ...] = ("redrive", "purge")
+#: States in which a client has something to do.
+ACTIVE: frozenset[State] = frozenset(("running", "pausing", "cancelling"))
+#: An error that may be gone at the next attempt.
+PASSING = (StoreUnavailable, OutcomeUnknown, StoreFull)
+
+
+class Step(Struct, frozen=True):
+    """A step that was planned: the letters it takes, its operation, and where the next one begins."""
+
+    number: int
+    stamp: int
+    mark: str
+    ids: list[str]
+    cursor: str | None
+    is_last: bool
+
+
+class BulkRecord(Struct, frozen=True):
+    """A bulk action as it is stored."""
+
+    verb: Verb
+    queue: str
+    filter: DeadFilter
+    user: str
+    via: str
+    #: The session of its operations, and when it began, by the store's clock.
+    session: str
+    start_ms: int
+    #: Dead letters that the queue had when it began.
+    total: int
+    rate: str | None = None
+    state: State = "running"
+    #: Letters moved or removed; left because their key is in use; of which it is not known whether they were moved.
+    done: int = 0
+    left: int = 0
+    unknown: int = 0
+    cursor: str | None = None
+    is_last: bool = False
+    step: Step | None = None
+    steps: int = 0
+    #: Not before: for the rate.
+    next_ms: int = 0
+    owner: str = ""
+    lease_ms: int = 0
+    ended_ms: int | None = None
+    error: str | None = None
+    #: Different in each save, so that no save is taken for the repeat of another.
+    change: str = ""
+
+
+class Bulk(Struct, frozen=True):
+    """A bulk action, the version of its record, and the store's time of the answer."""
+
+    id: str
+    record: BulkRecord
+    version: int
+    now_ms: int
+
+
+# ---- starting, reading, changing -----------------------------------------------------------------------------
+
+
+def start(
+    context: ClientContext, queue: str, verb: Verb, filter: DeadFilter, *, rate: str | None, user: str, via: str
+) -> Flow[Bulk]:
+    """Save a new bulk action; it runs when a client carries it on."""
+    check_choice("verb", verb, VERBS)
+    if rate is not None:
+        parse_rate(rate)
+    for name in ("reason", "error_type", "error", "group", "key_prefix", "type_name"):
+        value = getattr(filter, name)
+        if value is not None:
+            check_text(name, value, TEXT_CHARACTERS_MAX)
+    total = (yield from context.attempt(context.store.stats(queue))).ledger.dead_kept
+    now = yield from context.attempt(context.store.time())
+    record = BulkRecord(
+        verb, queue, filter, user[:TEXT_CHARACTERS_MAX], via, os.urandom(SESSION_BYTES).hex(), now, total, rate
+    )  # fmt: skip
+    (id,) = context.session.message_ids(1)
+    saved = yield from _save(context, Bulk(id, record, 0, now), record)
+    assert saved is not None
+    return saved
+
+
+def find(context: ClientContext, id: str) -> Flow[Bulk]:
+    """Return a bulk action, or raise `InvalidInput`."""
+    page = yield from records(context, KIND, names=[check_text("id", id, 128)])
+    if not page.records:
+        raise InvalidInput(f"there is no bulk action {id}: the store keeps the newest {KEPT_MAX}")
+    return _read(page.records[0], page)
+
+
+def list_bulk(context: ClientContext, *, cursor: str | None, limit: int) -> Flow[tuple[list[Bulk], str | None]]:
+    """Return a page of bulk actions, the newest first."""
+    page = yield from records(context, KIND, cursor=cursor, limit=limit)
+    return [_read(record, page) for record in page.records], page.cursor
+
+
+def change(context: ClientContext, id: str, how: Change) -> Flow[Bulk]:
+    """Pause, resume or cancel a bulk action. A step that is under way ends first."""
+    check_choice("change", how, ("pause", "resume", "cancel"))
+    bulk = yield from find(context, id)
+    for _ in range(CONFLICTS_MAX):
+        state = _changed_state(bulk, how)
+        if state == bulk.record.state:
+            return bulk
+        ended = bulk.now_ms if state == "cancelled" else None
+        saved = yield from _save(context, bulk, structs.replace(bulk.record, state=state, ended_ms=ended))
+        if saved is not None:
+            return saved
+        bulk = yield from find(context, id)
+    raise StoreUnavailable(f"bulk action {id} is changed by others all the time; nothing was done, try again")
+
+
+def _changed_state(bulk: Bulk, how: Change) -> State:
+    record = bulk.record
+    if record.state in ("done", "cancelled", "failed"):
+        raise InvalidInput(f"bulk action {bulk.id} has ended ({record.state}): there is nothing to {how}")
+    if how == "resume":
+        return record.state if record.state == "cancelling" else "running"
+    if how == "pause":
+        return record.state if record.state != "running" else "pausing" if record.step else "paused"
+    return "cancelling" if record.step else "cancelled"
+
+
+# ---- carrying it on ------------------------------------------------------------------------------------------
+
+
+def carry_on(context: ClientContext, id: str, owner: str, seconds: float) -> Flow[Bulk]:
+    """Work on a bulk action until it ends, is paused, or this time is over. Nothing if another client works on it."""
+    deadline = context.monotonic() + seconds
+    bulk = yield from find(context, id)
+    while True:
+        record = bulk.record
+        if record.state not in ACTIVE or (record.owner not in ("", owner) and record.lease_ms > bulk.now_ms):
+            return bulk
+        wait = (record.next_ms - bulk.now_ms) / 1000 if record.step is None and record.state == "running" else 0.0
+        left = deadline - context.monotonic()
+        if left <= 0 or wait > left:
+            return bulk
+        if wait > 0:
+            yield Sleep(wait)
+            bulk = yield from find(context, id)
+            continue
+        if record.step is not None and record.owner != owner:
+            # The step of a client that is gone: take it over, so that no third client does the same.
+            saved = yield from _save(context, bulk, record, owner)
+            if saved is None:
+                return (yield from find(context, id))
+            bulk = saved
+        bulk = yield from _next(context, bulk, owner)
+
+
+def _next(context: ClientContext, bulk: Bulk, owner: str) -> Flow[Bulk]:
+    """Run the step that was planned, plan another, and save both."""
+    step, result = bulk.record.step, (0, 0, 0)
+    try:
+        if step is not None:
+            result = yield from _run(context, bulk.record, step)
+        for _ in range(CONFLICTS_MAX):
+            after = _settled(bulk, step, result)
+            # With a rate the next step is planned when it may run: one that is planned counts as one that may have run.
+            if after.state == "running" and not after.is_last and after.next_ms <= bulk.now_ms:
+                planned = yield from _plan(context, after, bulk.now_ms)
+                after = structs.replace(after, step=planned, steps=after.steps + 1)
+            saved = yield from _save(context, bulk, _ended(after, bulk.now_ms), owner)
+            if saved is not None:
+                return saved
+            # It was paused or cancelled meanwhile; or another client has taken it over, which has counted this step.
+            bulk = yield from find(context, bulk.id)
+            is_mine = bulk.record.owner in ("", owner) and bulk.record.step == step
+            if not is_mine or bulk.record.state not in ACTIVE:
+                return bulk
+    except PASSING:
+        raise
+    except WaypostError as error:
+        failed = structs.replace(bulk.record, state="failed", error=str(error)[:2_000], ended_ms=bulk.now_ms)
+        return (yield from _save(context, bulk, failed)) or (yield from find(context, bulk.id))
+    return bulk
+
+
+def _settled(bulk: Bulk, step: Step | None, result: tuple[int, int, int]) -> BulkRecord:
+    """The record after its step."""
+    record = bulk.record
+    if step is None:
+        return record
+    done, left, unknown = result
+    next_ms = record.next_ms
+    if record.rate is not None and done:
+        count, per_ms = parse_rate(record.rate)
+        next_ms = max(next_ms, bulk.now_ms) + -(-done * per_ms // count)
+    # A step that may or may not have run is planned again from its beginning: what it moved is not there any more.
+    place = (record.cursor, False) if unknown else (step.cursor, step.is_last)
+    return structs.replace(
+        record, step=None, done=record.done + done, left=record.left + left, unknown=record.unknown + unknown,
+        cursor=place[0], is_last=place[1], next_ms=next_ms,
+    )  # fmt: skip
+
+
+def _ended(record: BulkRecord, now_ms: int) -> BulkRecord:
+    """The record, ended if nothing is left to do."""
+    if record.step is not None:
+        return record
+    ends: dict[State, State] = {"pausing": "paused", "cancelling": "cancelled", "running": "done"}
+    state = ends[record.state] if record.state != "running" or record.is_last else record.state
+    return structs.replace(record, state=state, ended_ms=None if state in ("running", "paused") else now_ms)
+
+
+def _plan(context: ClientContext, record: BulkRecord, now_ms: int) -> Flow[Step]:
+    """Choose the letters of the next step."""
+    size = STEP_LETTERS
+    if record.rate is not None:
+        count, per_ms = parse_rate(record.rate)
+        size = max(1, min(size, count * 1000 // per_ms))
+    ids, cursor, is_last = yield from choose(
+        context, record.queue, record.filter, record.cursor, size, record.start_ms,
+        skip_duplicates=record.verb == "redrive",
+    )  # fmt: skip
+    return Step(record.steps + 1, now_ms, new_mark().hex(), ids, cursor, is_last)
+
+
+def _run(context: ClientContext, record: BulkRecord, step: Step) -> Flow[tuple[int, int, int]]:
+    """Run a step; how many letters were moved, stay dead, and may or may not have been moved."""
+    if not step.ids:
+        return 0, 0, 0
+    operation = Operation(bytes.fromhex(record.session), step.number, step.stamp, bytes.fromhex(step.mark))
+    count = len(step.ids)
+    try:
+        if record.verb == "redrive":
+            moved = context.wake_and_report(
+                (yield from context.attempt(
+                    context.store.redrive(record.queue, count, operation, ids=step.ids)
+                ))
+            )  # fmt: skip
+            for id in moved.moved if context.on_event is not None else ():
+                context.emit("redriven", record.queue, message_id=id)
+            return len(moved.moved), len(moved.duplicates), 0
+        purged = context.wake_and_report(
+            (yield from context.attempt(context.store.purge(record.queue, "dead", count, operation, ids=step.ids)))
+        )
+    except OperationTooOld:
+        return 0, 0, count
+    context.emit(
+        "purged", record.queue, "success" if purged.removed else "skipped", count=purged.removed, reason="dead"
+    )
+    return purged.removed, 0, 0
+
+
+# ---- letters by a filter -------------------------------------------------------------------------------------
+
+
+def choose(
+    context: ClientContext,
+    queue: str,
+    filter: DeadFilter,
+    cursor: str | None,
+    size: int,
+    before_ms: int,
+    *,
+    skip_duplicates: bool,
+) -> Flow[tuple[list[str], str | None, bool]]:
+    """Read some dead letters; the ids of those that fit, where to go on, and whether these were the last."""
+    page: Page = yield from context.attempt(
+        context.store.peek(queue, "dead", size, cursor=cursor, reason=filter.reason, group=filter.group)
+    )
+    ids: list[str] = []
+    for letter in page.messages:
+        ended = letter.ended_ms or 0
+        if ended > before_ms:
+            return ids, None, True
+        if skip_duplicates and filter.reason is None and letter.reason == "duplicate":
+            # It was left dead because its key is in use: without a filter it would be chosen again and again.
+            continue
+        if fits(letter, filter):
+            ids.append(letter.id)
+    return ids, page.cursor, page.cursor is None
+
+
+def fits(letter: Stored, filter: DeadFilter) -> bool:
+    """Whether a dead letter is one that a filter means; reason and group are the store's part."""
+    ended = letter.ended_ms or 0
+    if filter.before_ms is not None and ended >= filter.before_ms:
+        return False
+    if filter.after_ms is not None and ended < filter.after_ms:
+        return False
+    wanted = ((filter.error_type, letter.error_type), (filter.error, error_line(letter.error)))
+    if any(want is not None and want != have for want, have in wanted):
+        return False
+    if filter.key_prefix is not None and not (letter.key or "").startswith(filter.key_prefix):
+        return False
+    if filter.type_name is None:
+        return True
+    try:
+        return codec.open_envelope(letter.envelope).type_name == filter.type_name
+    except Undecodable:
+        return False
+
+
+def purge_letters(
+    context: ClientContext, queue: str, filter: DeadFilter, progress: Callable[[int], object] | None = None
+) -> Flow[int]:
+    """Remove the dead letters that a filter means and that exist at the start, step by step."""
+    now = yield from context.attempt(context.store.time())
+    removed, cursor = 0, None
+    while True:
+        ids, cursor, is_last = yield from choose(
+            context, queue, filter, cursor, STEP_LETTERS, now, skip_duplicates=False
+        )  # fmt: skip
+        if ids:
+            part = yield from context.operate_and_wake(
+                queue, lambda operation, ids=ids: context.store.purge(queue, "dead", len(ids), operation, ids=ids)  # type: ignore[misc]
+            )  # fmt: skip
+            removed += part.removed
+        if progress is not None:
+            progress(removed)
+        if is_last:
+            break
+    context.emit("purged", queue, "success" if removed else "skipped", count=removed, reason="dead")
+    return removed
+
+
+# ---- records -------------------------------------------------------------------------------------------------
+
+
+def _save(context: ClientContext, bulk: Bulk, record: BulkRecord, owner: str | None = None) -> Flow[Bulk | None]:
+    """Save a record if no one else has; None otherwise. With an owner, that client works on it for a while."""
+    if owner is not None:
+        record = structs.replace(record, owner=owner, lease_ms=bulk.now_ms + LEASE_MS)
+    record = structs.replace(record, change=os.urandom(8).hex())
+    data = msgspec.json.encode(record)
+    answer = yield from save_record(context, KIND, bulk.id, data, version=bulk.version, keep=KEPT_MAX)
+    if not answer.saved or answer.record is None:
+        return None
+    return Bulk(bulk.id, record, answer.record.version, answer.now_ms)
+
+
+def _read(record: SharedRecord, page: RecordPage) -> Bulk:
+    try:
+        return Bulk(record.name, msgspec.json.decode(record.data, type=BulkRecord), record.version, page.now_ms)
+    except msgspec.DecodeError as error:
+        raise InvalidInput(f"bulk action {record.name} was written by another release: {error}") from None
+
+
+def plain_filter(filter: DeadFilter) -> dict[str, Any]:
+    """The parts of a filter that are set."""
+    given: dict[str, Any] = structs.asdict(filter)
+    return {name: value for name, value in given.items() if value is not None}
