@@ -5,20 +5,29 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import psycopg
 import pytest
 
 from tests.spark.lakes import live, plant
 from tests.spark.shop import Shop
 from waypost.cli.commands.pipeline import format_audit
+from waypost.spark.lake import audit as audit_module
 from waypost.spark.lake.audit import (
+    AFTER_ITS_END,
     CLAIMED_TWICE,
     DEAD_LETTER_LOST,
     DEATH_NOT_JOURNALLED,
     ENDED_TWICE,
+    HELD_AFTER_END,
     LOST,
+    NEVER_PUBLISHED,
+    NO_EVENT,
+    NOT_IN_LAKE,
     UNEXPLAINED,
     audit,
+    read_held,
 )
 from waypost.spark.lake.pipeline import Pipeline
 
@@ -62,8 +71,9 @@ def test_planted_faults_are_found_with_their_events(
     ready = orders.stored("ready")
     faults: dict[str | None, str] = {}
 
-    # A settle without its event: the event now names another message.
-    plant(orders, "UPDATE wp_journal SET event = 'configured', message_id = NULL WHERE number = ?", done[0].number)
+    # A settle without its event.
+    without = "UPDATE wp_journal SET event = 'configured', message_id = NULL WHERE number = ?"
+    plant(orders, without, done[0].number)
     faults[done[0].message_id] = LOST
     # A claim that is journalled twice, a claim that nothing explains, an end that came twice.
     plant(
@@ -76,6 +86,13 @@ def test_planted_faults_are_found_with_their_events(
     faults[done[1].message_id] = UNEXPLAINED
     plant(orders, again, done[2].message_id, "done", published[ready[-2].id])
     faults[done[2].message_id] = ENDED_TWICE
+    # An end of a message that the store holds, and messages without any event of theirs: those whose rows were used.
+    plant(orders, again, ready[2].id, "done", published[ready[-3].id])
+    faults[ready[2].id] = HELD_AFTER_END
+    faults |= {ready[-number].id: NO_EVENT for number in (1, 2, 3)}
+    # A message that was handled, and whose publication is not journalled.
+    plant(orders, without, published[done[3].message_id])
+    faults[done[3].message_id] = NEVER_PUBLISHED
     # Messages that were deleted: a ready one, a held one, a dead letter. And one that died without an event.
     for message_id in (ready[0].id, held[0].message_id, dead[1].message_id):
         assert plant(orders, "DELETE FROM wp_message WHERE id = ?", message_id) == 1
@@ -84,7 +101,8 @@ def test_planted_faults_are_found_with_their_events(
     faults[ready[1].id] = DEATH_NOT_JOURNALLED
 
     found = audit(pipeline(orders, "second"))
-    by_id = {finding.message_id: finding.fault for finding in (*found.unaccounted, *found.duplicates_unexplained)}
+    kinds = (found.unaccounted, found.duplicates_unexplained, found.unrecorded)
+    by_id = {finding.message_id: finding.fault for findings in kinds for finding in findings}
     # The dead letter whose event was changed to a claim is in the store, and no event records it any more.
     del by_id[dead[0].message_id or ""]
     del faults[dead[0].message_id]
@@ -95,9 +113,74 @@ def test_planted_faults_are_found_with_their_events(
     assert [event.event for event in lost.events] == ["published", "claimed"]
     kept = json.loads((tmp_path / "second" / "audit.json").read_text())
     assert kept["unaccounted_count"] == found.unaccounted_count == len(found.unaccounted)
+    assert kept["unrecorded_count"] == found.unrecorded_count == found.queues["orders"].unrecorded == 5
     text = format_audit(found)
     assert f"{done[0].message_id}: {LOST}" in text
+    assert f"{ready[-1].id}: {NO_EVENT}" in text
+    assert "5 unrecorded: " in text
     assert text.splitlines()[-1] == f"{found.unaccounted_count} unaccounted of {found.published}"
+
+
+@pytest.mark.promise("SPARK-5")
+def test_faults_of_messages_that_the_lake_knows_already_are_named(
+    orders: Shop, pipeline: Callable[..., Pipeline]
+) -> None:
+    """What a restored backup does: events that were read are others now, and ended messages are there again."""
+    orders.post.publish_many("orders", range(10))
+    orders.work("orders", 6)
+    made = pipeline(orders)
+    assert audit(made).is_clean
+    done = [event.message_id for event in orders.events() if event.event == "done"]
+    new = [one.id for one in orders.post.publish_many("orders", range(3))]
+    change = "UPDATE wp_journal SET message_id = ?, event = ?, token = 1, claims = 1 WHERE message_id = ?"
+    # A second end of a message whose first is in the lake, and another event after an end.
+    plant(orders, change, done[0], "done", new[0])
+    plant(orders, change, done[1], "released", new[1])
+    # A message whose event has a number that the lake has read with another event.
+    plant(orders, change, None, "configured", new[2])
+    plant(orders, "UPDATE wp_journal SET message_id = ? WHERE number = 1", new[2])
+    found = audit(made)
+    assert {finding.message_id: finding.fault for finding in found.duplicates_unexplained} == {
+        done[0]: ENDED_TWICE, done[1]: AFTER_ITS_END,
+    }  # fmt: skip
+    assert {finding.message_id: finding.fault for finding in found.unrecorded} == {
+        new[0]: NO_EVENT, new[1]: NO_EVENT, new[2]: NOT_IN_LAKE,
+    }  # fmt: skip
+    assert found.unaccounted == ()
+    (twice,) = [finding for finding in found.duplicates_unexplained if finding.fault == ENDED_TWICE]
+    assert [event.event for event in twice.events] == ["published", "claimed", "done", "done"]
+
+
+@pytest.mark.promise("SPARK-5")
+def test_traffic_during_an_audit_is_no_fault_although_its_events_have_no_number_yet(
+    postgres_shop: Shop, pipeline: Callable[..., Pipeline], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A transaction that is open delays the numbers of all events behind it; the messages change at once."""
+    shop = postgres_shop
+    shop.post.publish_many("orders", range(40))
+    shop.work("orders", 10)
+    made = pipeline(shop)
+    with psycopg.connect(shop.url) as open_transaction:
+
+        def read_later(*arguments: Any) -> Any:
+            open_transaction.execute("SELECT pg_current_xact_id()")
+            shop.post.publish_many("orders", range(20))
+            shop.work("orders", 15)
+            held = read_held(*arguments)
+            shop.work("orders", 15)
+            return held
+
+        monkeypatch.setattr(audit_module, "read_held", read_later)
+        found = audit(made)
+        with shop.bulk() as bulk:
+            assert len(bulk.unnumbered("orders")) > 20
+        open_transaction.rollback()
+    assert found.is_clean, found
+    assert found.published == 40
+    monkeypatch.undo()
+    found = audit(made)
+    assert found.is_clean
+    assert found.published == 60
 
 
 @pytest.mark.promise("SPARK-5")

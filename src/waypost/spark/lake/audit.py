@@ -1,21 +1,26 @@
-"""The audit: over all history in the lake, every published message has ended, or the store holds it.
+"""The audit: over all history in the lake, every published message has ended, or the store holds it; and the reverse.
 
 Three accounts are compared: the events of each message in the journal, what the store holds now, and what the store has
 counted. A message without an end that the store does not hold is unaccounted for. A claim that nothing explains, or a
-second end, is an unexplained duplicate. Where the journal was trimmed before it was read, or its level was
-lowered, the end of a message may be among the events not seen: it is counted as undecided, never as lost.
+second end, is an unexplained duplicate. A message that the store holds although no event records it, or although its
+end is recorded, is unrecorded: a backup was restored, or the journal was lost. Where the journal was trimmed before it
+was read, or its level was lowered, what is missing may be among the events not seen: such a message is counted as
+undecided, never as lost.
 
-The store is in use while this runs. So every suspicion is checked again in the store itself before it is reported.
+The store is in use while this runs. So every suspicion is checked again in the store itself before it is reported: a
+message that has an event which the lake has not read yet is none.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import pyarrow as pa
+from pyspark.sql import Row
 from pyspark.sql import functions as f
 
 from waypost.spark.lake.lake import Lake, Seen
@@ -53,6 +58,13 @@ REDRIVE_NOT_JOURNALLED = "the store has it alive, and its newest event is its de
 CLAIMED_TWICE = "one claim is journalled more than once"
 UNEXPLAINED = "it was claimed again, and no event had made it claimable"
 ENDED_TWICE = "it ended more than once"
+AFTER_ITS_END = "an event is journalled after its end"
+NO_EVENT = "the store holds it, and no event records it"
+NOT_IN_LAKE = (
+    "the store holds it, and its events are not in the lake, which has read past them: the journal was replaced"
+)
+HELD_AFTER_END = "its end is journalled, and the store holds it"
+NEVER_PUBLISHED = "events of it are journalled, and none is its publication"
 
 
 class FindingEvent(msgspec.Struct, frozen=True):
@@ -91,6 +103,9 @@ class QueueAudit(msgspec.Struct, frozen=True):
     not_seen: int = 0
     #: Counters of which the journal has more than the store has counted.
     overcounted: dict[str, int] = msgspec.field(default_factory=dict)
+    #: Messages that the store holds or the journal names, and whose publication, or place after their end, no event
+    #: records.
+    unrecorded: int = 0
 
 
 class Audit(msgspec.Struct, frozen=True):
@@ -108,12 +123,15 @@ class Audit(msgspec.Struct, frozen=True):
     queues: dict[str, QueueAudit]
     #: There are too many findings to count them all.
     has_more: bool = False
+    unrecorded_count: int = 0
+    unrecorded: tuple[Finding, ...] = ()
 
     @property
     def is_clean(self) -> bool:
-        """Whether everything is accounted for and explained."""
+        """Whether everything is accounted for, explained and recorded."""
         overcounted = any(queue.overcounted for queue in self.queues.values())
-        return not (self.unaccounted_count or self.duplicates_unexplained_count or overcounted)
+        findings = self.unaccounted_count + self.duplicates_unexplained_count + self.unrecorded_count
+        return not (findings or overcounted)
 
 
 # ---- findings from the journal alone --------------------------------------------------------------------------
@@ -148,6 +166,36 @@ def suspects(messages: DataFrame, held: DataFrame) -> DataFrame:
     return joined.withColumn("fault", fault).where(f.col("fault").isNotNull())
 
 
+def not_open(messages: DataFrame, held: DataFrame) -> DataFrame:
+    """Messages that the store holds, and that are none of those that have not ended."""
+    is_open = messages.where(~f.col("last_event").isin(*CLOSING)).select("queue", "message_id")
+    ids = held.select("queue", f.col("id").alias("message_id")).distinct()
+    return ids.join(is_open, ["queue", "message_id"], "left_anti")
+
+
+def ended_among(messages: DataFrame, chosen: DataFrame) -> DataFrame:
+    """The rows of some messages that have ended."""
+    ended = messages.where(f.col("last_event").isin(*CLOSING))
+    return ended.join(f.broadcast(chosen), ["queue", "message_id"])
+
+
+def strays(messages: DataFrame) -> DataFrame:
+    """Rows of events that follow no publication: after the end of their message, or of one that was not published."""
+    ends = f.col("done") + f.col("dead") + f.col("dropped") + f.col("cancelled") + f.col("replaced")
+    rows = messages.where(f.col("published") == 0).select(
+        "queue", "message_id", "state", "first_number", "last_number", ends.alias("ends_after")
+    )
+    ids = f.broadcast(rows.select("queue", "message_id").distinct())
+    first = messages.where(f.col("published") > 0).join(ids, ["queue", "message_id"], "left_semi")
+    joined = rows.join(first.select("queue", "message_id", ends.alias("ends")), ["queue", "message_id"], "left")
+    fault = (
+        f.when(f.col("ends").isNull(), f.lit(NEVER_PUBLISHED))
+        .when((f.col("ends") > 0) & (f.col("ends_after") > 0), f.lit(ENDED_TWICE))
+        .otherwise(f.lit(AFTER_ITS_END))
+    )
+    return joined.withColumn("fault", fault)
+
+
 # ---- the store ----------------------------------------------------------------------------------------------
 
 
@@ -179,20 +227,47 @@ def read_ledgers(bulk: Bulk, queues: tuple[str, ...] | None) -> dict[str, Ledger
     return {name: bulk.run(bulk.store.stats(name)).ledger for name in known if queues is None or name in queues}
 
 
-def is_confirmed(bulk: Bulk, row: Any) -> bool:
-    """Return whether the store confirms a suspicion: no newer event, and the message is where it was."""
-    found = None
+def read_fresh(bulk: Bulk, seen: Mapping[str, Seen], queues: Iterable[str]) -> dict[str, set[str]]:
+    """The messages of each queue that have events which the lake has not read."""
+    fresh = {}
+    for queue in queues:
+        # Those without a number first: if they get one meanwhile, the read of the journal finds them.
+        ids = bulk.unnumbered(queue)
+        newest = bulk.bounds(queue)[1]
+        for batch in bulk.journal(queue, seen.get(queue, Seen()).newest, newest, ("message_id",)):
+            ids.update(batch.column("message_id").to_pylist())
+        fresh[queue] = ids
+    return fresh
+
+
+def held_state(bulk: Bulk, queue: str, message_id: str) -> MessageState | None:
+    """The state in which the store holds a message, None if it does not."""
     for state in HELD_STATES:
-        page = bulk.run(bulk.store.peek(row.queue, state, 1, id=row.message_id))
-        if page.messages:
-            found = state
-            break
+        if bulk.run(bulk.store.peek(queue, state, 1, id=message_id)).messages:
+            return state
+    return None
+
+
+def confirm(bulk: Bulk, seen: Mapping[str, Seen], rows: Sequence[Any]) -> list[Any]:
+    """Return the suspicions that the store confirms: no newer event, and the message is where it was."""
+    fresh = read_fresh(bulk, seen, {row.queue for row in rows})
+    rows = [row for row in rows if row.message_id not in fresh[row.queue]]
+    if not 0 < len(rows) <= CONFIRMED_MAX:
+        return rows
+    states = [held_state(bulk, row.queue, row.message_id) for row in rows]
     # Read after the states: a message that moved in between has a newer event.
-    if any(event.number > row.last_number for event in trace(bulk, row.queue, row.message_id)):
-        return False
-    if found is None:
-        return True
-    return bool((found == "dead") != (row.state == "dead"))
+    fresh = read_fresh(bulk, seen, {row.queue for row in rows})
+    return [
+        row
+        for row, state in zip(rows, states, strict=True)
+        if row.message_id not in fresh[row.queue] and _is_as_suspected(row, state)
+    ]
+
+
+def _is_as_suspected(row: Any, state: MessageState | None) -> bool:
+    if row.fault in (HELD_AFTER_END, NO_EVENT):
+        return state is not None
+    return state is None or (state == "dead") != (row.state == "dead")
 
 
 def trace(bulk: Bulk, queue: str, message_id: str) -> list[EventRecord]:
@@ -210,6 +285,16 @@ def trace(bulk: Bulk, queue: str, message_id: str) -> list[EventRecord]:
 # ---- the whole ----------------------------------------------------------------------------------------------
 
 
+class _Found(msgspec.Struct, frozen=True):
+    """Rows of messages with a fault, as they were collected: confirmed, not yet weighed against what was not seen."""
+
+    suspected: Sequence[Any]
+    doubled: Sequence[Any]
+    strays: Sequence[Any]
+    unknown: Sequence[Any]
+    has_more: bool
+
+
 def audit(pipeline: Pipeline) -> Audit:
     """Update the lake, compare it with the store, write the result into the lake and return it."""
     spark, lake = pipeline.spark, pipeline.lake
@@ -220,14 +305,52 @@ def audit(pipeline: Pipeline) -> Audit:
         after = read_ledgers(bulk, queues)
         pipeline.progress("audit: comparing with the store")
         rows = lake.frame(spark, SILVER_MESSAGES)
-        found = suspects(rows, read_held(pipeline, bulk, after)).limit(COUNTED_MAX).collect()
-        if 0 < len(found) <= CONFIRMED_MAX:
-            found = [row for row in found if is_confirmed(bulk, row)]
-        doubled = duplicates(rows).limit(COUNTED_MAX).collect()
+        found = _find(pipeline, bulk, rows, read_held(pipeline, bulk, after))
         ends = rows.where(f.col("published") > 0).groupBy("queue", "state").count().collect()
-        result = _compare(lake, spark, found, doubled, ends, before, after)
+        silent = {name for name in after if bulk.run(bulk.store.policy(name)).journal not in ("all", "full")}
+        result = _compare(lake, spark, found, ends, before, after, silent)
     lake.files.replace(AUDIT_FILE, msgspec.json.format(msgspec.json.encode(result), indent=1))
     return result
+
+
+def _find(pipeline: Pipeline, bulk: Bulk, rows: DataFrame, held: DataFrame) -> _Found:
+    seen = pipeline.lake.state.seen
+    suspected = suspects(rows, held).limit(COUNTED_MAX).collect()
+    not_known = not_open(rows, held).limit(COUNTED_MAX).collect()
+    doubled = duplicates(rows).limit(COUNTED_MAX).collect()
+    stray = strays(rows).limit(COUNTED_MAX).collect() if _has_strays(rows) else []
+    has_more = max(len(one) for one in (suspected, not_known, doubled, stray)) >= COUNTED_MAX
+    ended, unknown = _split_held(pipeline, bulk, rows, not_known)
+    return _Found([*confirm(bulk, seen, suspected), *confirm(bulk, seen, ended)], doubled, stray, unknown, has_more)
+
+
+def _has_strays(rows: DataFrame) -> bool:
+    return not rows.where(f.col("published") == 0).isEmpty()
+
+
+def _split_held(pipeline: Pipeline, bulk: Bulk, rows: DataFrame, held: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Messages that the store holds and that are not open in the lake: those that have ended there, and the unknown."""
+    seen = pipeline.lake.state.seen
+    fresh = read_fresh(bulk, seen, {row.queue for row in held})
+    held = [row for row in held if row.message_id not in fresh[row.queue]]
+    if not held:
+        return [], []
+    names = [(row.queue, row.message_id) for row in held]
+    chosen = pipeline.spark.createDataFrame(names, "queue STRING, message_id STRING")
+    ended = ended_among(rows, chosen).withColumn("fault", f.lit(HELD_AFTER_END)).collect()
+    there = {(row.queue, row.message_id) for row in ended}
+    unknown = [
+        Row(queue=queue, message_id=message_id, state="", first_number=0, last_number=0, fault=NO_EVENT)
+        for queue, message_id in names
+        if (queue, message_id) not in there
+    ]
+    unknown = confirm(bulk, seen, unknown)
+    return [row for row in ended if row.published > 0], [
+        Row(**{**row.asDict(), "fault": NOT_IN_LAKE})
+        if number < LISTED_MAX and trace(bulk, row.queue, row.message_id)
+        else row
+        for number, row in enumerate(unknown)
+    ]
 
 
 def blind_until(seen: Seen, shortfall: int) -> int:
@@ -247,49 +370,70 @@ def overcounted(seen: Seen, after: Ledger) -> dict[str, int]:
 
 
 def _compare(
-    lake: Lake, spark: SparkSession, suspected: Sequence[Any], doubled: Sequence[Any], ends: Sequence[Any],
-    before: Mapping[str, Ledger], after: Mapping[str, Ledger],
+    lake: Lake, spark: SparkSession, found: _Found, ends: Sequence[Any], before: Mapping[str, Ledger],
+    after: Mapping[str, Ledger], silent: Collection[str],
 ) -> Audit:  # fmt: skip
     queues: dict[str, QueueAudit] = {}
     lost: list[Any] = []
     unexplained: list[Any] = []
-    names = sorted({*lake.state.seen, *before})
-    for name in names:
+    unrecorded: list[Any] = []
+    for name in sorted({*lake.state.seen, *before}):
         seen = lake.state.seen.get(name, Seen())
         missing = shortfalls(seen, before[name]) if name in before else 0
         blind = blind_until(seen, missing)
-        mine = [row for row in suspected if row.queue == name]
-        undecided = [row for row in mine if row.last_number <= blind]
-        lost += [row for row in mine if row.last_number > blind]
+        mine = [row for row in found.suspected if row.queue == name]
+        sure = [row for row in mine if row.last_number > blind]
+        gone = [row for row in sure if row.fault != HELD_AFTER_END]
         again = [
-            row for row in doubled if row.queue == name and (row.first_number > blind or row.fault == CLAIMED_TWICE)
+            row
+            for row in found.doubled
+            if row.queue == name and (row.first_number > blind or row.fault == CLAIMED_TWICE)
         ]
+        again += [row for row in found.strays if row.queue == name and row.fault != NEVER_PUBLISHED]
+        # No event of these has a number to compare with: they may belong to what was not seen, or not journalled.
+        is_blind = blind > 0 or name in silent
+        without = [row for row in found.unknown if row.queue == name]
+        without += [row for row in found.strays if row.queue == name and row.fault == NEVER_PUBLISHED]
+        kept = [row for row in sure if row.fault == HELD_AFTER_END] + ([] if is_blind else without)
+        lost += gone
         unexplained += again
+        unrecorded += kept
         states = {row["state"]: row["count"] for row in ends if row["queue"] == name}
         for row in mine:
-            states[row.state] -= 1
+            states[row.state] = states.get(row.state, 0) - 1
         queues[name] = QueueAudit(
             sum(row["count"] for row in ends if row["queue"] == name),
             {state: count for state, count in sorted(states.items()) if count},
-            len(mine) - len(undecided),
+            len(gone),
             len(again),
-            len(undecided),
+            len(mine) - len(sure) + (len(without) if is_blind else 0),
             max(seen.not_seen, missing),
             overcounted(seen, after[name]) if name in after else {},
+            len(kept),
         )
-    listed = _with_events(lake, spark, [*lost[:LISTED_MAX], *unexplained[:LISTED_MAX]])
+    return _assemble(lake, spark, queues, (lost, unexplained, unrecorded), found.has_more)
+
+
+def _assemble(
+    lake: Lake, spark: SparkSession, queues: dict[str, QueueAudit], faults: tuple[list[Any], ...], has_more: bool
+) -> Audit:
+    listed = [rows[:LISTED_MAX] for rows in faults]
+    findings = iter(_with_events(lake, spark, [row for rows in listed for row in rows]))
+    lost, unexplained, unrecorded = (tuple(islice(findings, len(rows))) for rows in listed)
     return Audit(
         time.time_ns() // 1_000_000,
         sum(queue.published for queue in queues.values()),
         sum(sum(queue.accounted.values()) for queue in queues.values()),
-        len(lost),
-        len(unexplained),
+        len(faults[0]),
+        len(faults[1]),
         sum(queue.undecided for queue in queues.values()),
         sum(queue.not_seen for queue in queues.values()),
-        tuple(listed[: len(lost[:LISTED_MAX])]),
-        tuple(listed[len(lost[:LISTED_MAX]) :]),
+        lost,
+        unexplained,
         queues,
-        max(len(suspected), len(doubled)) >= COUNTED_MAX,
+        has_more,
+        len(faults[2]),
+        unrecorded,
     )
 
 

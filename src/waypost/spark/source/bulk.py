@@ -97,6 +97,10 @@ class Bulk:
         """Yield record batches of the events with numbers in (after, to]."""
         return self._reader.journal(queue, after, to, columns)
 
+    def unnumbered(self, queue: str) -> set[str]:
+        """Return the messages of events that are committed and have no number yet, where a store numbers them later."""
+        return self._reader.unnumbered(queue)
+
     def spans(self, queue: str, state: MessageState, parts: int) -> list[Span]:
         """Return the messages of a state in up to this many parts that do not overlap."""
         return self._reader.spans(queue, state, parts)

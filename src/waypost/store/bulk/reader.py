@@ -57,6 +57,10 @@ class BulkReader(Protocol):
         """Yield record batches of the events with numbers in (after, to]."""
         ...
 
+    def unnumbered(self, queue: str) -> set[str]:
+        """Return the messages of events that are committed and have no number yet; none where numbers come at once."""
+        ...
+
     def spans(self, queue: str, state: MessageState, parts: int) -> list[Span]:
         """Return the messages of a state in up to this many parts that do not overlap."""
         ...

@@ -146,6 +146,22 @@ class PostgresBulkReader:
                     yield from _spread(queue, entries, arrays, after, page_to, columns)
             after = page_to
 
+    def unnumbered(self, queue: str) -> set[str]:
+        """Return the messages of events behind the last that has a number: a transaction may still come before them."""
+        known = self._number_of(queue)
+        if known is None:
+            return set()
+        names = self._store.names
+        found = self._query(
+            queue,
+            f"SELECT DISTINCT i.id FROM {names.of('entry')} e CROSS JOIN LATERAL unnest(e.ids) i (id) "
+            f"WHERE e.queue = $1 AND i.id IS NOT NULL AND (e.xid, e.seq) > (coalesce((SELECT m.xid FROM "
+            f"{names.of('mark')} m WHERE m.queue = $1 ORDER BY m.number DESC LIMIT 1), 0), coalesce((SELECT m.seq FROM "
+            f"{names.of('mark')} m WHERE m.queue = $1 ORDER BY m.number DESC LIMIT 1), 0))",
+            number(known),
+        )
+        return {message_id for (message_id,) in found}
+
     def _entries(self, queue: int, after: int, to: int, arrays: Sequence[str]) -> str:
         """The entries that hold these events, each with the number of events before it.
 

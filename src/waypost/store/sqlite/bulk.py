@@ -59,6 +59,10 @@ class SqliteBulkReader:
                 page.learn(len(rows), _size(rows, bodies))
             after = page_to
 
+    def unnumbered(self, queue: str) -> set[str]:
+        """Return nothing: an event has its number when it is written."""
+        return set()
+
     def spans(self, queue: str, state: MessageState, parts: int) -> list[Span]:
         """Parts by the order in which messages came into the file."""
         where = f"WHERE queue = {_QUEUE} AND state = {STATE_NUMBERS[state]}"

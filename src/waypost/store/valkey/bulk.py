@@ -335,6 +335,10 @@ class ValkeyBulkReader:
             start = last + 1
             page.learn(len(entries), sum(len(fields[1]) for _, fields in entries))
 
+    def unnumbered(self, queue: str) -> set[str]:
+        """Return nothing: an event has its number when it is written."""
+        return set()
+
     def spans(self, queue: str, state: MessageState, parts: int) -> list[Span]:
         """Parts of a state by what it is ordered by: of equal size when they are cut, and none overlaps another."""
         key = self._store.keys_of(queue)[_PLACES[state]]
