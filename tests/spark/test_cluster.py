@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +10,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import waypost.spark
+from tests.spark.drivers import run_driver
 from tests.spark.shop import Shop
 from waypost.spark import Batch
 from waypost.store.postgres import migrate
@@ -23,25 +19,10 @@ from waypost.testing.postgres import PostgresServer
 from waypost.testing.servers import ValkeyServer
 
 pytestmark = pytest.mark.xdist_group("spark")
-TIMEOUT_SECONDS = 400
 
 
 def drive(*arguments: str) -> tuple[int, list[dict[str, Any]]]:
-    """Run a driver to its end; return its exit code and the lines of JSON that it printed."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_"))}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.spark.cluster_driver", *arguments],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment,
-        start_new_session=True,
-    )
-    try:
-        lines, _ = process.communicate(timeout=TIMEOUT_SECONDS)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # a JVM that outlived its driver
-    return process.returncode, [json.loads(line) for line in lines.splitlines() if line.startswith("{")]
+    return run_driver("tests.spark.cluster_driver", *arguments)
 
 
 def write_ids(rows: DataFrame, batch: Batch) -> None:

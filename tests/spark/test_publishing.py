@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
+import json
+import math
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
-from pyspark.sql.types import StringType, StructField, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    DoubleType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+    YearMonthIntervalType,
+)
 
 from tests.spark.shop import Shop
 from waypost import Waypost
 from waypost.codec import open_envelope
-from waypost.errors import ConfigurationError, InvalidInput, QueueFull
+from waypost.errors import ConfigurationError, InvalidBody, InvalidInput, QueueFull, StoreUnavailable
 from waypost.identity import is_message_id
 from waypost.policy import CHUNK_MESSAGES_MAX, Overload
+from waypost.spark.source import publishing
 from waypost.spark.source.options import WriteOptions, write_options
 from waypost.spark.source.publishing import RowIds, Rows, chunks, publish_wave, split_wave
 from waypost.spark.source.writer import BatchWriter, Written, check_columns
@@ -26,6 +40,9 @@ from waypost.store.port import Draft
 
 pytestmark = pytest.mark.xdist_group("spark")
 BODY = StructType([StructField("body", StringType())])
+STRUCT = StructType().add(
+    "body", StructType().add("id", "long").add("tags", ArrayType(StringType())).add("none", "void")
+)
 
 
 def options_of(shop: Shop, **more: str) -> WriteOptions:
@@ -129,15 +146,30 @@ def test_columns_set_how_each_row_is_published(shop: Shop) -> None:
     assert "ü".encode() in messages["k4"].envelope
 
 
-def test_rows_of_one_key_are_one_message(shop: Shop) -> None:
+@pytest.mark.parametrize("remembered", [200_000, 10])
+def test_rows_of_one_key_are_one_message_and_are_counted(
+    shop: Shop, remembered: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows with a key that the task does not remember are found by the store, those of other partitions too."""
+    monkeypatch.setattr(publishing, "KEYS_REMEMBERED_MAX", remembered)
     writer = writer_of(shop)
-    written = writer.publish(batches(1200, key=lambda n: f"k{n % 100}"), RowIds(writer.write_id, 0, writer.made_ms))
-    assert written.counts["queued"] == 100
-    assert shop.post.ledger("out").published == 100
+    written = [
+        writer.publish(
+            batches(1200, key=lambda n: f"k{n % 600}"), RowIds(writer.write_id, part, writer.made_ms), is_first=True
+        )
+        for part in range(2)
+    ]
+    assert [one.counts for one in written] == [{"queued": 600, "collapsed": 600}, {"collapsed": 1200}]
+    ledger = shop.post.ledger("out")
+    assert ledger.published == 600
+    # A row whose key is held by a message of another write is no row of this one.
+    other = writer_of(shop)
+    found = other.publish(batches(3, key=lambda n: f"k{n}"), RowIds(other.write_id, 0, other.made_ms), is_first=True)
+    assert found.counts == {"duplicate": 3}
 
 
 def test_structs_and_json_texts_arrive_as_json(shop: Shop) -> None:
-    writer = writer_of(shop)
+    writer = writer_of(shop, STRUCT)
     struct = pa.RecordBatch.from_pylist([{"body": {"id": 7, "tags": ["a"], "none": None}}])
     writer.publish(iter([struct]), RowIds(writer.write_id, 0, writer.made_ms))
     text = writer_of(shop, bodyFormat="json")
@@ -166,8 +198,123 @@ def test_a_row_that_cannot_be_published_is_named(tmp_path: Any, row: dict[str, A
         writer = writer_of(shop)
         batch = pa.RecordBatch.from_pylist([row])
         with pytest.raises(InvalidInput, match=message) as raised:
-            writer.publish(iter([batch]), RowIds(writer.write_id, 0))
-        assert raised.value.__notes__ == ["row 0 of its partition, counted from 0"]
+            writer.publish(iter([batch]), RowIds(writer.write_id, 3))
+        place = "partition 3, row 0 (the first is 0)" + (", key ''" if "key" in row else "")
+        assert str(raised.value).startswith(f"{place}: ")
+        assert "\n" not in str(raised.value)
+
+
+ROWS: list[dict[str, Any]] = [
+    {"body": "ok", "key": "a", "delay": None},
+    {"body": None, "key": "b", "delay": None},
+    {"body": "ok", "key": "c", "delay": -1.0},
+    {"body": "ok", "key": "d", "delay": None},
+    {"body": "x" * ((1 << 20) + 1), "key": None, "delay": None},
+]
+
+
+def test_rows_that_cannot_be_published_are_diverted_with_their_reason(orders: Shop, tmp_path: Path) -> None:
+    folder = tmp_path / "not published"
+    writer = writer_of(orders, onInvalid="divert", invalidPath=str(folder), writeId="import")
+    for _ in range(2):  # another attempt replaces the file of the first
+        written = writer.publish(iter([pa.RecordBatch.from_pylist(ROWS)]), RowIds(writer.write_id, 7))
+        assert written.counts["diverted"] == 3
+    assert orders.post.ledger("out").published == 2
+    (file,) = folder.iterdir()
+    kept = pq.read_table(file).to_pylist()
+    assert [(row["queue"], row["partition"], row["row"], row["key"]) for row in kept] == [
+        ("out", 7, 1, "b"), ("out", 7, 2, "c"), ("out", 7, 4, None),
+    ]  # fmt: skip
+    assert [row["reason"].partition(";")[0].partition(",")[0] for row in kept] == [
+        "the body is null", "a delay is a number of seconds from 0 on", "the body has 1",
+    ]  # fmt: skip
+    assert kept[2]["body"] == ROWS[4]["body"]
+
+
+def test_a_task_that_fails_keeps_no_diverted_rows(orders: Shop, tmp_path: Path) -> None:
+    def failing() -> Iterator[pa.RecordBatch]:
+        yield pa.RecordBatch.from_pylist(ROWS)
+        raise OSError("the executor is gone")
+
+    writer = writer_of(orders, onInvalid="divert", invalidPath=str(tmp_path / "aside"))
+    with pytest.raises(OSError, match="the executor is gone"):
+        writer.publish(failing(), RowIds(writer.write_id, 0))
+    assert list((tmp_path / "aside").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"onInvalid": "skip"}, "onInvalid is fail or divert"),
+        ({"onInvalid": "divert"}, "name the folder"),
+        ({"invalidPath": "aside"}, "is for onInvalid=divert"),
+        ({"onInvalid": "divert", "invalidPath": "s3://key:secret@bucket/aside"}, "with its keys"),
+        ({"nan": "drop"}, "nan is fail, null or string"),
+    ],
+)
+def test_options_for_invalid_rows_are_refused_before_any_task(options: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message) as raised:
+        write_options({"url": "sqlite:///a.db", "queue": "out", **options})
+    assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize(("rule", "wanted"), [("null", [None, None, 1.5]), ("string", ["NaN", "-Infinity", 1.5])])
+def test_nan_becomes_what_the_option_names(orders: Shop, rule: str, wanted: list[Any]) -> None:
+    writer = writer_of(orders, StructType().add("body", ArrayType(DoubleType())), nan=rule)
+    values = pa.RecordBatch.from_pylist([{"body": [math.nan, -math.inf, 1.5]}])
+    writer.publish(iter([values]), RowIds(writer.write_id, 0))
+    with orders.post.receive("out", wait=20) as message:
+        assert message is not None
+        assert message.body == wanted
+
+
+def test_an_error_names_where_a_nan_is(orders: Shop) -> None:
+    lists = MapType(StringType(), ArrayType(DoubleType()))
+    writer = writer_of(orders, StructType().add("body", StructType().add("a", lists)).add("key", "string"))
+    kind = pa.struct([("a", pa.map_(pa.string(), pa.list_(pa.float64())))])
+    bodies = pa.array([{"a": [("x", [1.0, math.inf])]}], kind)
+    batch = pa.RecordBatch.from_arrays([bodies, pa.array(["order:7"])], ["body", "key"])
+    with pytest.raises(InvalidInput) as raised:
+        writer.publish(iter([batch]), RowIds(writer.write_id, 2))
+    assert str(raised.value) == (
+        "partition 2, row 0 (the first is 0), key 'order:7': body.a.x[1] is NaN or infinity, which JSON does not have: "
+        "set the option nan to null or string"
+    )
+
+
+def test_a_time_that_python_does_not_have_is_an_error_of_its_row_alone(orders: Shop, tmp_path: Path) -> None:
+    writer = writer_of(
+        orders,
+        StructType().add("body", ArrayType(TimestampType())),
+        onInvalid="divert",
+        invalidPath=str(tmp_path / "aside"),
+    )
+    times = pa.array([[0], [253_402_300_800_000_000]], pa.list_(pa.timestamp("us", "UTC")))
+    written = writer.publish(iter([pa.RecordBatch.from_arrays([times], ["body"])]), RowIds(writer.write_id, 0))
+    assert written.counts == {"queued": 1, "diverted": 1}
+
+
+def test_tasks_that_are_refused_for_good_end_the_write_without_another_attempt(orders: Shop, tmp_path: Path) -> None:
+    writer = writer_of(orders, countsPath=str(tmp_path / "counts"), writeId="import/1")
+    refused = [writer.write_rows(iter([pa.RecordBatch.from_pylist(ROWS)]), RowIds(writer.write_id, n)) for n in (0, 1)]
+    done = writer.write_rows(batches(3), RowIds(writer.write_id, 2))
+    with pytest.raises(InvalidBody, match=r"^partition 0, row 1 .* \(1 more tasks were refused\)$"):
+        writer.commit([*refused, done, None])
+    (file,) = (tmp_path / "counts").iterdir()
+    assert file.name == "write-import_1.json"
+    assert json.loads(file.read_text()) == {"queue": "out", "write": "write-import_1", "counts": {"queued": 3}}
+
+
+def test_a_store_that_cannot_be_reached_is_tried_again_by_spark(tmp_path: Path) -> None:
+    with Shop(f"sqlite:///{tmp_path}/one.db", "wp") as shop:
+        writer = writer_of(shop)
+
+    def gone() -> Iterator[pa.RecordBatch]:
+        raise StoreUnavailable("no server")
+        yield
+
+    with pytest.raises(StoreUnavailable):
+        writer.write_rows(gone(), RowIds(writer.write_id, 0))
 
 
 def test_a_full_queue_is_respected(shop: Shop) -> None:
@@ -240,6 +387,11 @@ def test_a_dataframe_that_cannot_be_published_is_refused_before_any_task() -> No
         (StructType([StructField("key", StringType())]), "needs a column body"),
         (StructType([StructField("body", StringType()), StructField("priority", StringType())]), "priority is string"),
         (StructType([StructField("body", StringType()), StructField("headers", StringType())]), "map<string,string>"),
+        (
+            StructType().add("body", StructType().add("a", ArrayType(YearMonthIntervalType(0, 0)))),
+            "is interval",
+        ),
+        (StructType().add("body", StructType().add("a", "integer").add("a", "integer")), "more than one field a"),
     ):
         with pytest.raises(InvalidInput, match=message):
             check_columns(schema)

@@ -6,10 +6,13 @@ import itertools
 import re
 from typing import Final
 
+from waypost import errors
 from waypost.errors import StoreError, WaypostError
 
 #: The last line of a traceback of Python's, as Spark quotes it among pages of Java: `module.Name: what happened`.
 RAISED: Final = re.compile(r"^(?:[\w.]+Return Message: )?([A-Za-z_][\w.]*): (\S.*)$")
+#: An error of waypost, wherever Spark quotes it, and what Spark adds to the end of a line.
+OURS: Final = re.compile(r"\bwaypost\.errors\.([A-Za-z]+): (\S.*?)\s*(?:SQLSTATE: \w+)?$", re.MULTILINE)
 JAVA_PREFIXES: Final = ("org.", "java.", "javax.", "scala.", "py4j.", "jdk.", "Caused by", "JVM stacktrace")
 
 
@@ -17,6 +20,9 @@ def map_spark_error(error: Exception) -> WaypostError:
     """Return the waypost error that caused it, or the Python error, or its first line, as a WaypostError."""
     if isinstance(error, WaypostError):
         return error
+    ours = OURS.search(str(error))
+    if ours is not None:
+        return _make_error(ours[1], ours[2])
     lines = [line.rstrip() for line in str(error).splitlines() if line.strip()]
     raised = []
     for before, line in itertools.pairwise(lines):
@@ -24,10 +30,17 @@ def map_spark_error(error: Exception) -> WaypostError:
         # Before it stands the line of code, or of the marks below it, which are indented.
         if found and before.startswith(" ") and not line.startswith(JAVA_PREFIXES):
             raised.append((found[1], found[2]))
-    for name, text in raised:
-        if name.startswith("waypost.errors."):
-            return StoreError(text)
     if raised:
         name, text = raised[0]
         return StoreError(f"Spark could not go on: {name}: {text}")
     return StoreError(f"Spark could not go on: {lines[0] if lines else type(error).__name__}")
+
+
+def _make_error(name: str, text: str) -> WaypostError:
+    """Return an error by the name of its class, so that it has the same exit code as where it was raised."""
+    kind = getattr(errors, name, None)
+    is_known = isinstance(kind, type) and issubclass(kind, WaypostError)
+    try:
+        return kind(text) if is_known and kind is not None else StoreError(text)
+    except TypeError:
+        return StoreError(text)  # it is made from more than a text

@@ -133,6 +133,8 @@ class Batch:
         **options: str,
     ) -> None:
         """Write a DataFrame to the output, or to a table in it. It counts when the function has returned."""
+        if format != "parquet":
+            raise InvalidInput(f"a batch writes Parquet, not {format!r}: leave format out")
         writer = frame.write.format(format).mode("overwrite").options(**options)
         if partition_by:
             writer = writer.partitionBy(*([partition_by] if isinstance(partition_by, str) else partition_by))

@@ -14,6 +14,7 @@ from pyspark.sql.datasource import (
 
 from waypost.errors import ConfigurationError
 from waypost.spark.source.options import read_options, write_options
+from waypost.spark.source.short_errors import short_errors
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -29,33 +30,38 @@ class WaypostSource(DataSource):
 
     def schema(self) -> str:
         """The columns of the kind that is read."""
-        return read_options(self.options).table.ddl
+        with short_errors():
+            return read_options(self.options).table.ddl
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """A batch read."""
         from waypost.spark.source.reader import Reader
 
-        return Reader(read_options(self.options), schema)
+        with short_errors():
+            return Reader(read_options(self.options), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """A streaming read."""
         from waypost.spark.source.stream import StreamReader
 
-        return StreamReader(read_options(self.options), schema)
+        with short_errors():
+            return StreamReader(read_options(self.options), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """A batch write."""
         from waypost.spark.source.writer import BatchWriter
 
-        _refuse_overwrite(overwrite)
-        return BatchWriter(write_options(self.options), schema)
+        with short_errors():
+            _refuse_overwrite(overwrite)
+            return BatchWriter(write_options(self.options), schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
         """A streaming write."""
         from waypost.spark.source.writer import StreamWriter
 
-        _refuse_overwrite(overwrite)
-        return StreamWriter(write_options(self.options), schema)
+        with short_errors():
+            _refuse_overwrite(overwrite)
+            return StreamWriter(write_options(self.options), schema)
 
 
 def _refuse_overwrite(overwrite: bool) -> None:

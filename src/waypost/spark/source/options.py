@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import cast
 
 from waypost.checks import check_queue
 from waypost.errors import ConfigurationError, InvalidInput
 from waypost.redaction import find_redact
+from waypost.spark.source.bodies import NanRule
 from waypost.spark.source.credentials import Place
+from waypost.spark.source.diverting import check_folder
 from waypost.spark.source.tables import KINDS
 from waypost.store.bulk.tables import Table
 
@@ -22,7 +25,7 @@ READ_OPTIONS = frozenset(
 WRITE_OPTIONS = frozenset(
     (
         "url", "urlenv", "urlfile", "passwordenv", "passwordfile", "namespace", "queue", "writeid", "onconflict",
-        "window", "blockseconds", "bodyformat", "redact",
+        "window", "blockseconds", "bodyformat", "redact", "nan", "oninvalid", "invalidpath", "countspath",
     )
 )  # fmt: skip
 #: What Spark itself adds to the options of some reads and writes.
@@ -136,6 +139,12 @@ class WriteOptions:
     is_json: bool = False
     #: The redact hook for the journal, as `module:function`; each task imports it.
     redact: str | None = None
+    #: What becomes of NaN and infinity in a body, which JSON does not have.
+    nan: NanRule = "fail"
+    #: Where rows that cannot be published are put. None: the first one ends the write.
+    invalid_path: str | None = None
+    #: Where the counts of each write are put, as JSON.
+    counts_path: str | None = None
 
 
 def write_options(options: Mapping[str, str]) -> WriteOptions:
@@ -152,6 +161,11 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
         raise ConfigurationError(
             f"bodyFormat is auto (text stays text, structs become JSON) or json (text is JSON), not {body_format!r}"
         )
+    nan = options.get("nan", "fail").lower()
+    if nan not in ("fail", "null", "string"):
+        raise ConfigurationError(
+            f"nan is fail, null or string (what becomes of NaN and infinity, which JSON does not have), not {nan!r}"
+        )
     return WriteOptions(
         Place.of(options),
         check_queue(queue),
@@ -161,7 +175,27 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
         _seconds(options, "blockSeconds", 60),
         body_format == "json",
         _redact(options.get("redact")),
+        cast("NanRule", nan),
+        _invalid_path(options),
+        _folder(options, "countsPath"),
     )
+
+
+def _folder(options: Mapping[str, str], name: str) -> str | None:
+    path = options.get(name)
+    return None if path is None else check_folder(name, path)
+
+
+def _invalid_path(options: Mapping[str, str]) -> str | None:
+    """Return where invalid rows are put, None if they end the write."""
+    rule, path = options.get("onInvalid", "fail").lower(), _folder(options, "invalidPath")
+    if rule not in ("fail", "divert"):
+        raise ConfigurationError(f"onInvalid is fail or divert, not {rule!r}")
+    if rule == "divert" and not path:
+        raise ConfigurationError("onInvalid is divert: name the folder for such rows with the option invalidPath")
+    if rule == "fail" and path is not None:
+        raise ConfigurationError("invalidPath is for onInvalid=divert: set that too, or leave invalidPath out")
+    return path
 
 
 def _redact(name: str | None) -> str | None:

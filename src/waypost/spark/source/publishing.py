@@ -14,9 +14,10 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+import pyarrow as pa
 
 from waypost import codec
 from waypost.checks import DUE_MS_MAX, check_text
@@ -32,12 +33,21 @@ from waypost.policy import (
     check_priority,
 )
 from waypost.redaction import find_redact, journal_copy
+from waypost.spark.source.bodies import find_non_finite, make_converter
+from waypost.spark.source.diverting import DivertedRows, Refused
 from waypost.spark.source.options import WriteOptions
 from waypost.store.port import Draft
 from waypost.values import Published
 
+if TYPE_CHECKING:
+    from pyspark.sql.types import DataType
+
 #: Chunks that are sent before replies are read.
 WAVE_CHUNKS = 8
+#: Keys that a task remembers, to collapse and count rows with equal keys. The store finds those of later rows.
+KEYS_REMEMBERED_MAX = 200_000
+#: How much of a key an error shows.
+KEY_QUOTED_MAX = 100
 #: Rows that one block of an id's counter names: five characters of it, a pair and a triple.
 _BLOCK_BITS = 25
 _TO_OURS = bytes.maketrans(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567", ALPHABET.encode())
@@ -53,14 +63,14 @@ class RowIds:
     """
 
     def __init__(self, write: str, partition: int, made_ms: int | None = None) -> None:
-        self._write = write
-        self._partition = partition
+        self.write = write
+        self.partition = partition
         self._time = "" if made_ms is None else encode(made_ms, 9)
         self._block = -1
         self._prefix = ""
 
     def _digest(self, *parts: object) -> str:
-        text = "\0".join((self._write, *map(str, parts)))
+        text = "\0".join((self.write, *map(str, parts)))
         digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=15).digest()
         return base64.b32encode(digest).translate(_TO_OURS).decode()
 
@@ -73,60 +83,111 @@ class RowIds:
         block = row >> _BLOCK_BITS
         if block != self._block:
             self._block = block
-            self._prefix = (self._time + self._digest("row", self._partition, block))[: ID_CHARACTERS - 5]
+            self._prefix = (self._time + self._digest("row", self.partition, block))[: ID_CHARACTERS - 5]
         return self._prefix + PAIRS[row >> 15 & 1023] + TRIPLES[row & 32767]
+
+
+class _Unreadable:
+    """In place of a value that Python has no form of, such as a time in the year 10000."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+
+def _values(column: Any) -> list[Any]:
+    """Return the values of an Arrow array. One that cannot be read does not hide the others."""
+    try:
+        return list(column.to_pylist())
+    except (ValueError, OverflowError, pa.ArrowException):
+        return [_value(one) for one in column]
+
+
+def _value(scalar: Any) -> Any:
+    try:
+        return scalar.as_py()
+    except (ValueError, OverflowError, pa.ArrowException) as error:
+        return _Unreadable(str(error))
 
 
 class Rows:
     """The rows of one partition as drafts, in order."""
 
-    def __init__(self, options: WriteOptions, ids: RowIds) -> None:
+    def __init__(
+        self,
+        options: WriteOptions,
+        ids: RowIds,
+        body_type: DataType | None = None,
+        diverted: DivertedRows | None = None,
+    ) -> None:
         self._options = options
         self._ids = ids
         self._row = 0
         self._heads: dict[tuple[tuple[str, str], ...], bytes] = {}
         self._redact = None if options.redact is None else find_redact(options.redact)
+        self._convert = None if body_type is None else make_converter(body_type, options.nan)
+        self._diverted = diverted
 
     def drafts(self, batch: Any) -> Iterator[Draft]:
-        """The drafts of one record batch. A row that cannot be published is an error that names it."""
+        """The drafts of one record batch. A row that cannot be published is put aside, or is an error that names it."""
         names = batch.schema.names
-        columns = {name: batch.column(index).to_pylist() for index, name in enumerate(names)}
+        columns = {name: _values(batch.column(index)) for index, name in enumerate(names)}
         empty: list[Any] = [None] * batch.num_rows
         rows = zip(
             *(columns.get(name, empty) for name in ("body", "key", "delay", "due", "priority", "group", "headers")),
             strict=True,
         )
-        plain = set(names) == {"body"}
-        for body, key, delay, due, priority, group, headers in rows:
+        make = self._plain_draft if set(names) == {"body"} else self._draft
+        refused: list[Refused] = []
+        for index, values in enumerate(rows):
             row, self._row = self._row, self._row + 1
             try:
-                message_id = self._ids.of_row(row) if key is None else self._ids.of_key(key)
-                envelope = codec.make_envelope(message_id, self._encoded(body), self._head(headers))
-                copy = journal_copy(self._redact, self._options.queue, message_id, envelope)
-                if plain:
-                    yield Draft(message_id, envelope, journal_copy=copy, forwarded=True, capped=True)
-                    continue
-                yield Draft(
-                    message_id,
-                    envelope,
-                    None if key is None else check_text("key", key, KEY_CHARACTERS_MAX),
-                    0 if key is None else self._options.window_ms,
-                    "keep" if key is None else self._options.on_conflict,  # type: ignore[arg-type]
-                    _delay_ms(delay, due),
-                    _due_ms(due),
-                    PRIORITY_DEFAULT if priority is None else check_priority(priority),
-                    None if group is None else check_text("group", group, GROUP_CHARACTERS_MAX),
-                    copy,
-                    forwarded=True,
-                    capped=True,
-                )
+                draft = make(row, *values)
             except InvalidInput as error:
-                error.add_note(f"row {row} of its partition, counted from 0")
-                raise
+                if self._diverted is None:
+                    raise type(error)(self._describe(row, values[1], error)) from None
+                refused.append(Refused(index, row, str(error)))
+            else:
+                yield draft
+        if refused and self._diverted is not None:
+            self._diverted.add(batch, refused)
 
-    def _encoded(self, body: object) -> codec.Encoded:
+    def _describe(self, row: int, key: Any, error: InvalidInput) -> str:
+        quoted = "" if not isinstance(key, str) else f", key {key[:KEY_QUOTED_MAX]!r}"
+        return f"partition {self._ids.partition}, row {row} (the first is 0){quoted}: {error}"
+
+    def _plain_draft(self, row: int, body: Any, *_: Any) -> Draft:
+        """Return the draft of a row that has nothing but a body, which most have."""
+        message_id = self._ids.of_row(row)
+        envelope = codec.make_envelope(message_id, self._encoded(body), _NO_HEAD)
+        copy = journal_copy(self._redact, self._options.queue, message_id, envelope)
+        return Draft(message_id, envelope, journal_copy=copy, forwarded=True, capped=True)
+
+    def _draft(
+        self, row: int, body: Any, key: Any, delay: Any, due: Any, priority: Any, group: Any, headers: Any
+    ) -> Draft:
+        message_id = self._ids.of_row(row) if key is None else self._ids.of_key(key)
+        envelope = codec.make_envelope(message_id, self._encoded(body), self._head(headers))
+        copy = journal_copy(self._redact, self._options.queue, message_id, envelope)
+        return Draft(
+            message_id,
+            envelope,
+            None if key is None else check_text("key", key, KEY_CHARACTERS_MAX),
+            0 if key is None else self._options.window_ms,
+            "keep" if key is None else self._options.on_conflict,  # type: ignore[arg-type]
+            _delay_ms(delay, due),
+            _due_ms(due),
+            PRIORITY_DEFAULT if priority is None else check_priority(priority),
+            None if group is None else check_text("group", group, GROUP_CHARACTERS_MAX),
+            copy,
+            forwarded=True,
+            capped=True,
+        )
+
+    def _encoded(self, body: Any) -> codec.Encoded:
         if body is None:
             raise InvalidBody("the body is null; leave such rows out with where(body is not null)")
+        if isinstance(body, _Unreadable):
+            raise InvalidBody(f"the body cannot be read: {body.reason}")
         if self._options.is_json and isinstance(body, str | bytes):
             data = body.encode() if isinstance(body, str) else body
             try:
@@ -135,7 +196,17 @@ class Rows:
                 raise InvalidBody(f"bodyFormat is json, and a body is not: {error}") from None
             encoded = codec.encode_body(data)  # its limits are those of any body
             return codec.Encoded(codec.JSON, encoded.data, None)
-        return codec.encode_body(body, faithful=False)  # columns arrive as JSON has them
+        if self._convert is not None:
+            body = self._convert(body)
+        try:
+            return codec.encode_body(body, faithful=False)  # columns arrive as JSON has them
+        except InvalidBody:
+            place = find_non_finite(body)
+            if place is None:
+                raise
+            raise InvalidBody(
+                f"{place} is NaN or infinity, which JSON does not have: set the option nan to null or string"
+            ) from None
 
     def _head(self, headers: Sequence[tuple[str, str]] | None) -> bytes:
         if not headers:
@@ -152,6 +223,8 @@ class Rows:
 def _delay_ms(delay: Any, due: Any) -> int:
     if delay is None:
         return 0
+    if isinstance(delay, _Unreadable):
+        raise InvalidTime(f"the delay cannot be read: {delay.reason}")
     if due is not None:
         raise InvalidTime("a row has both a delay and a due time; one of them must be null")
     seconds = float(delay)
@@ -163,6 +236,8 @@ def _delay_ms(delay: Any, due: Any) -> int:
 def _due_ms(due: Any) -> int | None:
     if due is None:
         return None
+    if isinstance(due, _Unreadable):
+        raise InvalidTime(f"the due time cannot be read: {due.reason}")
     at_ms = due if isinstance(due, int) else round(due.timestamp() * 1000)
     if not 0 <= at_ms < DUE_MS_MAX:
         raise InvalidTime(f"a due time of {at_ms} milliseconds since 1970 is out of range")
@@ -172,15 +247,39 @@ def _due_ms(due: Any) -> int | None:
 # ---- sending ---------------------------------------------------------------------------------------------------
 
 
-def chunks(drafts: Iterable[Draft]) -> Iterator[list[Draft]]:
+class SentKeys:
+    """The rows with a key that a task has sent. Rows with equal keys are one message, so the first alone is sent."""
+
+    def __init__(self) -> None:
+        self._ids: set[str] = set()
+        #: How many rows were not sent, because a row with the same key was.
+        self.collapsed = 0
+
+    def is_new(self, draft: Draft) -> bool:
+        """Return whether no row before had the same key, as far as they are remembered."""
+        if draft.key is None:
+            return True
+        if draft.id in self._ids:
+            self.collapsed += 1
+            return False
+        if len(self._ids) < KEYS_REMEMBERED_MAX:
+            self._ids.add(draft.id)
+        return True
+
+
+def chunks(drafts: Iterable[Draft], sent: SentKeys | None = None) -> Iterator[list[Draft]]:
     """Drafts in steps that a store takes: no id and no key twice, not too many, not too large.
 
     An id that comes twice in one step is one row to us (two rows of the same key), so the first stands for both.
     """
+    sent = sent or SentKeys()
     chunk: dict[str, Draft] = {}
     size = 0
     for draft in drafts:
+        if not sent.is_new(draft):
+            continue
         if draft.id in chunk:
+            sent.collapsed += 1
             continue
         length = len(draft.envelope)
         if chunk and (len(chunk) == CHUNK_MESSAGES_MAX or size + length > CHUNK_BYTES_MAX):
@@ -205,12 +304,13 @@ def split_wave(wave: Sequence[list[Draft]], room: int) -> tuple[list[list[Draft]
 
 
 def publish_wave(
-    context: ClientContext, queue: str, wave: Sequence[list[Draft]]
+    context: ClientContext, queue: str, wave: Sequence[list[Draft]], *, is_first: bool = False
 ) -> Flow[tuple[dict[str, int], list[list[Draft]]]]:
     """Send some chunks at once, and again what did not get through.
 
     Returned are how many messages there were of each status, and the chunks for which the queue had no room: other
-    publishers filled it after this writer had checked.
+    publishers filled it after this writer had checked. `is_first`: no earlier attempt can have sent these rows, so one
+    that has arrived already has the key of another row of this write.
     """
     yield from context.know_time()
     # Known by their arrival: a repeat stores nothing twice, however late it comes.
@@ -232,7 +332,7 @@ def publish_wave(
                 elif isinstance(answer, Exception):
                     raise answer
                 else:
-                    _count(counts, context.wake_and_report(answer))
+                    _count(counts, chunk_of[sending], context.wake_and_report(answer), is_first)
             left = failed
             if pause is not None:
                 yield pause
@@ -246,9 +346,11 @@ def _sending(context: ClientContext, queue: str, drafts: list[Draft]) -> Sending
     return Sending(context, queue, lambda operation: context.store.publish(queue, drafts, operation), fenced=True)
 
 
-def _count(counts: dict[str, int], published: Sequence[Published]) -> None:
-    for one in published:
-        counts[one.status] = counts.get(one.status, 0) + 1
+def _count(counts: dict[str, int], drafts: Sequence[Draft], published: Sequence[Published], is_first: bool) -> None:
+    for draft, one in zip(drafts, published, strict=True):
+        is_collapsed = is_first and one.status == "duplicate" and one.id == draft.id
+        status = "collapsed" if is_collapsed else one.status
+        counts[status] = counts.get(status, 0) + 1
 
 
 def wait_for_room(context: ClientContext, queue: str, wanted: int, seconds: float) -> Flow[int]:

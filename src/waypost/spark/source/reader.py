@@ -11,6 +11,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from waypost.errors import JournalTrimmed, StoreError
 from waypost.spark.source.bulk import Bulk, open_bulk
+from waypost.spark.source.credentials import Place
 from waypost.spark.source.options import ReadOptions
 from waypost.spark.source.partitions import (
     PARTITION_ROWS_MIN,
@@ -21,6 +22,7 @@ from waypost.spark.source.partitions import (
     split_ranges,
     split_spans,
 )
+from waypost.spark.source.short_errors import short_errors
 from waypost.spark.source.tables import PUBLISHED
 from waypost.store.bulk.columns import batch_of
 from waypost.store.bulk.reader import Span
@@ -45,6 +47,12 @@ def list_queues(bulk: Bulk, options: ReadOptions) -> list[str]:
     return list(options.queues) if options.queues is not None else bulk.run(bulk.store.queues())
 
 
+def open_on_machine(place: Place, machine: str | None) -> Bulk:
+    """Connect in a task; refused if the store is a file on another machine."""
+    check_machine(machine)
+    return open_bulk(place)
+
+
 class Reader(DataSourceReader):
     """A batch read of one kind."""
 
@@ -55,7 +63,7 @@ class Reader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         """Parts with real boundaries: numbers of the journal, or places of messages as they are now."""
         options = self.options
-        with open_bulk(options.place) as bulk:
+        with short_errors(), open_bulk(options.place) as bulk:
             machine = machine_of(bulk.store)
             queues = list_queues(bulk, options)
             if options.follows_journal:
@@ -86,8 +94,7 @@ class Reader(DataSourceReader):
         if not isinstance(partition, Partition):
             return  # a read without any part still has one task, with a stand-in for it
         part = partition
-        check_machine(part.machine)
-        with open_bulk(self.options.place) as bulk:
+        with short_errors(), open_on_machine(self.options.place, part.machine) as bulk:
             for numbers in part.numbers:
                 # A batch read begins with what is there: what is trimmed while it runs is not missed.
                 yield from read_range(bulk, numbers, self.options, self.columns, fail_if_trimmed=False)

@@ -20,8 +20,9 @@ from pyspark.sql.streaming.datasource import (
 from waypost.errors import ConfigurationError, StoreError
 from waypost.spark.source.bulk import Bulk, open_bulk
 from waypost.spark.source.options import ReadOptions
-from waypost.spark.source.partitions import EventRange, Partition, check_machine, machine_of, split_ranges
-from waypost.spark.source.reader import chosen_columns, list_queues, read_range, report_gone
+from waypost.spark.source.partitions import EventRange, Partition, machine_of, split_ranges
+from waypost.spark.source.reader import chosen_columns, list_queues, open_on_machine, read_range, report_gone
+from waypost.spark.source.short_errors import short_errors
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -76,6 +77,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # ---- offsets ---------------------------------------------------------------------------------------------
 
+    @short_errors()
     def initialOffset(self) -> dict[str, int]:  # noqa: N802
         """Where a new query begins. A queue that comes later is read from its first event."""
         bulk, start = self.bulk, self.options.start
@@ -102,6 +104,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """How much one batch may read."""
         return ReadAllAvailable() if self.options.max_rows is None else ReadMaxRows(self.options.max_rows)
 
+    @short_errors()
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
         """How far the next batch goes."""
         newest = self._ends if self._ends is not None else self._newest()
@@ -135,6 +138,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # ---- a batch ---------------------------------------------------------------------------------------------
 
+    @short_errors()
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
         """The parts of a batch. The same offsets give the same rows, unless the journal was trimmed meanwhile."""
         bulk = self.bulk
@@ -156,12 +160,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not isinstance(partition, Partition):
             return  # a read without any part still has one task, with a stand-in for it
         part = partition
-        check_machine(part.machine)
-        with open_bulk(self.options.place) as bulk:
+        with short_errors(), open_on_machine(self.options.place, part.machine) as bulk:
             for numbers in part.numbers:
                 fail = self.options.fail_on_data_loss
                 yield from read_range(bulk, numbers, self.options, self.columns, fail_if_trimmed=fail)
 
+    @short_errors()
     def commit(self, end: dict[str, int]) -> None:
         """Record for a registered reader that Spark is done up to here. It comes a batch late, never early."""
         if self.options.reader is not None:
