@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from waypost.errors import InvalidBody, JournalTrimmed, StoreError, WaypostError
-from waypost.spark.spark_errors import map_spark_error
+from waypost.spark.spark_errors import add_reason, map_spark_error
 
 STOPPED = "Spark could not go on: "
 TRACEBACK = """\
@@ -46,3 +48,13 @@ def test_an_error_of_spark_is_one_sentence_and_keeps_its_class(text: str, kind: 
 def test_an_error_of_waypost_stays_as_it_is() -> None:
     error = JournalTrimmed("gone")
     assert map_spark_error(error) is error
+
+
+def test_an_error_of_a_java_that_does_not_start_has_the_reason_from_the_log(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    error = StoreError("Spark could not go on: [JAVA_GATEWAY_EXITED] Java gateway process exited")
+    assert add_reason(error, log) is error
+    log.write_text("WARNING: a module\n\nInvalid maximum heap size: -Xmx1x\nError: Could not create it\n")
+    assert str(add_reason(error, log)) == "Java could not start: Invalid maximum heap size: -Xmx1x"
+    other = StoreError("the lake is full")
+    assert add_reason(other, log) is other

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from pathlib import Path
 from typing import Final
 
 from waypost import errors
@@ -13,6 +14,8 @@ from waypost.errors import StoreError, WaypostError
 RAISED: Final = re.compile(r"^(?:[\w.]+Return Message: )?([A-Za-z_][\w.]*): (\S.*)$")
 #: An error of waypost, wherever Spark quotes it, and what Spark adds to the end of a line.
 OURS: Final = re.compile(r"\bwaypost\.errors\.([A-Za-z]+): (\S.*?)\s*(?:SQLSTATE: \w+)?$", re.MULTILINE)
+#: Spark's error when Java ended before anything ran. The reason is in what Java wrote.
+NOT_STARTED: Final = "JAVA_GATEWAY_EXITED"
 JAVA_PREFIXES: Final = ("org.", "java.", "javax.", "scala.", "py4j.", "jdk.", "Caused by", "JVM stacktrace")
 
 
@@ -44,3 +47,18 @@ def _make_error(name: str, text: str) -> WaypostError:
         return kind(text) if is_known and kind is not None else StoreError(text)
     except TypeError:
         return StoreError(text)  # it is made from more than a text
+
+
+def add_reason(error: WaypostError, log: Path) -> WaypostError:
+    """Return the error with the reason from Spark's log, if Java could not start and the error does not have it."""
+    if NOT_STARTED not in str(error):
+        return error
+    try:
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return error
+    texts = (line.strip() for line in lines)
+    reason = next(
+        (line for line in texts if line and not line.startswith(("WARN", "Using ", "Picked up", "at "))), None
+    )
+    return error if reason is None else StoreError(f"Java could not start: {reason}")

@@ -185,14 +185,14 @@ def map_spark_errors(command: Callable[[argparse.Namespace], int]) -> Callable[[
         except (WaypostError, KeyboardInterrupt, ImportError):
             raise
         except Exception as error:
-            from waypost.spark.spark_errors import map_spark_error
+            from waypost.spark.private_directory import keep_directory, private_directory
+            from waypost.spark.spark_errors import add_reason, map_spark_error
 
+            log = Path(options.log) if options.log else private_directory() / "log"
             if not options.log:
-                from waypost.spark.private_directory import keep_directory, private_directory
-
                 keep_directory(private_directory())
-                write_stderr(f"waypost: Spark's own log is {private_directory() / 'log'}")
-            raise map_spark_error(error) from error
+                write_stderr(f"waypost: Spark's own log is {log}")
+            raise add_reason(map_spark_error(error), log) from error
 
     return run
 
