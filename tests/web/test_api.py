@@ -26,7 +26,7 @@ def test_an_empty_store_is_well(site: Site) -> None:
     client = site.client()
     assert client.api("/health")["sentence"] == "All is well: the store is empty."
     assert client.api("/queues") == {"queues": [], "total": 0, "next": None}
-    assert client.api("/workers") == {"workers": []}
+    assert client.api("/workers") == {"workers": [], "releases": {}}
     assert client.api("/schedules") == {"schedules": []}
     assert client.api("/timers") == {"queues": [], "total": 0}
     assert client.get("/api/v1/stores").json()["stores"][0]["name"] == "main"
@@ -298,7 +298,7 @@ def test_a_timer_is_moved_by_its_key(site: Site) -> None:
     client = site.client()
     at = datetime.now(UTC).replace(microsecond=0) + timedelta(hours=2)
     moved = client.write("/queues/mails/reschedule", {"key": "welcome", "at": at.isoformat()}).json()
-    assert (moved["id"], datetime.fromisoformat(moved["due_at"])) == (published.id, at)
+    assert (moved["status"], datetime.fromisoformat(moved["due_at"])) == ("moved", at)
     (timer,) = site.post.timers("mails")
     assert (timer.id, timer.body) == (published.id, "hello")
     assert client.write("/queues/mails/reschedule", {"key": "none", "delay": 5}).problem == "unknown-timer"
@@ -406,6 +406,8 @@ REQUESTS: dict[str, Any] = {
     "cancel": documents.CancelRequest(key="a b"),
     "reschedule": documents.RescheduleRequest(key="k", delay=5.0),
     "remove": documents.RemoveRequest(confirm="orders"),
+    "stop_worker": documents.WorkerReference(name="a b"),
+    "quiet_worker": documents.WorkerReference(name="a b"),
     "save_schedule": documents.ScheduleSave(name="rollup", queue="reports", cron="0 9 * * *"),
 }
 

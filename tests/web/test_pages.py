@@ -49,6 +49,8 @@ SCREENS = (
     "/s/main/queues/orders/do/configure", "/s/main/queues/orders/do/redrive?all=true",
     "/s/main/queues/orders/do/purge?state=ready", "/s/main/queues/orders/do/remove",
     "/s/main/queues/orders/do/cancel?key=k", "/s/main/queues/orders/do/reschedule?key=timer",
+    "/s/main/charts", "/s/main/charts?queue=orders&queue=reports&minutes=60", "/s/main/timers?queue=orders",
+    "/s/main/do/save_schedule?queue=reports&key=rollup", "/s/main/do/stop_worker?name=w",
     "/s/main/do/save_schedule", "/s/main/do/trigger_schedule?queue=reports&key=rollup",
 )  # fmt: skip
 
@@ -114,7 +116,7 @@ KNOWN_TAGS = frozenset((
     "button", "span", "p", "main", "h1", "h2", "section", "ul", "li", "table", "thead", "tr", "th", "tbody", "td",
     "footer", "dialog", "dl", "dt", "dd", "kbd", "label", "select", "option", "img", "time", "b", "code", "details",
     "summary", "pre", "svg", "line", "path", "polyline", "rect", "figure", "figcaption", "ol", "q", "textarea",
-    "del", "ins",
+    "del", "ins", "datalist",
 ))  # fmt: skip
 
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Awaitable, Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
+import msgspec
 from msgspec import UNSET, Struct
 
 from waypost import CatchUp
@@ -174,21 +175,42 @@ async def reschedule(place: Place, queue: str, request: documents.RescheduleRequ
     """Give a timer another due time."""
     if (request.delay is None) == (request.at is None):
         raise Problem(422, "no-choice", "say when: delay, or at")
+    if (request.id is None) == (request.key is None):
+        raise Problem(422, "no-choice", "say which timer: its id, or its key")
     if request.at is not None and request.at.tzinfo is None:
         raise Problem(422, "invalid-time", "at needs a time zone, as in 2026-03-06T09:00:00Z")
-    found = (await place.post.page(queue, "delayed", key=request.key, limit=1)).messages
-    if not found:
-        raise Problem(404, "unknown-timer", f"{queue} has no timer with the key {request.key!r}")
-    timer = found[0]
+    named = request.key or request.id
     when: Any = {"at": request.at} if request.at is not None else {"delay": timedelta(seconds=request.delay or 0)}
-    moved = await place.post.publish(queue, timer.body, key=request.key, on_conflict="extend", **when)
-    if moved.id != timer.id:
-        # It became due meanwhile, and `extend` published a new message, which must not be delivered too.
-        await place.post.cancel(queue, moved.id)
-        raise Problem(409, "timer-due", f"the timer {request.key!r} became due meanwhile, and was not moved")
-    now = (await place.post.page(queue, "delayed", id=timer.id, limit=1)).messages
-    due = now[0].ready_at if now else None
-    return documents.RescheduleDone(changed=True, text=f"{request.key} is moved", id=timer.id, due_at=due)
+    status = await place.post.reschedule(queue, request.id, key=request.key, **when)
+    if status == "unknown":
+        raise Problem(404, "unknown-timer", f"{queue} has no timer {named!r}")
+    if status == "due":
+        raise Problem(409, "timer-due", f"the timer {named!r} is due already, and was not moved")
+    chosen: Any = {"key": request.key} if request.key is not None else {"id": request.id}
+    found = (await place.post.page(queue, "delayed", limit=1, **chosen)).messages
+    due = found[0].ready_at if found else None
+    text = f"{named} is due now" if due is None else f"{named} is moved to {due:%Y-%m-%d %H:%M:%S} UTC"
+    return documents.RescheduleDone(changed=True, text=text, status=status, due_at=due)
+
+
+# ---- workers -------------------------------------------------------------------------------------------------
+
+
+async def stop_worker(place: Place, queue: str, request: documents.WorkerReference) -> documents.Done:
+    """Request a worker to stop."""
+    return await request_worker(request.name, await place.post.stop_worker(request.name), "stops")
+
+
+async def quiet_worker(place: Place, queue: str, request: documents.WorkerReference) -> documents.Done:
+    """Request a worker to claim no more."""
+    return await request_worker(request.name, await place.post.quiet_worker(request.name), "claims no more")
+
+
+async def request_worker(name: str, found: bool, what: str) -> documents.Done:
+    """What a request to a worker did."""
+    if not found:
+        raise Problem(404, "unknown-worker", f"there is no worker {name}: it has stopped, or was never there")
+    return documents.Done(changed=True, text=f"{name} {what} after its next heartbeat, within 15 seconds")
 
 
 # ---- schedules -------------------------------------------------------------------------------------------------
@@ -201,8 +223,14 @@ async def save_schedule(place: Place, queue: str, request: documents.ScheduleSav
         for name in ("cron", "every", "tz", "grace", "start", "end", "max_fires", "jitter", "body", "priority", "group")
     }
     missed = CatchUp(request.missed) if isinstance(request.missed, int) else request.missed
+    headers = request.headers
+    if request.keep_body:
+        known = [one for one in await place.post.schedules(request.queue) if one.key == request.key]
+        if not known:
+            raise Problem(404, "unknown-schedule", f"{request.queue} has no schedule with the key {request.key!r}")
+        rule["body"], headers = known[0].body, dict(known[0].headers)
     saved = await place.post.save_schedule(
-        request.name, queue=request.queue, key=request.key, missed=missed, headers=request.headers, **rule
+        request.name, queue=request.queue, key=request.key, missed=missed, headers=headers, **rule
     )
     return documents.ScheduleDone(
         changed=True, text=f"schedule {request.name} is saved", schedule=schedule_document(saved)
@@ -274,11 +302,16 @@ def cancel_forms(queue: str, request: documents.CancelRequest) -> Forms:
 def reschedule_forms(queue: str, request: documents.RescheduleRequest) -> Forms:
     """A move of a timer as a command."""
     when = ("--at", request.at.isoformat()) if request.at is not None else ("--delay", request.delay or 0)
-    options: dict[str, object] = {"key": request.key, "on_conflict": "extend"}
-    options |= {"at": request.at} if request.at is not None else {"delay": request.delay}
-    body = "body"
-    python = call("publish", queue, **options).replace(f"{queue!r}, ", f"{queue!r}, {body}, ", 1)
-    return Forms(command("timers", "reschedule", queue, request.key, *when), python)
+    target = ("--id", request.id) if request.key is None else (request.key,)
+    options: dict[str, object] = {} if request.key is None else {"key": request.key}
+    options |= {"at": request.at} if request.at is not None else {"delay": request.delay or 0}
+    given = (queue, request.id) if request.key is None else (queue,)
+    return Forms(command("timers", "reschedule", queue, *target, *when), call("reschedule", *given, **options))
+
+
+def worker_forms(action: str, method: str) -> Callable[[str, Any], Forms]:
+    """A request to a worker as a command."""
+    return lambda queue, request: Forms(command("workers", action, request.name), call(method, request.name))
 
 
 def schedule_forms(action: str, method: str) -> Callable[[str, Any], Forms]:
@@ -291,12 +324,29 @@ def schedule_forms(action: str, method: str) -> Callable[[str, Any], Forms]:
     return forms
 
 
+SCHEDULE_DEFAULTS = {
+    field.name: field.default for field in msgspec.structs.fields(documents.ScheduleSave) if field.name != "headers"
+}
+
+
 def save_forms(queue: str, request: documents.ScheduleSave) -> Forms:
     """A save of a schedule as a command."""
-    rule: list[object] = ["--cron", request.cron] if request.cron is not None else ["--every", request.every]
-    options: dict[str, object] = {"queue": request.queue}
-    options |= {"cron": request.cron, "tz": request.tz} if request.cron is not None else {"every": request.every}
-    arguments = ("schedules", "save", request.name, "--queue", request.queue, *rule)
+    arguments: list[object] = ["schedules", "save", request.name, "--queue", request.queue]
+    rule: dict[str, object] = {"every": request.every}
+    if request.cron is not None:
+        rule = {"cron": request.cron, "tz": request.tz}
+    for name, value in rule.items():
+        arguments += [f"--{name}", value]
+    options: dict[str, object] = {"queue": request.queue} | rule
+    for name in ("key", "missed", "grace", "jitter", "start", "end", "max_fires", "priority", "group"):
+        value = getattr(request, name)
+        if value != SCHEDULE_DEFAULTS[name]:
+            text = value.isoformat() if isinstance(value, datetime) else value
+            arguments += [f"--{name.replace('_', '-')}", text]
+            options[name] = CatchUp(value) if name == "missed" and isinstance(value, int) else value
+    if not request.keep_body and request.body is not None:
+        arguments += ["--body", msgspec.json.encode(request.body).decode()]
+        options["body"] = request.body
     return Forms(command(*arguments), call("save_schedule", request.name, **options))
 
 
@@ -323,6 +373,12 @@ ACTIONS: dict[str, Action] = {
                "Cancel a message.", cancel, cancel_forms),
         Action("reschedule", "POST", f"{QUEUE}/reschedule", "operate", documents.RescheduleRequest,
                documents.RescheduleDone, "Give a timer another due time.", reschedule, reschedule_forms),
+        Action("stop_worker", "POST", "/workers/stop", "operate", documents.WorkerReference, documents.Done,
+               "Request a worker to stop. What runs may end, what has not begun goes back to its queue.", stop_worker,
+               worker_forms("stop", "stop_worker")),
+        Action("quiet_worker", "POST", "/workers/quiet", "operate", documents.WorkerReference, documents.Done,
+               "Request a worker to claim no more, and to go on with what it has.", quiet_worker,
+               worker_forms("quiet", "quiet_worker")),
         Action("remove", "POST", f"{QUEUE}/remove", "admin", documents.RemoveRequest, documents.Done,
                "Remove a queue that is empty.", remove, plain_forms("remove", "remove_queue")),
         Action("save_schedule", "PUT", SCHEDULES, "admin", documents.ScheduleSave, documents.ScheduleDone,

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from waypost.web import action_pages, chart_views, documents, reading
+from waypost.web import action_pages, chart_views, documents, reading, schedule_views, timer_views, worker_views
 from waypost.web.access import CSRF_HEADER, VISIT_COOKIE, Caller, Scope
 from waypost.web.actions import ACTIONS, Action
 from waypost.web.problems import PROBLEM_TYPE, Problem
@@ -114,6 +114,14 @@ READS: tuple[Read, ...] = (
          documents.SearchAnswer, lambda call: reading.search(call.place, call.query.id), documents.SearchQuery),
     Read("schedules", f"{STORE}/schedules", "Schedules with their next fires.",
          documents.Schedules, lambda call: reading.schedules(call.place, call.query), documents.SchedulesQuery),
+    Read("preview", f"{STORE}/schedules/preview", "When a rule of a schedule fires, or what is wrong with it.",
+         documents.SchedulePreview, lambda call: schedule_views.read_preview(call.place, call.query),
+         documents.PreviewQuery),
+    Read("worker", f"{STORE}/workers/{{name:path}}", "A worker with the messages that it holds, and since when.",
+         documents.WorkerDetail,
+         lambda call: worker_views.worker_detail(call.place, call.request.path_params["name"])),
+    Read("next_timers", f"{STORE}/timers/next", "Timers in the order of their due times, of all queues or of one.",
+         documents.NextTimers, lambda call: timer_views.next_timers(call.place, call.query), documents.TimersQuery),
     Read("workers", f"{STORE}/workers", "Registered workers and their health.",
          documents.Workers, lambda call: reading.workers(call.place)),
     Read("actions", f"{STORE}/actions", "The log of actions: who did what, what became of it, how it is undone.",

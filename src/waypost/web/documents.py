@@ -366,6 +366,30 @@ class TimerQueue(Answer, frozen=True, kw_only=True):
     next_due_seconds: float | None
 
 
+class Timer(Answer, frozen=True, kw_only=True):
+    """A message that is not due yet: a timer, or one that waits for its next attempt."""
+
+    queue: str
+    id: str
+    key: str | None
+    group: str | None
+    due_at: datetime
+    due_in_seconds: float
+    attempts: int
+    type_name: str | None
+
+
+class NextTimers(Answer, frozen=True, kw_only=True):
+    """The timers of a store or a queue, the soonest first. `next` continues the list of a queue.
+
+    Of a store with timers in very many queues, the list ends where an unread queue may have a sooner one.
+    """
+
+    timers: list[Timer]
+    next: str | None
+    complete: bool
+
+
 class Timers(Answer, frozen=True, kw_only=True):
     """The queues that have timers, the soonest first; `messages?state=delayed` of a queue lists them."""
 
@@ -400,12 +424,55 @@ class Worker(Answer, frozen=True, kw_only=True):
     started_at: datetime
     seen_at: datetime
     queues: list[WorkerQueue]
+    #: What was requested of it and it has not done yet: stop or quiet.
+    requested: str | None
 
 
 class Workers(Answer, frozen=True, kw_only=True):
-    """The registered workers, those with alerts first."""
+    """The registered workers, those with alerts first, and how many run each release."""
 
     workers: list[Worker]
+    releases: dict[str, int]
+
+
+class RunningMessage(Answer, frozen=True, kw_only=True):
+    """A message that a worker holds: since when, and how long its lease still lasts."""
+
+    queue: str
+    id: str
+    key: str | None
+    group: str | None
+    deliveries: int
+    claimed_at: datetime | None
+    running_seconds: float | None
+    lease_left_seconds: float | None
+    cancel_requested: bool
+
+
+class WorkerDetail(Answer, frozen=True, kw_only=True):
+    """A worker and the messages that it holds. `complete`: all leases of its queues were read."""
+
+    worker: Worker
+    at: datetime
+    running: list[RunningMessage]
+    complete: bool
+
+
+class Fire(Answer, frozen=True, kw_only=True):
+    """An instant at which a rule fires: in UTC, and in its zone with the offset."""
+
+    at: datetime
+    local: str
+    #: Whether the offset of the zone is another than at the fire before.
+    offset_changes: bool
+
+
+class SchedulePreview(Answer, frozen=True, kw_only=True):
+    """When a rule fires, or why it cannot be saved."""
+
+    valid: bool
+    error: str | None
+    fires: list[Fire]
 
 
 class Schedule(Answer, frozen=True, kw_only=True):
@@ -525,6 +592,25 @@ class ActionsQuery(Request, frozen=True, kw_only=True):
     cursor: Cursor | None = None
 
 
+class TimersQuery(Request, frozen=True, kw_only=True):
+    """Which timers."""
+
+    queue: Text | None = None
+    limit: Limit = PAGE_LIMIT
+    cursor: Cursor | None = None
+
+
+class PreviewQuery(Request, frozen=True, kw_only=True):
+    """A rule: a cron pattern or an interval in seconds, in a time zone."""
+
+    cron: Annotated[str, Meta(max_length=256)] | None = None
+    every: float | None = None
+    tz: Annotated[str, Meta(max_length=64)] = "UTC"
+    start: datetime | None = None
+    end: datetime | None = None
+    count: Annotated[int, Meta(ge=1, le=100, description="So many fires.")] = 10
+
+
 class SchedulesQuery(Request, frozen=True, kw_only=True):
     """Which schedules."""
 
@@ -581,9 +667,10 @@ class CancelRequest(Request, frozen=True, kw_only=True):
 
 
 class RescheduleRequest(Request, frozen=True, kw_only=True):
-    """A timer, by its key, and its new due time: seconds from now, or a time."""
+    """A timer, by its id or its key, and its new due time: seconds from now, or a time."""
 
-    key: Text
+    id: MessageId | None = None
+    key: Text | None = None
     delay: Annotated[float, Meta(ge=0)] | None = None
     at: datetime | None = None
 
@@ -599,6 +686,12 @@ class ScheduleReference(Request, frozen=True, kw_only=True):
 
     queue: Text
     key: Text
+
+
+class WorkerReference(Request, frozen=True, kw_only=True):
+    """A worker, by its name."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=128)]
 
 
 class ScheduleSave(Request, frozen=True, kw_only=True):
@@ -620,6 +713,8 @@ class ScheduleSave(Request, frozen=True, kw_only=True):
     group: Annotated[str, Meta(max_length=128)] | None = None
     headers: dict[str, str] = {}
     body: Any = None
+    #: The body and the headers stay as they are in the schedule with this key.
+    keep_body: bool = False
 
 
 # ---- what writes answer ----------------------------------------------------------------------------------------
@@ -670,9 +765,9 @@ class CancelDone(Done, frozen=True, kw_only=True):
 
 
 class RescheduleDone(Done, frozen=True, kw_only=True):
-    """The timer and its due time."""
+    """What a move did, and the due time of the timer; none if it is ready now."""
 
-    id: str
+    status: str
     due_at: datetime | None
 
 

@@ -146,6 +146,7 @@ def worker_document(worker: RegisteredWorker) -> documents.Worker:
             )
             for queue in worker.queues
         ],
+        requested=worker.requested,
     )
 
 

@@ -99,7 +99,7 @@ def to_document(action: Action, sent: Mapping[str, str]) -> dict[str, Any]:
         match name:
             case "ids":
                 document[name] = [one for one in text.split(",") if one]
-            case "all":
+            case "all" | "keep_body":
                 document[name] = text == "true"
             case "body" | "headers" if text.strip():
                 document[name] = parse_json(name, text)
@@ -141,8 +141,6 @@ def fields_of(action: Action, given: Mapping[str, str], detail: documents.QueueD
             visible = [Field("rate", "text", "", "Rate", "At most this fast, as in 50/s. Empty: at once.")]
         case "reschedule":
             visible = [Field("delay", "number", "0", "Seconds from now", "0 makes it due now.", (), True)]
-        case "save_schedule":
-            visible = schedule_fields()
         case _:
             visible = []
     names = set(given)
@@ -150,16 +148,24 @@ def fields_of(action: Action, given: Mapping[str, str], detail: documents.QueueD
 
 
 def schedule_fields() -> list[Field]:
-    """The form of a new schedule."""
+    """The form of a schedule."""
     return [
         Field("name", "text", "", "Name", "", (), True),
         Field("queue", "text", "", "Queue", "It publishes to this queue.", (), True),
         Field("cron", "text", "", "Cron pattern", "As in 0 9 * * mon-fri; or give an interval below."),
-        Field("every", "text", "", "Or every so many seconds", ""),
+        Field("every", "number", "", "Or every so many seconds", ""),
         Field("tz", "text", "UTC", "Time zone", "UTC, +05:30 or Europe/Madrid; of a cron pattern."),
-        Field("missed", "choice", "skip", "Missed fires", "skip them, or fire once for all.", ("skip", "once")),
+        Field("missed", "text", "skip", "Missed fires", "skip them, fire once for all of them, or a number: catch up "
+              "with so many."),
+        Field("grace", "number", "60", "Grace", "Seconds. A fire that is later than this is missed."),
+        Field("jitter", "number", "0", "Jitter", "Seconds over which its fires are spread."),
+        Field("start", "text", "", "Start", "No fire before this time, as 2026-03-06T00:00:00Z. Empty: now."),
+        Field("end", "text", "", "End", "No fire after this time. Empty: never."),
+        Field("max_fires", "number", "", "At most so many fires", "Empty: no limit."),
+        Field("priority", "number", "5", "Priority", "Of its messages, 0 to 9."),
+        Field("group", "text", "", "Group", "Of its messages."),
         Field("body", "area", "null", "Body", "JSON, the body of its messages."),
-    ]
+    ]  # fmt: skip
 
 
 async def ids_of_group(place: reading.Place, queue: str, query: Mapping[str, str]) -> list[str]:

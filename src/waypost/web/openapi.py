@@ -22,7 +22,8 @@ DESCRIPTION = (
     "(RFC 9457). Lists are paged by cursor. Writes take an `Idempotency-Key`, and a CSRF token unless they are sent "
     "with a bearer token."
 )
-PARAMETER_TEXTS = {"store": "The name of a store.", "queue": "The name of a queue.", "id": "The id of a message."}
+PARAMETER_TEXTS = {"store": "The name of a store.", "queue": "The name of a queue.", "id": "The id of a message.",
+                   "name": "The name of a worker."}  # fmt: skip
 
 
 def openapi_document() -> dict[str, Any]:
@@ -34,7 +35,7 @@ def openapi_document() -> dict[str, Any]:
     schemas["Problem"] = PROBLEM_SCHEMA
     paths: dict[str, dict[str, Any]] = {}
     for read in READS:
-        paths.setdefault(ROOT + read.path, {})["get"] = read_operation(read, schemas)
+        paths.setdefault(ROOT + read.path.replace(":path", ""), {})["get"] = read_operation(read, schemas)
     for action in ACTIONS.values():
         paths.setdefault(ROOT + STORE + action.path, {})[action.method.lower()] = write_operation(action)
     return {
@@ -70,7 +71,7 @@ def path_parameters(path: str) -> list[dict[str, Any]]:
     return [
         {"name": name, "in": "path", "required": True, "description": PARAMETER_TEXTS[name],
          "schema": {"type": "string"}}
-        for name in re.findall(r"\{(\w+)\}", path)
+        for name in re.findall(r"\{(\w+)(?::path)?\}", path)
     ]  # fmt: skip
 
 

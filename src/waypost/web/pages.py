@@ -23,9 +23,12 @@ from waypost.web.chart_views import CHART_MINUTES, draw_charts, show_charts
 from waypost.web.charts import timeline_bars
 from waypost.web.figures import RECENT_MINUTES
 from waypost.web.problems import Problem
+from waypost.web.schedule_views import show_form
 from waypost.web.service import Service, as_problems, check_name, convert, read_body
 from waypost.web.sparklines import make_sparkline
 from waypost.web.templates import render
+from waypost.web.timer_views import show_timers
+from waypost.web.worker_views import show_worker
 
 FOLDER = Path(__file__).parent
 NOTICE_COOKIE = "waypost_notice"
@@ -179,11 +182,6 @@ async def show_schedules(visit: Visit) -> Response:
     return visit.draw("schedules.html", title="Schedules", listed=listed)
 
 
-async def show_timers(visit: Visit) -> Response:
-    """Queues that have timers."""
-    return visit.draw("timers.html", title="Timers", listed=await reading.timers(visit.here))
-
-
 async def show_workers(visit: Visit) -> Response:
     """All workers."""
     return visit.draw("workers.html", title="Workers", listed=await reading.workers(visit.here))
@@ -213,6 +211,8 @@ async def show_action(visit: Visit) -> Response:
     action = find_action(visit)
     given = forms.from_query(action, visit.request.query_params)
     await visit.service.require(visit.request, action.scope)
+    if action.name == "save_schedule":
+        return await show_form(visit)
     queue = visit.queue if "queue" in visit.path else ""
     detail = None
     if queue:
@@ -237,7 +237,7 @@ def draw_confirm(
         shortcuts = None
     return visit.draw(
         "confirm.html", title=action.summary, action=action, queue=queue, fields=fields, shortcuts=shortcuts,
-        detail=detail, given=given, changes=[],
+        detail=detail, given=given, changes=[], section=section_of(action),
     )  # fmt: skip
 
 
@@ -260,11 +260,18 @@ async def run_action(visit: Visit) -> Response:
     visit.request.state.idempotency_key = sent.pop("once", None) or None
     if action.name == "configure" and sent.pop("step", "") == "preview":
         return await preview_settings(visit, action, queue, sent)
+    if action.name == "save_schedule" and sent.pop("step", "") == "preview":
+        return await show_form(visit, sent)
     content = convert(forms.to_document(action, sent), action.request)
     done = await visit.service.act(action, visit.request, caller, visit.here, queue, content)
     text = done.text[:1].upper() + done.text[1:] + "."
     after = visit.url(".") if action.name == "remove" else target
-    return visit.go(after or (visit.url(".", "queues", queue) if queue else visit.url(".", "schedules")), text)
+    return visit.go(after or (visit.url(".", "queues", queue) if queue else visit.url(".", section_of(action))), text)
+
+
+def section_of(action: Action) -> str:
+    """The page that a write without a queue belongs to."""
+    return "workers" if action.name.endswith("_worker") else "schedules"
 
 
 async def preview_settings(visit: Visit, action: Action, queue: str, sent: dict[str, str]) -> Response:
@@ -279,6 +286,7 @@ async def preview_settings(visit: Visit, action: Action, queue: str, sent: dict[
     return visit.draw(
         "confirm.html", title=f"Change the settings of {queue}", action=action, queue=queue, fields=fields,
         shortcuts=action.forms(queue, document), detail=detail, given={}, changes=getattr(planned, "changes", []),
+        section="",
     )  # fmt: skip
 
 
@@ -390,6 +398,7 @@ def routes(service: Service) -> list[Route | Mount]:
         (f"{store}/schedules", show_schedules, "GET"),
         (f"{store}/timers", show_timers, "GET"),
         (f"{store}/workers", show_workers, "GET"),
+        (f"{store}/workers/{{name:path}}", show_worker, "GET"),
         (f"{store}/charts", show_charts, "GET"),
         (f"{store}/search", show_search, "GET"),
         (f"{store}/actions", action_pages.show_actions, "GET"),

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import contextlib
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
@@ -419,7 +420,8 @@ async def workers(place: Place) -> documents.Workers:
         found = [worker_document(one) for one in await place.post.workers()]
     order = ("red", "degraded", "green")
     found.sort(key=lambda one: (order.index(one.status) if one.status in order else 0, one.name))
-    return documents.Workers(workers=found)
+    releases = Counter(one.version for one in found)
+    return documents.Workers(workers=found, releases=dict(releases.most_common()))
 
 
 async def schedules(place: Place, query: documents.SchedulesQuery) -> documents.Schedules:

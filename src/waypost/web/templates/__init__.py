@@ -13,6 +13,7 @@ from markupsafe import Markup, escape
 
 from waypost.formatting import format_age, format_bytes, printable
 from waypost.release import VERSION
+from waypost.schedule.zones import zone_of
 
 #: Longer ids and keys are cut in tables; the whole text is in the title.
 SHORT_CHARACTERS = 28
@@ -78,6 +79,11 @@ def clock_time(at: datetime) -> Markup:
     return Markup('<time datetime="{}" title="{}" data-clock>{}</time>').format(at.isoformat(), whole_time(at), text)
 
 
+def in_zone(at: datetime, tz: str) -> str:
+    """A time on the clocks of a zone."""
+    return at.astimezone(zone_of(tz)).strftime("%H:%M %Z").strip()
+
+
 def short(text: str | None) -> Markup:
     """A text that may be long: its beginning, and all of it in the title."""
     if text is None:
@@ -124,8 +130,8 @@ environment = Environment(
 )
 environment.filters |= {
     "ago": ago, "bytes": format_bytes, "cell": cell, "clock_time": clock_time, "duration": duration,
-    "error_name": error_name, "filled": filled, "moment": moment, "number": number, "pretty": pretty,
-    "printable": printable, "setting": setting, "short": short,
+    "error_name": error_name, "in_zone": in_zone, "filled": filled, "moment": moment, "number": number,
+    "pretty": pretty, "printable": printable, "setting": setting, "short": short,
 }  # fmt: skip
 environment.globals["version"] = VERSION
 
