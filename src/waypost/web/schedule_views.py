@@ -113,7 +113,7 @@ async def show_form(visit: Visit, sent: Mapping[str, str] | None = None) -> Resp
     action = ACTIONS["save_schedule"]
     given = dict(visit.request.query_params) if sent is None else dict(sent)
     known = await find_schedule(visit, given)
-    shown, shortcuts, wrong = None, None, None
+    planned, shortcuts, wrong = None, None, None
     if sent is not None:
         try:
             content = convert(forms.to_document(action, given), documents.ScheduleSave)
@@ -121,12 +121,12 @@ async def show_form(visit: Visit, sent: Mapping[str, str] | None = None) -> Resp
                 cron=content.cron, every=content.every, tz=content.tz, start=content.start, end=content.end,
                 count=PREVIEWED,
             )  # fmt: skip
-            shown = await read_preview(visit.here, query)
-            shortcuts = action.forms("", content) if shown.valid else None
+            planned = await read_preview(visit.here, query)
+            shortcuts = action.forms("", content) if planned.valid else None
         except Problem as problem:
             wrong = problem.detail
     fields = fields_of(known, given if sent is not None else {}, bodies=visit.bodies)
     title = "New schedule" if known is None else f"Schedule {known.name}"
     return visit.draw(
-        "schedule_form.html", title=title, fields=fields, preview=shown, shortcuts=shortcuts, wrong=wrong, known=known,
+        "schedule_form.html", title=title, fields=fields, preview=planned, shortcuts=shortcuts, wrong=wrong, known=known,
     )  # fmt: skip
