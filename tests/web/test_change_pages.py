@@ -70,7 +70,7 @@ def test_compared_queues_have_one_scale() -> None:
     assert height[0] > 100 > 10 > height[1]
 
 
-def test_changes_of_settings_are_described_in_words() -> None:
+def test_changes_of_settings_are_described_with_units() -> None:
     texts = {
         "lease_ms=30000 max_deliveries=3": "lease 30.0 s, max_deliveries 3",
         "rate_count=100 rate_per_ms=60000": "rate 100/m",
@@ -207,7 +207,7 @@ def test_timers_of_all_queues_are_listed_by_due_time_moved_and_run(site: Site) -
 # ---- workers ---------------------------------------------------------------------------------------------------
 
 
-def test_a_worker_is_shown_with_what_it_holds_and_requested_to_stop(site: Site) -> None:
+def test_a_worker_is_drawn_with_what_it_holds_and_requested_to_stop(site: Site) -> None:
     site.post.publish("orders", 1, key="k")
     store = site.post.store
     with site.post.receive("orders") as message:
