@@ -48,6 +48,8 @@ GROUP_CHARACTERS_MAX = 128
 WORKER_CHARACTERS_MAX = 128
 #: Error texts are cut here: a traceback of megabytes must not end up in the store.
 ERROR_CHARACTERS_MAX = 8 * 1024
+#: What the journal keeps of an error's text: a million events with whole texts would be gigabytes.
+JOURNAL_ERROR_CHARACTERS_MAX = 500
 REASON_CHARACTERS_MAX = 64
 PAGE_MAX = 1_000
 #: A longer lease would only delay the detection of a crash, and does not fit into the four bytes of its field.
@@ -196,6 +198,8 @@ class PolicyRecord(Struct, frozen=True, forbid_unknown_fields=True):
     dead_keep_ms: int | None = None
     #: How many completed messages are kept for listings.
     completed_max: int = 0
+    #: Whether web pages show the bodies, headers and results of this queue to no user.
+    hide_bodies: bool = False
 
     def changed(self, changes: Mapping[str, Any]) -> PolicyRecord:
         """This policy with store-level changes applied."""
@@ -237,10 +241,14 @@ def policy_changes(settings: Mapping[str, Any]) -> dict[str, Any]:
                     changes["completed_max"] = COMPLETED_DEFAULT if value else 0
                 else:
                     changes["completed_max"] = check_count(name, value, 0, 2**40, InvalidPolicy)
+            case "hide_bodies":
+                if not isinstance(value, bool):
+                    raise InvalidPolicy(f"hide_bodies must be True or False, not {show(value)}")
+                changes[name] = value
             case _:
                 raise InvalidPolicy(
                     f"unknown queue setting {name!r}; known are lease, max_deliveries, max_pending, overload, "
-                    "max_running, rate, journal, journal_max, dead_max, dead_keep, completed"
+                    "max_running, rate, journal, journal_max, dead_max, dead_keep, completed, hide_bodies"
                 )
     return changes
 

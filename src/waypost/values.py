@@ -305,6 +305,8 @@ class EventRecord(Struct, frozen=True):
     schedule: str | None = None
     #: The envelope, at journal level `full` only (redacted if the publisher has a redact hook).
     body: bytes | None = None
+    #: The beginning of the error's text, of `retried` and `dead`.
+    error: str | None = None
 
 
 class StoredSchedule(Struct, frozen=True):

@@ -75,6 +75,8 @@ class Event(Struct, frozen=True):
     schedule: str | None = None
     #: The envelope, at journal level `full` only (redacted if the publisher has a redact hook).
     body: bytes | None = None
+    #: The first 500 characters of the error's text, of `retried` and `dead`.
+    error: str | None = None
 
     @classmethod
     def from_record(cls, record: EventRecord) -> Event:
@@ -84,7 +86,7 @@ class Event(Struct, frozen=True):
             record.group, record.priority, record.token, record.claims, record.deliveries, record.attempts,
             record.worker, to_datetime(record.due_ms), record.cause, record.reason, record.error_type,
             to_timedelta(record.run_ms), to_timedelta(record.wait_ms), record.size, record.operation_id,
-            record.chain_id, record.schedule, record.body,
+            record.chain_id, record.schedule, record.body, record.error,
         )  # fmt: skip
 
 
@@ -282,6 +284,8 @@ class Policy(Struct, frozen=True):
     dead_keep: timedelta | None
     #: How many finished messages are kept for listings.
     completed: int
+    #: Whether web pages show the bodies, headers and results of its messages to no user.
+    hide_bodies: bool
 
     @classmethod
     def from_record(cls, record: PolicyRecord) -> Policy:
@@ -289,7 +293,7 @@ class Policy(Struct, frozen=True):
         return cls(
             to_timedelta(record.lease_ms), record.max_deliveries, record.max_pending, record.overload,
             record.max_running, format_rate(record.rate_count, record.rate_per_ms), record.journal, record.journal_max,
-            record.dead_max, to_timedelta(record.dead_keep_ms), record.completed_max,
+            record.dead_max, to_timedelta(record.dead_keep_ms), record.completed_max, record.hide_bodies,
         )  # fmt: skip
 
     def changed(self, settings: Mapping[str, Any]) -> Policy:

@@ -271,6 +271,26 @@ def test_no_user_can_read_bodies_of_hidden_queues(orders: Site) -> None:
     assert (message["body"]["form"], message["headers"]) == ("hidden", None)
 
 
+def test_a_queue_can_hide_its_bodies_from_every_user(site: Site) -> None:
+    site.post.configure("cards", hide_bodies=True, completed=10)
+    kept = site.post.publish("cards", {"card": "4111"}, headers={"authorization": "token"}, correlation_id="c-1")
+    site.post.publish("plain", {"card": "4111"})
+    client = site.client()
+    (message,) = client.api("/queues/cards/messages")["messages"]
+    assert (message["body"]["form"], message["headers"], message["correlation_id"]) == ("hidden", None, None)
+    with site.post.receive("cards") as received:
+        assert received is not None
+        received.keep_result({"card": "4111"})
+    for path in (f"/queues/cards/messages/{kept.id}", "/queues/cards/messages?state=done"):
+        assert client.get(f"/api/v1/stores/main{path}").status == 200
+        assert "4111" not in client.get(f"/api/v1/stores/main{path}").text
+        assert "4111" not in client.get(f"/s/main{path.split('/messages?')[0]}").text
+    assert client.api(f"/queues/cards/messages/{kept.id}")["result"]["form"] == "hidden"
+    assert "4111" in client.get("/api/v1/stores/main/queues/plain/messages").text
+    assert client.write("/queues/cards/settings", {"hide_bodies": False}, method="PATCH").status == 200
+    assert "4111" in client.get("/api/v1/stores/main/queues/cards/messages?state=done").text
+
+
 def test_a_read_only_server_refuses_every_write(orders: Site) -> None:
     client = orders.client(read_only=True)
     assert client.get("/api/v1/session").json()["scopes"] == ["read", "bodies"]

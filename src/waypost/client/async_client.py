@@ -829,6 +829,7 @@ class AsyncWaypost(BaseClient):
         - `journal`: what is journalled: `off`, `failures`, `all` or `full`. `journal_max`: how many events are kept.
         - `dead_max`, `dead_keep`: how many dead letters are kept, and for how long.
         - `completed`: how many finished messages are kept for listings; True for 1,000.
+        - `hide_bodies`: True lets web pages show bodies, headers and results of this queue to no user.
 
         Raises `InvalidPolicy` for a setting or a value that makes no sense.
 

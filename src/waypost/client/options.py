@@ -104,6 +104,7 @@ class QueueSettings(TypedDict, total=False):
     dead_max: int | None
     dead_keep: Duration | None
     completed: bool | int | None
+    hide_bodies: bool
 
 
 class PageFilters(TypedDict, total=False):

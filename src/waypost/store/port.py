@@ -43,6 +43,7 @@ from waypost.identity import Operation
 from waypost.policy import (
     CHUNK_MESSAGES_MAX,
     CLAIM_BYTES_MAX,
+    JOURNAL_ERROR_CHARACTERS_MAX,
     POLL_QUEUES_MAX,
     RECORDS_MAX,
     RECORDS_PAGE_MAX,
@@ -609,6 +610,11 @@ def forwarded_draft(next_one: Continuation) -> Draft:
         forwarded=True,
         chain=next_one.chain,
     )
+
+
+def cut_error(error: str | None) -> str | None:
+    """Return what the journal keeps of an error's text."""
+    return error[:JOURNAL_ERROR_CHARACTERS_MAX] if error else None
 
 
 def format_changes(changes: Mapping[str, Any]) -> str:

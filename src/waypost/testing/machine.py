@@ -76,6 +76,8 @@ CHANGES: tuple[dict[str, Any], ...] = (
     {"dead_keep": None},
     {"completed": 2},
     {"completed": False},
+    {"hide_bodies": True},
+    {"hide_bodies": False},
 )
 
 queues = st.sampled_from(("orders", "orders", "orders", "billing"))

@@ -179,6 +179,7 @@ class Settings(Answer, frozen=True, kw_only=True):
     dead_max: int | None
     dead_keep: float | None
     completed: int
+    hide_bodies: bool
 
 
 class LedgerSums(Answer, frozen=True, kw_only=True):
@@ -285,6 +286,8 @@ class Step(Answer, frozen=True, kw_only=True):
     token: str | None
     reason: str | None
     error_type: str | None
+    #: The beginning of the error's text, of retried and dead.
+    error: str | None
 
 
 class Span(Answer, frozen=True, kw_only=True):
@@ -639,6 +642,7 @@ class SettingsChange(Request, frozen=True, kw_only=True):
     dead_max: int | UnsetType | None = UNSET
     dead_keep: float | UnsetType | None = UNSET
     completed: int | UnsetType | None = UNSET
+    hide_bodies: bool | UnsetType = UNSET
     dry_run: bool = False
 
 

@@ -164,6 +164,7 @@ def settings_document(policy: Policy) -> documents.Settings:
         dead_max=policy.dead_max,
         dead_keep=seconds_or_none(policy.dead_keep),
         completed=policy.completed,
+        hide_bodies=policy.hide_bodies,
     )
 
 
@@ -179,6 +180,8 @@ class HistoryEvent(Struct, frozen=True):
     worker: str | None
     token: int | None
     deliveries: int | None
+    error: str | None
+    chain: str | None
 
 
 def history_events(events: list[Event]) -> list[HistoryEvent]:
@@ -186,7 +189,7 @@ def history_events(events: list[Event]) -> list[HistoryEvent]:
     return [
         HistoryEvent(
             one.at, one.event, one.due_at, one.cause, one.reason, one.error_type,
-            one.worker, one.token, one.deliveries,
+            one.worker, one.token, one.deliveries, one.error, one.chain_id,
         )
         for one in events
     ]  # fmt: skip

@@ -28,6 +28,7 @@ SETTING_TEXTS: dict[str, tuple[str, str]] = {
     "dead_max": ("number?", "Dead letters that are kept; older ones are removed. Empty: all."),
     "dead_keep": ("number?", "Seconds that dead letters are kept. Empty: until they are purged."),
     "completed": ("number", "Finished messages that are kept to be listed. 0: none."),
+    "hide_bodies": ("false true", "Whether these pages show bodies, headers and results of its messages to no user."),
 }  # fmt: skip
 
 
@@ -73,6 +74,8 @@ def setting_value(name: str, text: str) -> Any:
     kind = SETTING_TEXTS[name][0]
     if not text and kind.endswith("?"):
         return None
+    if name == "hide_bodies":
+        return text == "true"
     if not kind.startswith("number"):
         return text
     try:

@@ -50,9 +50,14 @@ class Place(Struct, frozen=True):
     #: Patterns of queues whose bodies and headers are never shown.
     hidden_bodies: tuple[str, ...] = ()
 
-    def shows_bodies(self, queue: str, *, allowed: bool) -> bool:
-        """Whether bodies of a queue may be shown to a user with or without the scope for it."""
-        return allowed and not any(fnmatchcase(queue, pattern) for pattern in self.hidden_bodies)
+    async def shows_bodies(self, queue: str, *, allowed: bool) -> bool:
+        """Whether bodies of a queue may be shown to a user with or without the scope for it.
+
+        Neither the server nor the queue may hide them: the scope does not override that.
+        """
+        if not allowed or any(fnmatchcase(queue, pattern) for pattern in self.hidden_bodies):
+            return False
+        return not (await self.post.policy(queue)).hide_bodies
 
 
 @contextlib.asynccontextmanager
@@ -227,9 +232,8 @@ def hidden_body(size: int) -> documents.Body:
     return documents.Body(form="hidden", content_type="", size=size, text=None, truncated=False)
 
 
-def message_document(place: Place, message: StoredMessage[Any], *, bodies: bool) -> documents.Message:
-    """A message of the store."""
-    bodies = place.shows_bodies(message.queue, allowed=bodies)
+def message_document(message: StoredMessage[Any], *, show_bodies: bool) -> documents.Message:
+    """A message of the store. `show_bodies` is what `Place.shows_bodies` says of its queue."""
     type_name = correlation_id = headers = None
     try:
         envelope = message.open()
@@ -239,8 +243,8 @@ def message_document(place: Place, message: StoredMessage[Any], *, bodies: bool)
         )  # fmt: skip
     else:
         type_name = envelope.type_name
-        body = body_document(envelope.data, envelope.content_type) if bodies else hidden_body(len(envelope.data))
-        if bodies:
+        body = body_document(envelope.data, envelope.content_type) if show_bodies else hidden_body(len(envelope.data))
+        if show_bodies:
             headers, correlation_id = dict(envelope.headers), envelope.correlation_id
     return documents.Message(
         queue=message.queue,
@@ -276,8 +280,9 @@ async def messages(place: Place, queue: str, query: documents.MessagesQuery, *, 
     filters = {"id": query.id, "key": query.key, "group": query.group, "reason": query.reason}
     given: Any = {name: value for name, value in filters.items() if value is not None}
     async with answered():
+        show_bodies = await place.shows_bodies(queue, allowed=bodies)
         page = await place.post.page(queue, query.state, cursor=query.cursor, limit=query.limit, **given)
-    found = [message_document(place, one, bodies=bodies) for one in page.messages]
+    found = [message_document(one, show_bodies=show_bodies) for one in page.messages]
     return documents.Messages(messages=found, next=page.cursor)
 
 
@@ -303,18 +308,18 @@ async def message_detail(place: Place, queue: str, id: str, *, bodies: bool) -> 
         events = history_events(await place.post.history(queue, id))
         result = await place.post.result(queue, id, default=_NO_RESULT)
         policy = settings_document(await place.post.policy(queue))
+        show_bodies = await place.shows_bodies(queue, allowed=bodies)
     if stored is None and not events:
         raise Problem(404, "unknown-message", f"queue {queue} has no message {id}, and its journal has no event of it")
     condition = stored.state if stored is not None else events[-1].event
     visible = None
     if result is not _NO_RESULT:
         data = msgspec.json.encode(result, enc_hook=repr)
-        allowed = place.shows_bodies(queue, allowed=bodies)
-        visible = body_document(data, "application/json") if allowed else hidden_body(len(data))
+        visible = body_document(data, "application/json") if show_bodies else hidden_body(len(data))
     return documents.MessageDetail(
         queue=queue,
         id=id,
-        message=None if stored is None else message_document(place, stored, bodies=bodies),
+        message=None if stored is None else message_document(stored, show_bodies=show_bodies),
         condition=condition,
         max_deliveries=policy.max_deliveries,
         result=visible,

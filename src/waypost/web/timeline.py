@@ -40,6 +40,7 @@ def step_of(event: HistoryEvent, before: HistoryEvent | None) -> Step:
         token=None if event.token is None else str(event.token),
         reason=event.reason,
         error_type=event.error_type,
+        error=event.error,
     )
 
 

@@ -35,7 +35,7 @@ from waypost.policy import (
 )
 from waypost.store.memory import chains
 from waypost.store.memory.records import ChainRecord, Holder, Record, Replays, run_of
-from waypost.store.port import Draft, Hold, SideEffects, Target, format_changes, read_cursor
+from waypost.store.port import Draft, Hold, SideEffects, Target, cut_error, format_changes, read_cursor
 from waypost.store.repeats import id_in_use, is_repeat
 from waypost.values import (
     FAILURE_REASONS,
@@ -507,7 +507,9 @@ class QueueModel:
         self._count_run(now, record)
         self.note(
             now, status, operation, record, due_ms=record.ready_ms,
-            reason=settlement.reason, error_type=settlement.error_type, **run_of(now, record),
+            reason=settlement.reason, error_type=settlement.error_type,
+            error=cut_error(settlement.error) if status == "retried" else None,
+            **run_of(now, record),
         )  # fmt: skip
         self.make_claimable(now, record, record.ready_ms)
         return status
@@ -672,7 +674,8 @@ class QueueModel:
         self.note(
             now, how, operation, record, cause=cause,
             reason=record.reason if how == "dead" else None,
-            error_type=record.error_type if how == "dead" else None, **details,
+            error_type=record.error_type if how == "dead" else None,
+            error=cut_error(record.error) if how == "dead" else None, **details,
         )  # fmt: skip
         if how == "dead":
             record.state = "dead"

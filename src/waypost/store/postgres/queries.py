@@ -44,7 +44,8 @@ ENTRY = (
     "before, (entry).count, (entry).at_ms, (entry).event, (entry).operation, (entry).schedule, (entry).ids, "
     "(entry).keys, (entry).groups, (entry).ranks, (entry).tokens, (entry).deliveries, (entry).attempts, "
     "(entry).workers, (entry).dues, (entry).causes, (entry).reasons, (entry).error_types, (entry).runs, "
-    "(entry).waits, (entry).sizes, (entry).bodies, (entry).chains, coalesce((entry).claims, (entry).tokens)"
+    "(entry).waits, (entry).sizes, (entry).bodies, (entry).chains, "
+    "coalesce((entry).claims, (entry).tokens), (entry).errors"
 )
 
 #: Which queues have a message, or remember how it ended. Each table is read by its index, whatever the planner
@@ -183,11 +184,11 @@ def _events(queue: str, row: tuple[Any, ...]) -> list[EventRecord]:
         EventRecord(
             queue, before + index, at_ms, event, id, key, group, None if rank is None else 9 - rank, token, claims,
             deliveries, attempts, worker, due, cause, reason, error_type, run, wait, size, operation, chain, schedule,
-            None if body is None else bytes(body),
+            None if body is None else bytes(body), error,
         )
         for index, (
             id, key, group, rank, token, deliveries, attempts, worker, due, cause, reason, error_type, run, wait, size,
-            body, chain, claims,
+            body, chain, claims, error,
         ) in enumerate(zip(*fields, strict=True), 1)
     ]  # fmt: skip
 

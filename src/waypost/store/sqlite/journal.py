@@ -7,7 +7,7 @@ from waypost.values import EventPage, EventRecord, TracePage
 
 _EVENT_COLUMNS = (
     'number, at_ms, event, message_id, key, "group", priority, token, claims, deliveries, attempts, worker, due_ms, '
-    "cause, reason, error_type, run_ms, wait_ms, size, operation_id, chain_id, schedule, body"
+    "cause, reason, error_type, run_ms, wait_ms, size, operation_id, chain_id, schedule, body, error"
 )
 _JOURNAL = f"""
     SELECT {_EVENT_COLUMNS} FROM {{journal}} WHERE queue = ? AND number > ? ORDER BY number LIMIT ?"""

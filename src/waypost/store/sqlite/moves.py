@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from waypost.identity import continuation_id
 from waypost.policy import ENDED_TTL_MS, HEAD_OFFSET, NO_END_MS, RECLAIM_MAX
+from waypost.store.port import cut_error
 from waypost.store.sqlite.queue_records import COLUMNS, QueueRecords, Record
 from waypost.store.sqlite.schema import DEAD, DELAYED, LEASED, READY
 from waypost.values import NOT_RUNS, EventName, Notice, chain_id, split_chain_id
@@ -115,6 +116,7 @@ def end(
         cause=cause,
         reason=record.reason if dead else None,
         error_type=record.error_type if dead else None,
+        error=cut_error(record.error) if dead else None,
     )
     key = record.key
     holder = None if key is None else records.holder(key)

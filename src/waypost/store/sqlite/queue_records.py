@@ -65,7 +65,7 @@ _MESSAGE_DELETE = "DELETE FROM {message} WHERE seq = ?"
 _JOURNAL_COLUMNS = (
     "queue", "number", "at_ms", "event", "message_id", "key", "group", "priority", "token", "claims", "deliveries",
     "attempts", "worker", "due_ms", "cause", "reason", "error_type", "run_ms", "wait_ms", "size", "operation_id",
-    "chain_id", "body", "schedule",
+    "chain_id", "body", "schedule", "error",
 )  # fmt: skip
 _JOURNAL_SWEEP = "DELETE FROM {journal} WHERE queue = ? AND number < ?"
 _READERS = "SELECT name, read_to FROM {reader} WHERE queue = ?"
@@ -157,7 +157,15 @@ def read_policy(text: bytes) -> PolicyRecord:
         ) from None
 
 
-DEFAULT_POLICY_TEXT = msgspec.json.encode(DEFAULT_POLICY)
+def write_policy(policy: PolicyRecord) -> bytes:
+    """A policy as its row keeps it. What the first release does not know is left out unless it is set."""
+    fields = structs.asdict(policy)
+    if not policy.hide_bodies:
+        del fields["hide_bodies"]
+    return msgspec.json.encode(fields)
+
+
+DEFAULT_POLICY_TEXT = write_policy(DEFAULT_POLICY)
 
 
 def as_list(texts: Any) -> str:
@@ -234,7 +242,7 @@ class QueueRecords:
 
     def set_policy(self, policy: PolicyRecord) -> None:
         """A changed policy acts from here on."""
-        self.policy_text = msgspec.json.encode(policy)
+        self.policy_text = write_policy(policy)
         self._follow(policy)
 
     @property
@@ -302,6 +310,7 @@ class QueueRecords:
         cause: str | None = None,
         reason: str | None = None,
         error_type: str | None = None,
+        error: str | None = None,
         run_ms: int | None = None,
         wait_ms: int | None = None,
         size: int | None = None,
@@ -328,7 +337,7 @@ class QueueRecords:
             )  # type: ignore[assignment]  # fmt: skip
         self._events.append((
             self.number, number, self.now, event, *fields, worker, due_ms, cause, reason, error_type,
-            run_ms, wait_ms, size, operation, chain, body, schedule,
+            run_ms, wait_ms, size, operation, chain, body, schedule, error,
         ))  # fmt: skip
 
     def note_run(self, event: EventName, operation: str | None, record: Record, **details: Any) -> None:

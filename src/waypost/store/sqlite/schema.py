@@ -35,6 +35,7 @@ _SCHEMA = files(__package__).joinpath("schema.sql").read_text(encoding="utf-8")
 ADDED = {
     ("queue", "over_cap"): "INTEGER NOT NULL DEFAULT 0",
     ("queue", "changes"): "BLOB",
+    ("journal", "error"): "TEXT",
     ("worker", "request"): "TEXT",
     ("worker", "request_ms"): "INTEGER",
 } | {("minute", counter): "INTEGER" for counter in MINUTE_COUNTERS[MINUTE_COUNTERS_FIRST:]}

@@ -139,6 +139,7 @@ CREATE TABLE {journal} (
     chain_id TEXT,
     schedule TEXT,
     body BLOB,
+    error TEXT,
     PRIMARY KEY (queue, number)
 ) WITHOUT ROWID;
 CREATE INDEX {journal:message} ON {journal} (queue, message_id) WHERE message_id IS NOT NULL;

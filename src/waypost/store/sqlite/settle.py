@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from waypost.store.port import Hold, Target, forwarded_draft
+from waypost.store.port import Hold, Target, cut_error, forwarded_draft
 from waypost.store.sqlite.moves import bury, end, ends_otherwise, make_claimable, to_head
 from waypost.store.sqlite.publish import publish
 from waypost.store.sqlite.queue_records import QueueRecords, Record
@@ -116,6 +116,7 @@ def _not_done(records: QueueRecords, record: Record, settlement: Settlement, ope
     records.note_run(
         status, operation, record,
         due_ms=ready_ms, reason=settlement.reason, error_type=settlement.error_type,
+        error=cut_error(settlement.error) if status == "retried" else None,
     )  # fmt: skip
     make_claimable(records, record, ready_ms)
     return status

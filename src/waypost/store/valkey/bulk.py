@@ -250,9 +250,9 @@ class JournalPage:
             if name in columns:
                 arrays[name] = spread([texts[place] for texts in tails], ~holds if name == "worker" else None)
         if "reason" in columns or "error_type" in columns:
-            parted = [run.failure.decode().partition("\0") for run in runs]
-            arrays["reason"] = spread([reason or None for reason, _, _ in parted])
-            arrays["error_type"] = spread([kind or None for _, _, kind in parted])
+            parted = [packing.split_failure(run.failure) for run in runs]
+            arrays["reason"] = spread([reason for reason, _, _ in parted])
+            arrays["error_type"] = spread([kind for _, kind, _ in parted])
         if any(run.body is not None for run in runs):
             bodies = [run.body for run, count in zip(runs, counts.tolist(), strict=True) for _ in range(count)]
             arrays |= envelope_columns(bodies, columns)

@@ -416,8 +416,8 @@ def unpack_entry(queue: str, last: int, data: bytes) -> Iterator[EventRecord]:
             extra: dict[str, Any] = {}
             if kind == b"X":
                 length = int.from_bytes(data[at : at + 2], "big")
-                reason, _, error_type = data[at + 2 : at + 2 + length].decode().partition("\0")
-                extra = {"reason": reason or None, "error_type": error_type or None}
+                reason, error_type, error = split_failure(data[at + 2 : at + 2 + length])
+                extra = {"reason": reason, "error_type": error_type, "error": error}
                 at += 2 + length
             elif kind in b"PF":
                 length = int.from_bytes(data[at : at + 4], "big")
@@ -431,6 +431,12 @@ def unpack_entry(queue: str, last: int, data: bytes) -> Iterator[EventRecord]:
                     at += 2 + length
             extra["cause"] = cause_name
             yield state_event(queue, number, at_ms, event_name, message_id, fields, tail, operation, extra)
+
+
+def split_failure(text: bytes) -> tuple[str | None, str | None, str | None]:
+    """Reason, error type and error of an event. The first release wrote no error."""
+    reason, error_type, error, *_ = *text.decode().split("\0", 2), "", ""
+    return reason or None, error_type or None, error or None
 
 
 def text_event(queue: str, number: int, at_ms: int, event: Any, cause: int, size: int, text: str) -> EventRecord:

@@ -84,7 +84,7 @@ LIMITS = (
     "MINUTES_KEPT", "HEAD_OFFSET", "CHUNK_MESSAGES_MAX", "WORKERS_SWEPT_MAX", "ENDED_TTL_MS", "WAITER_TTL_MS",
     "NO_END_MS", "COMPLETION_TTL_MS", "BLOCKER_CHECK_MS", "BLOCKER_CHECKS_MAX", "POLL_SOON_MS_MAX",
     "POLL_SOON_MESSAGES_MAX", "UNBLOCK_TTL_MS", "SCANNED_MAX", "CHUNK_BYTES_MAX", "JOURNAL_SLACK_PART",
-    "SIDE_EFFECTS_MAX", "REMOVED_TTL_MS", "RECORDS_SWEPT_MAX",
+    "SIDE_EFFECTS_MAX", "REMOVED_TTL_MS", "RECORDS_SWEPT_MAX", "JOURNAL_ERROR_CHARACTERS_MAX",
 )  # fmt: skip
 _places: dict[str, dict[str, Any]] = {
     "COUNT": {name: place for place, name in enumerate(COUNTERS, 1)},
@@ -112,7 +112,7 @@ _texts = {
         {
             name: f"'{value}'" if isinstance(value, str) else value
             for name, value in structs.asdict(policy.DEFAULT_POLICY).items()
-            if value is not None
+            if value is not None and value is not False
         }
     ),
 }

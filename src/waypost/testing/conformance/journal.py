@@ -58,6 +58,37 @@ class TestJournal:
         assert (retried.worker, retried.run_ms, retried.attempts) == ("anna", 3_000, 1)
         assert (retried.reason, retried.error_type, retried.due_ms) == ("because", "OSError", bench.now_ms + 10_000)
 
+    @pytest.mark.promise("SEE-3")
+    def test_each_failure_keeps_the_beginning_of_its_error(self, bench: Bench) -> None:
+        bench.publish_count(2)
+        kept, other = bench.claim(2)
+        bench.settle_batch(
+            [bench.settlement(kept, "retry", error_type="OSError", error="first ✗"), bench.settlement(other)]
+        )
+        bench.settle(bench.claim_one(), "snooze")
+        bench.settle(bench.claim_one(), "dead", error_type="ValueError", error="é" * 600)
+        retried, dead = bench.events("retried", "dead")
+        assert (retried.error_type, retried.error) == ("OSError", "first ✗")
+        assert (dead.error_type, dead.error) == ("ValueError", "é" * 500)
+        assert bench.stored(kept.id).error == "é" * 600
+        others = [event for event in bench.events() if event.event not in ("retried", "dead")]
+        assert {event.error for event in others} == {None}
+        assert [event.error for event in bench.trace(kept.id) if event.error] == [retried.error, dead.error]
+
+    @pytest.mark.promise("SEE-3", "LEASE-5")
+    def test_a_message_that_dies_of_too_many_deliveries_keeps_its_last_error(self, bench: Bench) -> None:
+        bench.configure(max_deliveries=2)
+        bench.publish()
+        bench.settle(bench.claim_one(), "retry", error="the last one")
+        bench.settle(bench.claim_one(), "retry")
+        assert bench.claim() == []
+        assert [event.error for event in bench.events("retried", "dead")] == ["the last one", None, None]
+        bench.publish()
+        bench.settle(bench.claim_one(), "retry")
+        bench.settle(bench.claim_one(), "retry", error_type="OSError", error="no room")
+        assert bench.claim() == []
+        assert [(event.reason, event.error) for event in bench.events("dead")][1:] == [("max_deliveries", "no room")]
+
     @pytest.mark.promise("SEE-3", "LEASE-5")
     def test_claims_never_decrease_while_deliveries_are_given_back(self, bench: Bench) -> None:
         bench.publish()

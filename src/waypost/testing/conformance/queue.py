@@ -79,9 +79,9 @@ class TestPolicy:
     def test_a_change_is_the_same_for_every_client(self, bench: Bench) -> None:
         changed = bench.configure(
             lease=5, max_deliveries=None, max_pending=7, overload="drop_oldest", max_running=3, rate="10/s",
-            journal="full", journal_max=500, dead_max=8, dead_keep=60, completed=4,
+            journal="full", journal_max=500, dead_max=8, dead_keep=60, completed=4, hide_bodies=True,
         )  # fmt: skip
-        assert changed == PolicyRecord(5_000, None, 7, "drop_oldest", 3, 10, 1_000, "full", 500, 8, 60_000, 4)
+        assert changed == PolicyRecord(5_000, None, 7, "drop_oldest", 3, 10, 1_000, "full", 500, 8, 60_000, 4, True)
         other = bench.another_client()
         assert other.run(other.store.policy("orders")) == changed
 
@@ -89,6 +89,12 @@ class TestPolicy:
     def test_a_change_keeps_all_other_settings(self, bench: Bench) -> None:
         bench.configure(lease=5, rate="10/s", max_running=2)
         assert bench.configure(rate=None) == DEFAULT_POLICY.changed({"lease_ms": 5_000, "max_running": 2})
+
+    @pytest.mark.promise("QUEUE-2")
+    def test_hidden_bodies_can_be_shown_again(self, bench: Bench) -> None:
+        assert bench.configure(hide_bodies=True).hide_bodies
+        assert bench.configure(lease=5).hide_bodies
+        assert bench.configure(hide_bodies=False) == DEFAULT_POLICY.changed({"lease_ms": 5_000})
 
     @pytest.mark.promise("QUEUE-2")
     def test_a_changed_lease_applies_to_new_claims_only(self, bench: Bench) -> None:

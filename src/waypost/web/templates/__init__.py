@@ -105,6 +105,8 @@ def setting(value: Any, name: str) -> str:
         return {"lease": "none: done when claimed", "dead_keep": "until purged"}.get(name, "no limit")
     if name in ("lease", "dead_keep"):
         return duration(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     return number(value) if isinstance(value, int | float) else str(value)
 
 

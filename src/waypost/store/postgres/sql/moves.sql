@@ -54,7 +54,7 @@ BEGIN
     END IF;
     INSERT INTO {entry} (
         queue, count, xid, seq, at_ms, event, operation, ids, keys, groups, ranks, tokens, deliveries, attempts,
-        workers, dues, causes, reasons, error_types, runs, sizes, chains, claims
+        workers, dues, causes, reasons, error_types, runs, sizes, chains, claims, errors
     ) VALUES (
         q.number, 1, pg_current_xact_id()::text::bigint, nextval('{sequence}'), p_now, p_event, p_op,
         CASE WHEN m.id IS NOT NULL THEN ARRAY[m.id] END, CASE WHEN m.key IS NOT NULL THEN ARRAY[m.key] END,
@@ -70,7 +70,8 @@ BEGIN
         CASE WHEN p_run THEN ARRAY[p_now - m.claimed_ms] END,
         CASE WHEN m.data IS NOT NULL THEN ARRAY[length(m.data)] END,
         CASE WHEN m.chain IS NOT NULL THEN ARRAY[m.chain] END,
-        CASE WHEN m.token <> m.claims THEN ARRAY[m.claims] END
+        CASE WHEN m.token <> m.claims THEN ARRAY[m.claims] END,
+        CASE WHEN p_event IN ('retried', 'dead') AND m.error <> '' THEN ARRAY[left(m.error, {JOURNAL_ERROR_CHARACTERS_MAX})] END
     );
 END $body$;
 

@@ -271,16 +271,17 @@ BEGIN
             error_type = CASE w.outcome WHEN 'retry' THEN w.error_type ELSE m.error_type END,
             error = CASE w.outcome WHEN 'retry' THEN w.error ELSE m.error END
         FROM wanted w WHERE m.ctid = w.place
-        RETURNING w.n, w.reason, w.error_type, m.id, m.key, m."group", m.rank, m.token, m.claims, m.deliveries,
+        RETURNING w.n, w.reason, w.error_type, w.error, m.id, m.key, m."group", m.rank, m.token, m.claims, m.deliveries,
             m.attempts, m.worker, m.claimed_ms, m.cause, m.ready_ms, m.state, length(m.data) AS size, m.chain
     ), j AS (
         INSERT INTO {entry} (
             queue, count, xid, seq, at_ms, event, operation, ids, keys, groups, ranks, tokens, deliveries, attempts,
-            workers, dues, reasons, error_types, runs, sizes, chains, claims)
+            workers, dues, reasons, error_types, runs, sizes, chains, claims, errors)
         SELECT q.number, s.count, pg_current_xact_id()::text::bigint, nextval('{sequence}'), p_now, e.event, p_op,
             s.ids, s.keys, s.groups, s.ranks, s.tokens, s.deliveries, s.attempts, s.workers,
             CASE WHEN e.event <> 'released' THEN s.dues END, CASE WHEN e.event <> 'released' THEN s.reasons END,
-            CASE WHEN e.event <> 'released' THEN s.error_types END, s.runs, s.sizes, s.chains, s.claims
+            CASE WHEN e.event <> 'released' THEN s.error_types END, s.runs, s.sizes, s.chains, s.claims,
+            CASE WHEN e.event = 'retried' THEN s.errors END
         FROM unnest(ARRAY['retried', 'snoozed', 'released']) AS e (event) CROSS JOIN LATERAL (
             SELECT count(*) AS count, array_agg(b.id) AS ids, array_agg(b.key) AS keys, array_agg(b."group") AS groups,
                 array_agg(b.rank) AS ranks, array_agg(b.token) AS tokens, array_agg(b.deliveries) AS deliveries,
@@ -288,7 +289,9 @@ BEGIN
                 array_agg(b.reason) AS reasons, array_agg(b.error_type) AS error_types,
                 array_agg(p_now - b.claimed_ms) AS runs, array_agg(b.size) AS sizes,
                 CASE WHEN count(b.chain) > 0 THEN array_agg(b.chain) END AS chains,
-                CASE WHEN max(b.token - b.claims) > 0 THEN array_agg(b.claims) END AS claims
+                CASE WHEN max(b.token - b.claims) > 0 THEN array_agg(b.claims) END AS claims,
+                CASE WHEN count(nullif(b.error, '')) > 0
+                    THEN array_agg(nullif(left(b.error, {JOURNAL_ERROR_CHARACTERS_MAX}), '')) END AS errors
             FROM back b WHERE b.cause = e.event HAVING count(*) > 0) s
         WHERE {journal_keeps}(q.journal, e.event)
     ), t AS (
@@ -364,18 +367,20 @@ BEGIN
     ), j AS (
         INSERT INTO {entry} (
             queue, count, xid, seq, at_ms, event, operation, ids, keys, groups, ranks, tokens, deliveries, attempts,
-            workers, causes, reasons, error_types, runs, sizes, claims)
+            workers, causes, reasons, error_types, runs, sizes, claims, errors)
         SELECT q.number, s.count, pg_current_xact_id()::text::bigint, nextval('{sequence}'), p_now, k.event, p_op,
             s.ids, s.keys, s.groups, s.ranks, s.tokens, s.deliveries, s.attempts, s.workers,
             CASE WHEN k.event = 'dropped' THEN ARRAY['drop'] END, CASE WHEN k.event = 'dead' THEN s.reasons END,
-            CASE WHEN k.event = 'dead' THEN s.error_types END, s.runs, s.sizes, s.claims
+            CASE WHEN k.event = 'dead' THEN s.error_types END, s.runs, s.sizes, s.claims, s.errors
         FROM unnest(ARRAY['done', 'dead', 'dropped']) AS k (event) CROSS JOIN LATERAL (
             SELECT count(*) AS count, array_agg(e.id) AS ids, array_agg(e.key) AS keys, array_agg(e."group") AS groups,
                 array_agg(e.rank) AS ranks, array_agg(e.token) AS tokens, array_agg(e.deliveries) AS deliveries,
                 array_agg(e.attempts) AS attempts, array_agg(e.worker) AS workers, array_agg(e.reason) AS reasons,
                 array_agg(e.error_type) AS error_types, array_agg(p_now - e.claimed_ms) AS runs,
                 array_agg(length(e.data)) AS sizes,
-                CASE WHEN max(e.token - e.claims) > 0 THEN array_agg(e.claims) END AS claims
+                CASE WHEN max(e.token - e.claims) > 0 THEN array_agg(e.claims) END AS claims,
+                CASE WHEN k.event = 'dead' AND count(nullif(e.error, '')) > 0
+                    THEN array_agg(nullif(left(e.error, {JOURNAL_ERROR_CHARACTERS_MAX}), '')) END AS errors
             FROM ended e WHERE e.event = k.event HAVING count(*) > 0) s
         WHERE {journal_keeps}(q.journal, k.event)
     ), t AS (

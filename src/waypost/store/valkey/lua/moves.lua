@@ -35,13 +35,28 @@ local function add_item(text)
   items[item_count] = text
 end
 
+-- What the journal keeps of an error's text: so many characters, none of them in part.
+local function cut_error(text)
+  if #text <= JOURNAL_ERROR_CHARACTERS_MAX then return text end
+  local characters = 0
+  for i = 1, #text do
+    local first = byte(text, i)
+    if first < 128 or first > 191 then
+      characters = characters + 1
+      if characters > JOURNAL_ERROR_CHARACTERS_MAX then return sub(text, 1, i - 1) end
+    end
+  end
+  return text
+end
+
 -- One event of a message whose packed state is `state`. Most events of a step share the texts at its end.
-local function note_state(event, cause, id, state, reason, error_type)
+local function note_state(event, cause, id, state, reason, error_type, error_text)
   if not noted(event) then return end
   event_count = event_count + 1
   local head = codes().event[event] .. (cause and codes().cause[cause] or '\0') .. id
-  if reason or error_type then
+  if reason or error_type or error_text then
     local text = (reason or '') .. '\0' .. (error_type or '')
+    if error_text then text = text .. '\0' .. cut_error(error_text) end
     last_tail = sub(state, 66)
     add_item('X' .. head .. state .. struct_pack('>H', #text) .. text)
     return
@@ -267,7 +282,11 @@ end
 local function end_message(s, how, cause, details, begun)
   tally(how, 1)
   if s.status == 'L' and cause ~= 'expired' and cause ~= 'release' then count_run(s) end
-  note_state(how, cause, s.id, s.raw, details and details[1], details and details[2] ~= '' and details[2] or nil)
+  if details then
+    note_state(how, cause, s.id, s.raw, details[1], details[2] ~= '' and details[2] or nil, details[3] ~= '' and details[3] or nil)
+  else
+    note_state(how, cause, s.id, s.raw)
+  end
   -- The same rule as `is_side_effect` in values.py.
   if how == 'dead' and s.status ~= 'L' or cause == 'overload' or cause == 'expired' or cause == 'publish'
     or cause == 'parked' then

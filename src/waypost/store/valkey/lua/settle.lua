@@ -214,7 +214,8 @@ else
     tally(event, 1)
     count_run(s)
     make_claimable(s, now + t.after)
-    note_state(event, nil, id, s.raw, reason ~= '' and reason or nil, error_type ~= '' and error_type or nil)
+    note_state(event, nil, id, s.raw, reason ~= '' and reason or nil, error_type ~= '' and error_type or nil,
+      event == 'retried' and error_text ~= '' and error_text or nil)
     return event == 'retried' and 'r' or 's'
   end
 
