@@ -124,6 +124,8 @@ ENDED_TTL_MS = 3_600_000
 WAITER_TTL_MS = 60_000
 #: How many chains one message may wait for.
 BLOCKERS_MAX = 1_000
+#: The links of a message to chains are listed up to this number of each kind: a chain may have thousands of messages.
+LINKS_MAX = 100
 MINUTES_KEPT = 1_440
 #: Changes of settings, pauses and resumes that are kept of a queue, to be marked on charts.
 CHANGES_KEPT = 32

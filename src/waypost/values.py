@@ -413,6 +413,23 @@ class ChainState(Struct, frozen=True):
         return self.known and (self.failed is not None or self.open == 0)
 
 
+class Links(Struct, frozen=True):
+    """What a message has to do with chains, as its queue knows it. Chains and messages are named as `queue/id`.
+
+    Of each kind at most `LINKS_MAX` are listed.
+    """
+
+    #: The chain that it belongs to; None if it belongs to none, or has left its queue.
+    chain: str | None = None
+    #: The chains that it waits for.
+    blockers: tuple[str, ...] = ()
+    #: The chain that it began.
+    begun: ChainState = ChainState(False)
+    #: Messages of that chain that have not ended, and messages that wait for its end.
+    members: tuple[str, ...] = ()
+    watchers: tuple[str, ...] = ()
+
+
 class Notice(Struct, frozen=True):
     """A notice about a chain on its way to another queue. It may arrive more than once.
 

@@ -42,6 +42,7 @@ TABLE: dict[str, tuple[Row, ...]] = {
     "queues": (Row("queues"),),
     "stats": (Row("stats"), Row("stats orders")),
     "peek": (Row("peek orders"),),
+    "find": (Row(f"find {ID}"), Row("find --key k")),
     "history": (Row(f"history orders {ID}"),),
     "ledger": (Row("ledger orders"),),
     "journal": (Row("journal orders"), Row("journal orders --follow")),

@@ -132,6 +132,21 @@ def peeking(cli: CommandRunner) -> None:
     assert cli.run("peek", "orders", "--id", "0" * 24, code=1) == "no messages\n"
 
 
+@check_of("find")
+def searches(cli: CommandRunner) -> None:
+    id = cli.post.publish("orders", 1, key="order-7").id
+    for arguments in ((id,), ("--key", "order-7")):
+        assert cli.run("find", *arguments).splitlines()[1].split() == ["orders", id, "ready"]
+        assert cli.json("find", *arguments) == [{"queue": "orders", "id": id, "state": "ready", "ended": None}]
+    with cli.post.receive("orders"):
+        pass
+    assert cli.run("find", id).splitlines()[1].split() == ["orders", id, "done"]
+    cli.run("find", "--key", "order-7", code=1)
+    assert "no queue has it" in cli.stderr
+    cli.run("find", "0" * 24, code=1)
+    assert "no queue and no journal has it" in cli.stderr
+
+
 @check_of("history", "journal", "ledger")
 def histories(cli: CommandRunner) -> None:
     id = cli.post.publish("orders", 1).id

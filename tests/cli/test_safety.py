@@ -61,7 +61,8 @@ TARGETS = [
 #: Every command that has a store, with its other arguments.
 COMMANDS = [
     ("publish", "orders", "1"), ("queues",), ("stats",), ("stats", "orders"), ("watch", "--once"), ("peek", "orders"),
-    ("history", "orders", "1m7fra5gs06ap4cfk9b5jsq9"), ("ledger", "orders"), ("journal", "orders"), ("pause", "orders"),
+    ("history", "orders", "1m7fra5gs06ap4cfk9b5jsq9"), ("find", "1m7fra5gs06ap4cfk9b5jsq9"), ("find", "--key", "k"),
+    ("ledger", "orders"), ("journal", "orders"), ("pause", "orders"),
     ("resume", "orders"), ("configure", "orders", "lease=30s"), ("cancel", "orders", "--key", "k"),
     ("purge", "orders", "--state", "ready", "--yes"), ("dead", "list", "orders"),
     ("dead", "redrive", "orders", "--all"),

@@ -211,6 +211,8 @@ WRONG = [
     (("peek", "orders", "-n", "0"), "a whole number from 1"),
     (("peek", "orders", "--id", "x\0"), "id"),
     (("history", "orders", ""), "id"),
+    (("find",), "give its id, or --key"),
+    (("find", "x", "--key", "k"), "give its id, or --key"),
     (("stats", "orders", "--minutes", "9999"), "a whole number from 0 to 1440"),
     (("configure", "orders", "lease"), "a setting is NAME=VALUE"),
     (("configure", "orders", "lease=soon"), "lease: a duration looks like"),

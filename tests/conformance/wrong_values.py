@@ -79,6 +79,8 @@ CALLS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"queue": "fuzzed"}, ("state", "cursor", "limit", "id", "key", "group", "reason", "before", "no_such_option"),
     ),
     "find": ({"id": ID}, ("id",)),
+    "find_key": ({"key": "order:7"}, ("key", "queue")),
+    "links": ({"queue": "fuzzed", "id": ID}, ("id",)),
     "stats_many": ({"queues": ["fuzzed"]}, ("queues", "minutes")),
     "dead_letters": ({"queue": "fuzzed"}, ("reason", "id", "key", "group")),
     "timers": ({"queue": "fuzzed"}, ("before",)),

@@ -75,6 +75,34 @@ def test_pages_of_every_state_and_filter_are_those_of_messages(post: Any) -> Non
     assert len(read_all(post, "orders", "delayed", limit=1, before=soon)) in (2, 3)
 
 
+@pytest.mark.promise("QUEUE-8", "FACE-1")
+def test_a_key_is_found_in_all_queues_or_in_one(post: Any) -> None:
+    first = post.publish("orders", 1, key="k")
+    second = post.publish("mails", 2, key="k", delay=60)
+    post.publish("orders", 3, key="other")
+    found = {(one.queue, one.id, one.state) for one in post.find_key("k")}
+    assert found == {("orders", first.id, "ready"), ("mails", second.id, "delayed")}
+    assert [one.id for one in post.find_key("k", "mails")] == [second.id]
+    assert post.find_key("k", Queue("no-such-queue", int)) == []
+    assert post.find_key("none") == []
+    for wrong in ("", "x" * 513, None):
+        with pytest.raises(InvalidInput):
+            post.find_key(wrong)
+
+
+@pytest.mark.promise("CHAIN-3", "FACE-1")
+def test_links_name_the_chain_of_a_message_and_what_waits_for_it(post: Any) -> None:
+    chain = post.publish("orders", 1, chain=True)
+    waiting = post.publish("mails", 2, after=[chain])
+    found = post.links(chain)
+    assert (found.chain, found.begun.open, found.members) == (chain.chain_id, 1, (chain.chain_id,))
+    assert found.watchers in ((), (f"mails/{waiting.id}",))  # a watcher may still be on its way
+    assert post.links("mails", waiting.id).blockers == (chain.chain_id,)
+    assert post.links("orders", "0" * 24).begun.known is False
+    with pytest.raises(InvalidInput):
+        post.links("orders")
+
+
 @pytest.mark.promise("QUEUE-8", "PUB-8")
 def test_a_cursor_belongs_to_its_queue_state_and_filters(post: Any) -> None:
     post.publish_many("orders", range(5))

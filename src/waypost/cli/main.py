@@ -20,6 +20,7 @@ from waypost.cli.commands import (
     dead,
     demo,
     doctor,
+    find,
     history,
     journal,
     ledger,
@@ -53,6 +54,7 @@ COMMANDS: tuple[Any, ...] = (
     stats,
     watch,
     peek,
+    find,
     history,
     ledger,
     journal,
@@ -82,7 +84,18 @@ COMMANDS: tuple[Any, ...] = (
 
 #: The order of `waypost --help`. A test fails when a command is in no group.
 GROUPS: dict[str, tuple[str, ...]] = {
-    "publish and inspect": ("publish", "queues", "stats", "watch", "peek", "history", "ledger", "journal", "actions"),
+    "publish and inspect": (
+        "publish",
+        "queues",
+        "stats",
+        "watch",
+        "peek",
+        "find",
+        "history",
+        "ledger",
+        "journal",
+        "actions",
+    ),
     "act on a queue": (
         "pause",
         "resume",

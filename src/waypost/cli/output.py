@@ -262,7 +262,8 @@ def format_event(event: Event) -> str:
     parts = [f"delivery {event.deliveries}"] if event.event == "claimed" and event.deliveries else []
     parts += [event.cause] if event.cause else []
     parts += [event.reason] if event.reason else []
-    parts += [event.error_type] if event.error_type else []
+    failure = ": ".join(filter(None, (event.error_type, event.error)))
+    parts += [failure] if failure else []
     parts += [f"waited {format_age(event.wait_time)}"] if event.wait_time is not None else []
     parts += [f"ran {format_age(event.run_time)}"] if event.run_time is not None else []
     parts += [f"due {format_time(event.due_at)}"] if event.due_at is not None else []

@@ -56,6 +56,7 @@ from waypost.values import (
     FoundMessage,
     Lease,
     Ledger,
+    Links,
     MessageState,
     Published,
     Redriven,
@@ -704,6 +705,23 @@ class AsyncWaypost(BaseClient):
         if no trace of it is left.
         """
         return await self._run(manage.find(self._context, check_id(id)))
+
+    async def find_key(self, key: str, queue: QueueName | None = None) -> list[FoundMessage]:
+        """Find the unfinished messages that have a `key`: in one `queue`, or in all of them, read in one flush.
+
+        A queue has at most two of them: one that is handled, and the one that was published meanwhile. A key is free
+        again when its message has ended; list finished messages and dead letters by `messages(queue, state, key=…)`.
+        """
+        name = None if queue is None else queue_name(queue)
+        return await self._run(manage.find_key(self._context, key, name))
+
+    async def links(self, queue: QueueName | Published, id: str | None = None) -> Links:
+        """Return what a message has to do with chains: the one that it is part of, began, or waits for.
+
+        Give what `publish` returned as `queue`, or a queue and an `id`. Chains and messages are named as `queue/id`.
+        Of a chain that it began, unfinished messages and those that wait for its end are listed, up to 100 of each.
+        """
+        return await self._call(self._store.links(*self._reference(queue, id)))
 
     def dead_letters(self, queue: QueueName, **filters: Unpack[ListingFilters]) -> AsyncIterator[StoredMessage[Any]]:
         """List the dead letters of a `queue`, oldest first: `messages` with `state="dead"` and its filters.

@@ -57,6 +57,7 @@ from waypost.values import (
     FoundMessage,
     Lease,
     Ledger,
+    Links,
     MessageState,
     Published,
     Redriven,
@@ -657,6 +658,23 @@ class Waypost(BaseClient):
         if no trace of it is left.
         """
         return self._run(manage.find(self._context, check_id(id)))
+
+    def find_key(self, key: str, queue: QueueName | None = None) -> list[FoundMessage]:
+        """Find the unfinished messages that have a `key`: in one `queue`, or in all of them, read in one flush.
+
+        A queue has at most two of them: one that is handled, and the one that was published meanwhile. A key is free
+        again when its message has ended; list finished messages and dead letters by `messages(queue, state, key=…)`.
+        """
+        name = None if queue is None else queue_name(queue)
+        return self._run(manage.find_key(self._context, key, name))
+
+    def links(self, queue: QueueName | Published, id: str | None = None) -> Links:
+        """Return what a message has to do with chains: the one that it is part of, began, or waits for.
+
+        Give what `publish` returned as `queue`, or a queue and an `id`. Chains and messages are named as `queue/id`.
+        Of a chain that it began, unfinished messages and those that wait for its end are listed, up to 100 of each.
+        """
+        return self._call(self._store.links(*self._reference(queue, id)))
 
     def dead_letters(self, queue: QueueName, **filters: Unpack[ListingFilters]) -> Iterator[StoredMessage[Any]]:
         """List the dead letters of a `queue`, oldest first: `messages` with `state="dead"` and its filters.

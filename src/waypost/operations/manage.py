@@ -119,6 +119,22 @@ def _run_together(context: ClientContext, calls: Sequence[Call[list[T]]]) -> Flo
     return found
 
 
+def find_key(context: ClientContext, key: str, queue: str | None) -> Flow[list[FoundMessage]]:
+    """The unfinished messages of a key in one queue, or in all of them."""
+    check_text("key", key, KEY_CHARACTERS_MAX)
+    queues = [queue] if queue is not None else (yield from context.attempt(context.store.queues()))
+    holders = yield from _run_together(context, context.store.holders(queues, key))
+    found: list[FoundMessage] = []
+    for at in range(0, len(holders), QUEUES_TOGETHER):
+        chosen = holders[at : at + QUEUES_TOGETHER]
+        results = yield Together([context.store.watch(name, id, None) for name, id in chosen])
+        for (name, id), watched in zip(chosen, results, strict=True):
+            if isinstance(watched, Exception):
+                watched = yield from context.attempt(context.store.watch(name, id, None))
+            found.append(FoundMessage(name, id, watched.state, watched.ended))
+    return found
+
+
 # ---- acting --------------------------------------------------------------------------------------------------
 
 

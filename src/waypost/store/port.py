@@ -2,8 +2,8 @@
 
     a message     publish  claim  settle  extend  cancel  reschedule
     its result    result  watch  watch_chain
-    chains        outgoing  forwarded  arrive
-    reading       peek  stats  stats_many  trace  locate  queues  policy  time
+    chains        outgoing  forwarded  arrive  links
+    reading       peek  stats  stats_many  trace  locate  holders  queues  policy  time
     a queue       configure  pause  resume  redrive  replace_dead  purge  promote  check  remove  unlist
     the journal   journal  journal_reader  journal_forget  journal_trim
     schedules     save_schedule  remove_schedule  schedules  scheduled  schedules_changed  fire_schedule
@@ -63,6 +63,7 @@ from waypost.values import (
     ExtendStatus,
     Fired,
     FoundMessage,
+    Links,
     MessageState,
     Notice,
     Page,
@@ -180,6 +181,7 @@ class Store(Protocol):
     def outgoing(self, queue: str, limit: int) -> Call[list[Continuation | Notice]]: ...
     def forwarded(self, queue: str, ids: Sequence[str]) -> Call[None]: ...
     def arrive(self, queue: str, notices: Sequence[Notice]) -> Call[Woken[None]]: ...
+    def links(self, queue: str, message_id: str) -> Call[Links]: ...
 
     # waiting: `waiter` is woken like a sleeper at a change, if it calls again within `WAITER_TTL_MS`
     def result(self, queue: str, message_id: str) -> Call[bytes | None]: ...
@@ -203,6 +205,8 @@ class Store(Protocol):
     # The same for many queues, in their order. The calls run together, each for a part of them.
     def stats_many(self, queues: Sequence[str], *, minutes: int = 0) -> list[Call[list[StatsRecord]]]: ...
     def trace(self, queue: str, message_id: str, cursor: str | None = None) -> Call[TracePage]: ...
+    # queue and id of the unfinished messages of a key: the one that has it, then its successor. The calls run together.
+    def holders(self, queues: Sequence[str], key: str) -> list[Call[list[tuple[str, str]]]]: ...
     def queues(self) -> Call[list[str]]: ...
 
     # finding a message by its id: those of the queues that have it or remember its end; `in_journals`: those whose

@@ -40,6 +40,7 @@ from waypost.values import (
     ExtendStatus,
     Lease,
     Ledger,
+    Links,
     MessageState,
     Notice,
     OutcomeName,
@@ -380,6 +381,10 @@ class Bench:
         id = self.session.message_ids(1)[0]
         return self.publish(queue=queue, id=id, chain=chain_id(queue, id), **options).chain_id
 
+    def links(self, message_id: str, *, queue: str = QUEUE) -> Links:
+        """Return what a message has to do with chains."""
+        return self.run(self.store.links(queue, message_id))
+
     def chain_state(self, chain: str, waiter: str | None = None) -> ChainState:
         """Return the state of a chain in the queue where it began."""
         queue, id = split_chain_id(chain)
@@ -554,6 +559,14 @@ class Bench:
             for event in found
             if (not names or event.event in names) and (message_id is None or event.message_id == message_id)
         ]
+
+    def holders(self, key: str, *queues: str) -> dict[str, list[str]]:
+        """Return the unfinished messages of a key in these queues."""
+        found: dict[str, list[str]] = {}
+        for call in self.store.holders(queues or (QUEUE,), key):
+            for queue, id in self.run(call):
+                found.setdefault(queue, []).append(id)
+        return found
 
     def trace(self, message_id: str, *, queue: str = QUEUE) -> list[EventRecord]:
         """Return the history of one message."""

@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from waypost.identity import Operation, continuation_id
-from waypost.policy import ENDED_TTL_MS, NO_END_MS, WAITER_TTL_MS
+from waypost.policy import ENDED_TTL_MS, LINKS_MAX, NO_END_MS, WAITER_TTL_MS
 from waypost.store.memory.records import ChainRecord, Record
-from waypost.values import ChainState, EventName, Notice, Watched, chain_id, split_chain_id
+from waypost.values import ChainState, EventName, Links, Notice, Watched, chain_id, split_chain_id
 
 if TYPE_CHECKING:
     from waypost.store.memory.queue import QueueModel
@@ -116,6 +118,18 @@ def _unblock(model: QueueModel, now: int, notice: Notice, operation: Operation |
     if not record.blockers:
         model.make_claimable(now, record, record.ready_after_wait(now))
         model.note(now, "promoted", operation, record, cause="unblocked")
+
+
+def links(model: QueueModel, now: int, message_id: str) -> Links:
+    """What a message has to do with chains."""
+    record, chain = model.messages.get(message_id), _chain(model, now, message_id)
+    found = Links() if record is None else Links(record.chain, tuple(sorted(record.blockers)[:LINKS_MAX]))
+    if chain is None:
+        return found
+    members = sorted(member for member, count in chain.open.items() if count > 0)[:LINKS_MAX]
+    return structs.replace(
+        found, begun=chain.state(), members=tuple(members), watchers=tuple(sorted(chain.watchers)[:LINKS_MAX])
+    )
 
 
 # ---- waiting -----------------------------------------------------------------------------------------

@@ -51,6 +51,7 @@ from waypost.values import (
     ExtendStatus,
     Fired,
     FoundMessage,
+    Links,
     MessageState,
     Notice,
     Page,
@@ -366,6 +367,9 @@ class MemoryStore:
     def watch_chain(self, queue: str, message_id: str, waiter: str | None) -> Call[ChainState]:
         return ModelCall("watch_chain", lambda now: chains.watch_chain(self._queue(queue), now, message_id, waiter))
 
+    def links(self, queue: str, message_id: str) -> Call[Links]:
+        return ModelCall("links", lambda now: chains.links(self._queue(queue), now, message_id))
+
     def result(self, queue: str, message_id: str) -> Call[bytes | None]:
         def step(now: int) -> bytes | None:
             data, until = self._queue(queue).results.get(message_id, (None, 0))
@@ -419,6 +423,19 @@ class MemoryStore:
             return TracePage([e for e in self._queue(queue).journal if e.message_id == message_id], None)
 
         return ModelCall("trace", step)
+
+    def holders(self, queues: Sequence[str], key: str) -> list[Call[list[tuple[str, str]]]]:
+        def step(now: int) -> list[tuple[str, str]]:
+            found = [(queue, self._queue(queue).keys.get(key)) for queue in queues]
+            return [
+                (queue, id)
+                for queue, holder in found
+                if holder is not None
+                for id in (holder.owner, holder.parked)
+                if id is not None
+            ]
+
+        return [ModelCall("holders", step)]
 
     def queues(self) -> Call[list[str]]:
         return ModelCall("queues", lambda now: sorted(name for name, model in self._queues.items() if model.made))

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from waypost.policy import SCANNED_MAX
 from waypost.store.port import read_cursor
 from waypost.store.postgres.constants import STATES
 from waypost.store.postgres.schema import Names
@@ -85,6 +86,13 @@ def read_located(message_id: str, result: PGresult) -> list[FoundMessage]:
     return found
 
 
+def _is_indexed(state: MessageState, filter: str) -> bool:
+    """Whether an index finds messages of a state by a filter."""
+    if filter == "key":
+        return state in ("ready", "delayed", "leased", "waiting")
+    return filter == "id" or (filter == "reason" and state == "dead")
+
+
 def listing(
     names: Names,
     queue: str,
@@ -93,17 +101,27 @@ def listing(
     cursor: str | None,
     filters: dict[str, str | None],
 ) -> tuple[bytes, list[Parameter]]:
-    """Return the statement for one page of a state and one more message, after the last message seen."""
+    """Return the statement for one page of a state and one more message, after the last message seen.
+
+    A filter without an index is applied to a bounded number of messages. If the search stops there, the last one seen
+    is returned too, whether it fits or not: the caller goes on behind it.
+    """
     order = ORDERS[state]
     table = names.of("completed" if state == "done" else "message")
     parameters = [text(queue), number(limit + 1)]
     where = "" if state == "done" else f" AND m.state = {STATES[state]}"
+    fits = []
     for name, value in filters.items():
-        if value is not None:
-            parameters.append(text(value))
-            where += f' AND m."{name}" = ${len(parameters)}'
-            if name == "key" and state in ("ready", "delayed", "leased", "waiting"):
-                where += " AND m.key IS NOT NULL"
+        if value is None:
+            continue
+        parameters.append(text(value))
+        condition = f'm."{name}" = ${len(parameters)}'
+        if not _is_indexed(state, name):
+            fits.append(f"({condition}) IS TRUE")
+            continue
+        where += f" AND {condition}"
+        if name == "key":
+            where += " AND m.key IS NOT NULL"
     after = read_cursor(cursor, len(ORDERS[state]))
     if after is not None:
         marks = []
@@ -111,13 +129,22 @@ def listing(
             parameters.append(text(place) if isinstance(place, str) else number(place))
             marks.append(f"${len(parameters)}")
         where += f" AND ({', '.join(f'm.{column}' for column in order)}) > ({', '.join(marks)})"
-    lease = "m.claimed_ms, m.lease_end_ms, m.worker" if state == "leased" else "NULL::bigint, NULL::bigint, NULL::text"
     columns = ", ".join(f"m.{column}" for column in order)
+    source = f"{table} m WHERE m.queue = (SELECT q.number FROM {names.of('queue')} q WHERE q.name = $1){where}"
+    lease = "m.claimed_ms, m.lease_end_ms, m.worker" if state == "leased" else "NULL::bigint, NULL::bigint, NULL::text"
+    data, fit, end = "m.data", "true, false", f"ORDER BY {columns} LIMIT $2"
+    if fits:
+        seen = f"SELECT m.*, {' AND '.join(fits)} AS fits FROM {source} ORDER BY {columns} LIMIT {SCANNED_MAX}"
+        counted = (
+            f"count(*) FILTER (WHERE m.fits) OVER (ORDER BY {columns}) AS place, count(*) OVER (ORDER BY {columns})"
+        )
+        source = f"(SELECT m.*, {counted} AS seen FROM ({seen}) m) m"
+        data, fit = "CASE WHEN m.fits THEN m.data END", f"m.fits, m.seen = {SCANNED_MAX}"
+        end = f"WHERE (m.fits AND m.place <= $2) OR m.seen = {SCANNED_MAX} ORDER BY {columns}"
     statement = (
         f'SELECT m.id, m.key, m."group", m.rank, m.token, m.deliveries, m.attempts, m.published_ms, m.ready_ms, '
-        f"m.data, {lease}, m.cancel_requested, m.ended_ms, m.reason, m.error_type, m.error, {columns} "
-        f"FROM {table} m WHERE m.queue = (SELECT q.number FROM {names.of('queue')} q WHERE q.name = $1){where} "
-        f"ORDER BY {columns} LIMIT $2"
+        f"{data}, {lease}, m.cancel_requested, m.ended_ms, m.reason, m.error_type, m.error, {fit}, {columns} "
+        f"FROM {source} {end}"
     )
     return statement.encode(), parameters
 
@@ -125,16 +152,18 @@ def listing(
 def read_listing(state: MessageState, limit: int, result: PGresult) -> Page:
     """Return the page, and the cursor of the next one."""
     rows = rows_of(result)
+    fitting = [row for row in rows if row[18]]
     messages = [
         Stored(
             row[0], state, row[1], row[2], 9 - row[3], row[4], row[5], row[6], row[7], row[8], row[9], row[10], row[11],
             row[12], row[13], row[14], row[15], row[16], row[17],
         )
-        for row in rows[:limit]
+        for row in fitting[:limit]
     ]  # fmt: skip
-    if len(rows) <= limit or not messages:
-        return Page(messages, None)
-    return Page(messages, msgspec.json.encode(rows[limit - 1][18:]).decode())
+    if len(fitting) > limit:
+        return Page(messages, msgspec.json.encode(fitting[limit - 1][20:]).decode())
+    # The search may have stopped at the last one seen.
+    return Page(messages, msgspec.json.encode(rows[-1][20:]).decode() if rows and rows[-1][19] else None)
 
 
 def read_stats(queue: str, result: PGresult) -> StatsRecord:

@@ -87,6 +87,7 @@ from waypost.values import (
     Fired,
     FoundMessage,
     Lease,
+    Links,
     MessageState,
     Notice,
     Page,
@@ -166,6 +167,15 @@ _polled_reply = msgspec.json.Decoder(
     tuple[int, tuple[str, int, int] | None, list[PolledRow], tuple[WorkerRequest, int] | None]
 ).decode
 _rescheduled_reply = msgspec.json.Decoder(tuple[str, list[str]]).decode
+_links_reply = msgspec.json.Decoder(
+    tuple[
+        str | None,
+        tuple[str, ...],
+        tuple[int, str | None, str | None, str | None] | None,
+        tuple[str, ...],
+        tuple[str, ...],
+    ]
+).decode
 _changed_reply = msgspec.json.Decoder(tuple[bool, list[str]]).decode
 
 SCHEDULE_COLUMNS = (
@@ -450,6 +460,17 @@ class PostgresStore:
             "watch_chain", queue, self._command("watch_chain", len(parameters), "*"), parameters, decode
         )
 
+    def links(self, queue: str, message_id: str) -> Call[Links]:
+        def decode(result: PGresult) -> Links:
+            chain, blockers, began, members, watchers = _links_reply(one(result) or b"")
+            state = ChainState(False)
+            if began is not None:
+                still_open, member, failed, last = began
+                state = ChainState(True, still_open, None if failed is None else (member or "", failed), last)
+            return Links(chain, blockers, state, members, watchers)
+
+        return self._call("links", queue, [text(queue), self._now(), text(message_id)], decode)
+
     def _watching(self, queue: str, message_id: str, waiter: str | None) -> list[Parameter]:
         return [text(queue), self._now(), text(message_id), text(waiter), number(limits.WAITER_TTL_MS)]
 
@@ -494,6 +515,12 @@ class PostgresStore:
         return PostgresCall(
             "trace", queue, command, parameters, lambda result: queries.read_trace(queue, message_id, result)
         )
+
+    def holders(self, queues: Sequence[str], key: str) -> list[Call[list[tuple[str, str]]]]:
+        def decode(result: PGresult) -> list[tuple[str, str]]:
+            return msgspec.json.decode(one(result) or b"[]", type=list[tuple[str, str]])
+
+        return [self._call("holders", "", [array_of_text(queues), text(key)], decode)]
 
     def queues(self) -> Call[list[str]]:
         statement = self.names.fill(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from waypost.policy import ENDED_TTL_MS, NO_END_MS, WAITER_TTL_MS
+from msgspec import structs
+
+from waypost.policy import ENDED_TTL_MS, LINKS_MAX, NO_END_MS, WAITER_TTL_MS
 from waypost.store.port import add_wakes
 from waypost.store.sqlite.moves import bury, make_claimable, wake_waiters
 from waypost.store.sqlite.queue_records import QueueRecords
 from waypost.store.sqlite.schema import STATES, WAITING
 from waypost.store.sqlite.step import Step
 from waypost.store.sqlite.wake import waking
-from waypost.values import ChainState, Notice, Watched, split_chain_id
+from waypost.values import ChainState, Links, Notice, Watched, split_chain_id
 
 _CHAIN = """
     SELECT failed_member, failed, last, until_ms,
@@ -23,6 +25,9 @@ _CHAIN_WENT_ON = """
     UPDATE {chain} SET last = ?, failed_member = ?, failed = ?, until_ms = ? WHERE queue = ? AND id = ?"""
 _WATCHER = "INSERT INTO {watcher} (queue, chain, name) VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
 _WATCHERS_OUT = "DELETE FROM {watcher} WHERE queue = ? AND chain = ? RETURNING name"
+_MEMBERS = "SELECT name FROM {member} WHERE queue = ? AND chain = ? AND count > 0 ORDER BY name LIMIT ?"
+_WATCHERS = "SELECT name FROM {watcher} WHERE queue = ? AND chain = ? ORDER BY name LIMIT ?"
+_BLOCKERS = "SELECT chain FROM {blocker} WHERE seq = ? ORDER BY chain LIMIT ?"
 _BLOCKER_OUT = "DELETE FROM {blocker} WHERE seq = ? AND chain = ?"
 _BLOCKED = "SELECT 1 FROM {blocker} WHERE seq = ? LIMIT 1"
 _WAITER = """
@@ -129,6 +134,21 @@ def watch_chain(step: Step, queue: str, message_id: str, waiter: str | None) -> 
     if state.known and not state.is_finished:
         _wait(records, f"chain/{message_id}", waiter)
     return state
+
+
+def links(step: Step, queue: str, message_id: str) -> Links:
+    """What a message has to do with chains."""
+    records = step.queue_for_reading(queue)
+    record, state = records.find(message_id), _state(records, message_id)
+
+    def names(statement: str, *place: object) -> tuple[str, ...]:
+        return tuple(name for (name,) in step.execute(statement, (*place, LINKS_MAX)))
+
+    found = Links() if record is None else Links(record.chain, names(_BLOCKERS, record.seq))
+    if not state.known:
+        return found
+    place = records.number, message_id
+    return structs.replace(found, begun=state, members=names(_MEMBERS, *place), watchers=names(_WATCHERS, *place))
 
 
 def _wait(records: QueueRecords, id: str, waiter: str | None) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
+from waypost.policy import SCANNED_MAX
 from waypost.store.port import read_cursor
-from waypost.store.sqlite.queue_records import QueueRecords
+from waypost.store.sqlite.queue_records import QueueRecords, as_list
 from waypost.store.sqlite.schema import STATE_NUMBERS
+from waypost.store.sqlite.step import Step
 from waypost.values import MessageState, Page, Stored
 
 #: The order in which each state is listed: that of the index of the same name.
@@ -34,65 +37,99 @@ _ENDED = "m.cancel_requested, m.ended_ms, m.reason, m.error_type, m.error"
 def peek(
     records: QueueRecords, state: MessageState, limit: int, cursor: str | None, filters: dict[str, str | None]
 ) -> Page:
-    """A page of one state, in the order of its listing. The cursor is the place of the last message listed."""
-    rows = _listed(records, state, limit, read_cursor(cursor, len(PLACES[state])), filters)
-    messages = [_stored(state, row) for row in rows]
-    if len(rows) < limit or not rows:
-        return Page(messages, None)
-    last = list(rows[-1][-len(PLACES[state]) :])
+    """A page of one state, in the order of its listing. The cursor is the place of the last message that was seen.
+
+    A filter without an index is applied to a bounded number of messages: the caller goes on behind them.
+    """
+    wanted = {name: value for name, value in filters.items() if value is not None}
+    indexed = {name: value for name, value in wanted.items() if _index_of(state, name) is not None}
+    others = {name: value for name, value in wanted.items() if name not in indexed}
+    seen_max = SCANNED_MAX if others else limit
+    seen = _seen(records, state, seen_max, read_cursor(cursor, len(PLACES[state])), indexed, others)
+    fitting = [row for row in seen if row[0]]
+    messages = _read(records, state, [row[1] for row in fitting[:limit]])
+    if len(fitting) > limit:
+        return Page(messages, _cursor(fitting[limit - 1]))
     # There is a next page if anything at all comes after, even if none of it fits the filters.
-    more = _listed(records, state, 1, last, {})
-    return Page(messages, msgspec.json.encode(last).decode() if more else None)
+    more = len(seen) == seen_max and _seen(records, state, 1, list(seen[-1][2:]), {}, {})
+    return Page(messages, _cursor(seen[-1]) if more else None)
 
 
-def _listed(
-    records: QueueRecords, state: MessageState, limit: int, after: list[Any] | None, filters: dict[str, str | None]
-) -> list[tuple[Any, ...]]:
-    """Rows of a listing behind a place. Priorities fall while positions rise, so ready messages take two queries."""
-    if after is None:
-        return _rows(records, state, limit, filters, "", [])
-    if state != "ready":
-        columns = ", ".join(PLACES[state])
-        marks = ", ".join("?" * len(after))
-        return _rows(records, state, limit, filters, f" AND ({columns}) > ({marks})", after)
-    same = _rows(records, state, limit, filters, " AND m.priority = ? AND (m.position, m.id) > (?, ?)", after)
-    if len(same) < limit:
-        same += _rows(records, state, limit - len(same), filters, " AND m.priority < ?", after[:1])
-    return same
+def _cursor(row: tuple[Any, ...]) -> str:
+    return msgspec.json.encode(row[2:]).decode()
 
 
-def _rows(
+def _index_of(state: MessageState, filter: str) -> str | None:
+    """The index that finds messages of a state by a filter."""
+    if filter == "id":
+        return "completed:id" if state == "done" else "message:id"
+    if filter == "key" and state in ("ready", "delayed", "leased", "waiting"):
+        return "message:parked" if state == "waiting" else "message:owner"
+    return "message:reason" if filter == "reason" and state == "dead" else None
+
+
+def _seen(
     records: QueueRecords,
     state: MessageState,
     limit: int,
-    filters: dict[str, str | None],
-    behind: str,
-    after: list[Any],
+    after: list[Any] | None,
+    indexed: dict[str, str],
+    others: dict[str, str],
 ) -> list[tuple[Any, ...]]:
-    wanted = {name: value for name, value in filters.items() if value is not None}
-    table, index = ("completed", "completed:number") if state == "done" else ("message", f"message:{state}")
-    if "id" in wanted:
-        index = f"{table}:id"
-    elif "key" in wanted and state in ("ready", "delayed", "leased"):
-        index, behind = "message:owner", " AND m.state < {WAITING}" + behind
-    elif "key" in wanted and state == "waiting":
-        index = "message:parked"
-    elif "reason" in wanted and state == "dead":
-        index = "message:reason"
-    where = "" if state == "done" else f" AND m.state = {STATE_NUMBERS[state]}"
-    where += "".join(f' AND m."{name}" = ?' for name in wanted) + behind
-    lease = "NULL, NULL, NULL"
-    if state == "leased":
-        lease = "m.claimed_ms, m.lease_end_ms, m.worker"
+    """Messages behind a place: whether each fits the other filters, its number, its place.
+
+    Priorities fall while positions rise, so ready messages take two queries.
+    """
+
+    def select(number: int, behind: str, place: list[Any]) -> list[tuple[Any, ...]]:
+        table, index = ("completed", "completed:number") if state == "done" else ("message", f"message:{state}")
+        index = next((found for found in (_index_of(state, name) for name in indexed) if found is not None), index)
+        fits = " AND ".join(f'm."{name}" IS ?' for name in others) or "1"
+        where = "" if state == "done" else f" AND m.state = {STATE_NUMBERS[state]}"
+        # The index of owners is one of several states.
+        where += " AND m.state < {WAITING}" if index == "message:owner" else ""
+        where += "".join(f' AND m."{name}" = ?' for name in indexed) + behind
+        query = (
+            f"SELECT {fits}, m.seq, {', '.join(PLACES[state])} FROM {{{table}}} m INDEXED BY {{{index}}} "
+            f"WHERE m.queue = ?{where} ORDER BY {ORDERS[state]} LIMIT ?"
+        )
+        parameters = (*others.values(), records.number, *indexed.values(), *place, number)
+        return records.step.execute(query, parameters).fetchall()
+
+    if after is None:
+        return select(limit, "", [])
+    if state != "ready":
+        columns = ", ".join(PLACES[state])
+        marks = ", ".join("?" * len(after))
+        return select(limit, f" AND ({columns}) > ({marks})", after)
+    same = select(limit, " AND m.priority = ? AND (m.position, m.id) > (?, ?)", after)
+    if len(same) < limit:
+        same += select(limit - len(same), " AND m.priority < ?", after[:1])
+    return same
+
+
+def _read(records: QueueRecords, state: MessageState, numbers: list[int]) -> list[Stored]:
+    """The messages of these numbers, in their order."""
+    table = "completed" if state == "done" else "message"
+    lease = "m.claimed_ms, m.lease_end_ms, m.worker" if state == "leased" else "NULL, NULL, NULL"
     query = (
-        f"SELECT {_STORED.format(state=repr(state))}, {lease}, {_ENDED}, {', '.join(PLACES[state])} "
-        f"FROM {{{table}}} m INDEXED BY {{{index}}} CROSS JOIN {{envelope}} e ON e.seq = m.seq "
-        f"WHERE m.queue = ?{where} ORDER BY {ORDERS[state]} LIMIT ?"
+        f"SELECT {_STORED.format(state=repr(state))}, {lease}, {_ENDED} FROM json_each(?) j "
+        f"CROSS JOIN {{{table}}} m ON m.seq = j.value CROSS JOIN {{envelope}} e ON e.seq = m.seq ORDER BY j.key"
     )
-    return records.step.execute(query, (records.number, *wanted.values(), *after, limit)).fetchall()
+    rows = [list(row) for row in records.step.execute(query, (as_list(numbers),))] if numbers else []
+    for row in rows:
+        row[14] = bool(row[14])
+    return [Stored(*row) for row in rows]
 
 
-def _stored(state: MessageState, row: tuple[Any, ...]) -> Stored:
-    values = list(row[: len(row) - len(PLACES[state])])
-    values[14] = bool(values[14])
-    return Stored(*values)
+def holders(step: Step, queues: Sequence[str], key: str) -> list[tuple[str, str]]:
+    """Queue and id of the unfinished messages of a key: those that have it, then their successors."""
+    found: list[tuple[str, str]] = []
+    for index, state in (("owner", "< {WAITING}"), ("parked", "= {WAITING}")):
+        query = (
+            "SELECT q.name, m.id FROM json_each(?) j CROSS JOIN {queue} q ON q.name = j.value "
+            f"CROSS JOIN {{message}} m INDEXED BY {{message:{index}}} "
+            f"ON m.queue = q.number AND m.key = ? AND m.state {state}"
+        )
+        found += step.execute(query, (as_list(queues), key))
+    return found

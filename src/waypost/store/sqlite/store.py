@@ -65,6 +65,7 @@ from waypost.values import (
     ExtendStatus,
     Fired,
     FoundMessage,
+    Links,
     MessageState,
     Notice,
     Page,
@@ -294,6 +295,9 @@ class SqliteStore:
             "watch_chain", lambda step: chains.watch_chain(step, queue, message_id, waiter), writes=waiter is not None
         )
 
+    def links(self, queue: str, message_id: str) -> Call[Links]:
+        return SqliteCall("links", lambda step: chains.links(step, queue, message_id), writes=False)
+
     def result(self, queue: str, message_id: str) -> Call[bytes | None]:
         def run(step: Step) -> bytes | None:
             row = step.execute(_RESULT, (step.queue_for_reading(queue).number, message_id, step.now)).fetchone()
@@ -331,6 +335,9 @@ class SqliteStore:
 
     def trace(self, queue: str, message_id: str, cursor: str | None = None) -> Call[TracePage]:
         return SqliteCall("trace", lambda step: journal.trace(step.queue_for_reading(queue), message_id), writes=False)
+
+    def holders(self, queues: Sequence[str], key: str) -> list[Call[list[tuple[str, str]]]]:
+        return [SqliteCall("holders", lambda step: peek.holders(step, queues, key), writes=False)]
 
     def queues(self) -> Call[list[str]]:
         return SqliteCall("queues", lambda step: [name for (name,) in step.execute(_QUEUES)], writes=False)

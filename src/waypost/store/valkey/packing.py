@@ -24,6 +24,7 @@ from waypost.values import (
     EventRecord,
     Lease,
     Ledger,
+    Links,
     MessageState,
     MinuteRecord,
     Notice,
@@ -195,6 +196,13 @@ def unpack_chain(reply: Sequence[Any]) -> ChainState:
     open, failed, last = reply
     member, _, reason = failed.decode().partition("\0")
     return ChainState(True, open, (member, reason) if failed else None, _text(last))
+
+
+def unpack_links(reply: Sequence[Any]) -> Links:
+    """What a message has to do with chains."""
+    chain, state, *lists = reply
+    members, watchers, blockers = (tuple(sorted(name.decode() for name in names)) for names in lists)
+    return Links(_text(chain), blockers, unpack_chain(state), members, watchers)
 
 
 def unpack_watched(reply: Sequence[Any]) -> Watched:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from msgspec import structs
 
 from waypost.checks import check_namespace
-from waypost.identity import Operation, journal_start_ms, new_nonce
+from waypost.identity import ID_CHARACTERS, Operation, journal_start_ms, new_nonce
 from waypost.policy import (
     CHUNK_MESSAGES_MAX,
     CLAIM_BYTES_MAX,
@@ -57,6 +57,7 @@ from waypost.values import (
     Fired,
     FireStatus,
     FoundMessage,
+    Links,
     MessageState,
     Notice,
     Page,
@@ -477,6 +478,9 @@ class ValkeyStore:
         arguments = [message_id.encode(), (waiter or "").encode()]
         return self._call("watch_chain", queue, None, arguments, packing.unpack_chain, shared="watch")
 
+    def links(self, queue: str, message_id: str) -> Call[Links]:
+        return self._call("links", queue, None, [message_id.encode()], packing.unpack_links, shared="watch")
+
     def result(self, queue: str, message_id: str) -> Call[bytes | None]:
         # By a script, which knows under which name the results of the queue lie.
         return self._call("result", queue, None, [message_id.encode()], lambda reply: reply, shared="watch")
@@ -555,6 +559,17 @@ class ValkeyStore:
 
         arguments = [message_id.encode(), place.encode(), b"%d" % journal_start_ms(message_id)]
         return self._call("trace", queue, None, arguments, decode, shared="journal")
+
+    def holders(self, queues: Sequence[str], key: str) -> list[Call[list[tuple[str, str]]]]:
+        return [self._holders(queue, key) for queue in queues]
+
+    def _holders(self, queue: str, key: str) -> Call[list[tuple[str, str]]]:
+        def decode(reply: Any) -> list[tuple[str, str]]:
+            ids = (reply or b"").decode()
+            return [(queue, ids[at : at + ID_CHARACTERS]) for at in range(0, len(ids), ID_CHARACTERS)]
+
+        place = f"{{{self.namespace}:{queue}}}:keys".encode()
+        return ValkeyCall("holders", queue, command(b"HGET", place, key.encode()), decode, key=place, place=place)
 
     def queues(self) -> Call[list[str]]:
         def decode(reply: Any) -> list[str]:

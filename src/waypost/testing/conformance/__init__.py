@@ -27,13 +27,13 @@ sync and async. They need a manual clock: a store takes `clock=`, a function tha
 
 from __future__ import annotations
 
-from waypost.testing.conformance.chains import TestBlockers, TestChains, TestWaiting
+from waypost.testing.conformance.chains import TestBlockers, TestChains, TestLinks, TestWaiting
 from waypost.testing.conformance.clock_steps import TestClockSteps
 from waypost.testing.conformance.damage import TestDamage
 from waypost.testing.conformance.dead import TestChosenLetters, TestCompletedHistory, TestDeadLetters, TestRedrive
 from waypost.testing.conformance.idle import TestPolls
 from waypost.testing.conformance.journal import TestJournal, TestJournalReaders, TestLocate, TestTrace
-from waypost.testing.conformance.keys import TestConflicts, TestGenerations, TestLiveKeys, TestWindows
+from waypost.testing.conformance.keys import TestConflicts, TestGenerations, TestHolders, TestLiveKeys, TestWindows
 from waypost.testing.conformance.lease import TestAtMostOnce, TestClaims, TestCounts, TestFences, TestReclaim
 from waypost.testing.conformance.ledger import TestChanges, TestLedger, TestMinutes
 from waypost.testing.conformance.publish import TestArrivals, TestCap, TestPublishing
@@ -82,12 +82,14 @@ __all__ = [
     "TestFires",
     "TestForgottenOperations",
     "TestGenerations",
+    "TestHolders",
     "TestIsolation",
     "TestJournal",
     "TestJournalReaders",
     "TestLeaders",
     "TestLedger",
     "TestLimits",
+    "TestLinks",
     "TestListings",
     "TestLiveKeys",
     "TestLocate",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from waypost.policy import ENDED_TTL_MS, WAITER_TTL_MS
+from waypost.policy import ENDED_TTL_MS, LINKS_MAX, WAITER_TTL_MS
 from waypost.testing.bench import QUEUE, Bench
-from waypost.values import Lease, OutcomeName, Purged, Watched, chain_id
+from waypost.values import ChainState, Lease, Links, OutcomeName, Purged, Watched, chain_id, split_chain_id
 
 DAY = 86_400.0
 INVOICES = "invoices"
@@ -569,3 +569,50 @@ class TestBlockers:
                 bench.carry(one)
             bench.run(bench.store.forwarded(QUEUE, [one.id for one in notices]))
         assert bench.state_of(report.id, queue=MAILS) == "waiting"
+
+
+class TestLinks:
+    """What a message has to do with chains."""
+
+    @pytest.mark.promise("CHAIN-3", "FACE-3")
+    def test_a_chain_lists_its_unfinished_messages_and_those_that_wait_for_it(self, bench: Bench) -> None:
+        chain = bench.begin_chain()
+        first = split_chain_id(chain)[1]
+        waiting = bench.publish(queue=MAILS, after_chains=[chain])
+        bench.deliver_all()
+        watchers = (chain_id(MAILS, waiting.id),)
+        assert bench.links(first) == Links(chain, (), ChainState(True, 1), (chain,), watchers)
+        assert bench.links(waiting.id, queue=MAILS) == Links(None, (chain,))
+        one, other = go_on(bench, bench.claim_one(), INVOICES, MAILS)
+        members = tuple(sorted((chain_id(INVOICES, one), chain_id(MAILS, other))))
+        assert bench.links(first) == Links(None, (), ChainState(True, 2, None, chain), members, watchers)
+        assert bench.links(one, queue=INVOICES) == Links(chain)
+        for queue in (INVOICES, MAILS):
+            go_on(bench, bench.claim_one(queue=queue), queue=queue)
+        found = bench.links(first)
+        assert (found.begun.open, found.members, found.watchers) == (0, (), ())
+        assert bench.links(waiting.id, queue=MAILS) == Links()
+        bench.after(ENDED_TTL_MS / 1000)
+        assert bench.links(first) == Links()
+
+    @pytest.mark.promise("CHAIN-3")
+    def test_a_broken_chain_names_the_message_that_broke_it(self, bench: Bench) -> None:
+        chain = bench.begin_chain()
+        bench.settle(bench.claim_one(), "dead", reason="rejected")
+        bench.deliver_all()
+        found = bench.links(split_chain_id(chain)[1])
+        assert (found.chain, found.begun.failed) == (chain, (chain, "rejected"))
+
+    @pytest.mark.promise("CHAIN-3")
+    def test_a_message_without_chains_has_no_links(self, bench: Bench) -> None:
+        assert bench.links(bench.publish().id) == Links()
+        assert bench.links("0" * 24) == Links()
+        assert bench.links("0" * 24, queue="no-such-queue") == Links()
+
+    @pytest.mark.promise("CHAIN-3")
+    def test_very_many_links_are_listed_in_part(self, bench: Bench) -> None:
+        chain = bench.begin_chain()
+        for _ in range(LINKS_MAX + 20):
+            bench.publish(queue=MAILS, after_chains=[chain])
+        bench.deliver_all()
+        assert len(bench.links(split_chain_id(chain)[1]).watchers) == LINKS_MAX

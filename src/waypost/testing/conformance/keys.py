@@ -240,6 +240,47 @@ class TestConflicts:
         assert bench.publish(key="other", on_conflict=rule, delay=1).status == "delayed"
 
 
+class TestHolders:
+    """Finding messages by their key."""
+
+    @pytest.mark.promise("QUEUE-8")
+    def test_a_key_is_found_in_all_queues_that_have_it(self, bench: Bench) -> None:
+        owner, other = bench.publish(key="k").id, bench.publish(key="k", queue="other", delay=60).id
+        bench.publish(key="j")
+        bench.publish(queue="third")
+        queues = ("orders", "other", "third", "no-such-queue")
+        assert bench.holders("k", *queues) == {"orders": [owner], "other": [other]}
+        bench.claim(2)
+        successor = bench.publish(key="k", on_conflict="replace").id
+        assert bench.holders("k", *queues) == {"orders": [owner, successor], "other": [other]}
+        assert bench.holders("ключ \u2028'") == {}
+
+    @pytest.mark.promise("QUEUE-8")
+    def test_a_key_of_an_ended_message_is_not_found(self, bench: Bench) -> None:
+        bench.publish(key="dead")
+        bench.publish(key="done", window=3600)
+        for outcome in ("dead", "done"):
+            bench.settle(bench.claim_one(), outcome)  # type: ignore[arg-type]
+        assert (bench.holders("dead"), bench.holders("done")) == ({}, {})
+
+    @pytest.mark.promise("DEAD-2", "QUEUE-8")
+    def test_a_listing_by_key_finds_its_message_in_each_state(self, bench: Bench) -> None:
+        ready = bench.publish(key="ready").id
+        delayed = bench.publish(key="delayed", delay=60).id
+        leased = bench.publish(key="leased", priority=9).id
+        dead = bench.publish(key="dead", priority=9).id
+        bench.claim_one()
+        bench.settle(bench.claim_one(), "dead")
+        waiting = bench.publish(key="leased", on_conflict="replace").id
+        places = {"ready": ("ready", ready), "delayed": ("delayed", delayed), "dead": ("dead", dead)}
+        places |= {"leased": ("leased", leased), "waiting": ("leased", waiting)}
+        for state, (key, id) in places.items():
+            assert bench.ids(state, key=key) == [id]
+            assert bench.ids(state, key="none") == []
+        assert bench.ids("ready", key="delayed") == []
+        assert bench.ids("ready", key="ready", group="none") == []
+
+
 class TestGenerations:
     """Publishing a key while its message is being handled."""
 

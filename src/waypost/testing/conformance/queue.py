@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from waypost.policy import DEFAULT_POLICY, PolicyRecord
+from waypost.policy import DEFAULT_POLICY, SCANNED_MAX, PolicyRecord
 from waypost.testing.bench import Bench, Runner, fresh_namespace
 from waypost.values import Lease
 
@@ -291,6 +291,22 @@ class TestListings:
             bench.publish_count(number, group="theirs")
         assert [message.id for message in bench.listing("ready", page_size=2, group="ours")] == ours
         assert bench.listing("ready", page_size=2, group="unused") == []
+
+    @pytest.mark.promise("DEAD-2", "QUEUE-8")
+    def test_a_filter_that_fits_late_is_searched_in_bounded_steps(self, bench: Bench) -> None:
+        bench.configure(completed=10, dead_max=None)
+        bench.publish_count(SCANNED_MAX + 10, group="theirs")
+        ours = bench.publish_count(3, group="ours")
+        found, cursor, steps = list[str](), None, 0
+        while steps < 10:
+            page = bench.page("ready", 2, cursor=cursor, group="ours")
+            found += [message.id for message in page.messages]
+            cursor, steps = page.cursor, steps + 1
+            if cursor is None:
+                break
+        assert found == ours
+        # The memory store is read at once; a server is not.
+        assert steps > 2 or bench.store.kind == "memory"
 
     @pytest.mark.promise("DEAD-2")
     def test_a_message_is_found_by_its_id_only_in_its_state(self, bench: Bench) -> None:

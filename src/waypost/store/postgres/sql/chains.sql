@@ -313,6 +313,42 @@ BEGIN
     RETURN QUERY SELECT c.open, c.failed_member, c.failed, c.last;
 END $body$;
 
+-- What a message has to do with chains: its chain, those that it waits for, how the chain stands that it began, open members of
+-- that one and messages that wait for it.
+CREATE OR REPLACE FUNCTION {links}(p_queue text, p_clock bigint, p_id text) RETURNS text LANGUAGE plpgsql {settings} AS $body$
+DECLARE
+    c {chain};
+    v_queue integer := (SELECT q.number FROM {queue} q WHERE q.name = p_queue);
+    v_now bigint := {clock}(p_clock);
+    v_chain text;
+    v_found boolean;
+    v_blockers text[];
+    v_members text[];
+    v_watchers text[];
+BEGIN
+    SELECT t.chain INTO v_chain FROM {message} t WHERE t.queue = v_queue AND t.id = p_id;
+    IF FOUND THEN
+        SELECT array_agg(l.name ORDER BY l.name) INTO v_blockers FROM (
+            SELECT h.name || '/' || b.chain AS name FROM {blocker} b JOIN {queue} h ON h.number = b.home
+            WHERE b.queue = v_queue AND b.id = p_id LIMIT {LINKS_MAX}) l;
+    END IF;
+    SELECT * INTO c FROM {chain} t
+    WHERE t.queue = v_queue AND t.id = p_id AND (t.until_ms > v_now OR (t.open > 0 AND t.failed IS NULL));
+    v_found := FOUND;
+    IF v_found THEN
+        SELECT array_agg(l.name) INTO v_members FROM (
+            SELECT t.name FROM {member} t WHERE t.queue = v_queue AND t.chain = p_id AND t.count > 0
+            ORDER BY t.name LIMIT {LINKS_MAX}) l;
+        SELECT array_agg(l.name ORDER BY l.name) INTO v_watchers FROM (
+            SELECT w.name || '/' || b.id AS name FROM {blocker} b JOIN {queue} w ON w.number = b.queue
+            WHERE b.home = v_queue AND b.chain = p_id LIMIT {LINKS_MAX}) l;
+    END IF;
+    RETURN json_build_array(
+        v_chain, coalesce(v_blockers, '{}'),
+        CASE WHEN v_found THEN json_build_array(c.open, c.failed_member, c.failed, c.last) END,
+        coalesce(v_members, '{}'), coalesce(v_watchers, '{}'))::text;
+END $body$;
+
 -- Forget chains that ended a while ago, with their members: a bounded number of both, and a chain after its members.
 CREATE OR REPLACE FUNCTION {sweep_chains}(p_now bigint) RETURNS void LANGUAGE plpgsql AS $body$
 DECLARE

@@ -105,3 +105,18 @@ BEGIN
         'readers', (SELECT coalesce(json_object_agg(r.name, r.read_to), '{}') FROM {reader} r WHERE r.queue = v_number)
     )::text;
 END $body$;
+
+-- The unfinished messages of a key, by queue: the one that has it, then its successor.
+CREATE OR REPLACE FUNCTION {holders}(p_queues text[], p_key text) RETURNS text LANGUAGE plpgsql {settings} AS $body$
+BEGIN
+    RETURN (
+        SELECT json_agg(json_build_array(q.name, m.id) ORDER BY m.state = {WAITING})
+        FROM unnest(p_queues) AS n (name) CROSS JOIN LATERAL (
+            SELECT t.number, t.name FROM {queue} t WHERE t.name = n.name OFFSET 0) q
+        CROSS JOIN LATERAL (
+            SELECT t.id, t.state FROM {message} t
+            WHERE t.queue = q.number AND t.key = p_key AND t.key IS NOT NULL AND t.state < {WAITING}
+            UNION ALL
+            SELECT t.id, t.state FROM {message} t
+            WHERE t.queue = q.number AND t.key = p_key AND t.key IS NOT NULL AND t.state = {WAITING}) m);
+END $body$;

@@ -1,7 +1,7 @@
 -- peek: list messages of one state, in their order, page by page. Writes nothing.
 --
 -- Arguments: state, limit, cursor or '', then id, key, group and reason to filter by, each or ''.
--- Touches: queue, messages, state, ready, due, leases, waiting, dead, errors, completed.
+-- Touches: queue, messages, state, ready, due, leases, keys, waiting, dead, errors, completed.
 -- A page reads no more than SCANNED_MAX messages and about CHUNK_BYTES_MAX bytes, so a filter that matches nothing
 -- cannot hold up the server: it may come back short or empty, with a cursor to go on from. A cursor is the last message seen and its score; of done, how many
 -- were seen.
@@ -68,10 +68,18 @@ local function look_at(id, score)
   if fits(s, failure_of(id)[1]) then show(score, value, s, failure) end
 end
 
-if want_id ~= '' then
-  local score = call('ZSCORE', place, want_id)
-  if not score then return reply end
-  look_at(want_id, score)
+local ids = want_id ~= '' and {want_id}
+if not ids and want_key ~= '' and state ~= 'dead' then
+  -- An unfinished message with a key has it, or is the successor of the one that has.
+  must_be('hash', HOLDERS)
+  local holder = call('HGET', HOLDERS, want_key) or ''
+  ids = {sub(holder, 1, 24), sub(holder, 25, 48)}
+end
+if ids then
+  for i = 1, #ids do
+    local score = call('ZSCORE', place, ids[i])
+    if score and found < limit then look_at(ids[i], score) end
+  end
   return reply
 end
 

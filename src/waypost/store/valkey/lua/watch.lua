@@ -1,11 +1,12 @@
 -- watch: the state of a message or a chain; a client that waits is registered and woken when it ends.
 --
--- Arguments: 'watch' or 'watch_chain', id, name of the waiter or ''; or 'result' and an id.
+-- Arguments: 'watch' or 'watch_chain', id, name of the waiter or ''; or 'result' or 'links' and an id.
 -- Touches: queue, messages, state, errors, result:<id>, the keys of chains.
 -- Invariant: the end of a message finds its waiters: its state has the flag that it is awaited. The first write removes.
 -- Reply to watch: status or '', then of a dead letter its failure; how it ended if it is known, its result if it has one.
 -- Reply to result: what is kept, or nothing.
 -- Reply to watch_chain: nothing if it is unknown, or the number of open members, '' or member NUL reason of its failure, last member.
+-- Reply to links: its chain or '', the reply to watch_chain, then open members of that chain, watchers and blockers, each a list.
 
 -- include moves
 
@@ -28,15 +29,39 @@ local function register(key)
   call('PEXPIRE', key, WAITER_TTL_MS)
 end
 
-if verb == 'watch_chain' then
-  local key, waiters = OWN .. 'chain:' .. id, OWN .. 'waiters:chain:' .. id
+-- Nothing if there is no such chain, or the number of its open members, its failure and its last member.
+local function chain_state(key)
   must_be('hash', key)
-  must_be('zset', waiters)
   local fields = call('HMGET', key, 'until', 'open', 'failed', 'last')
   local open = tonumber(fields[2] or '')
   if not open or (tonumber(fields[1] or 0) or 0) <= now then return {} end
-  if waiter ~= '' and open > 0 and not fields[3] then register(waiters) end
   return {open, fields[3] or '', fields[4] or ''}
+end
+
+if verb == 'watch_chain' then
+  local waiters = OWN .. 'waiters:chain:' .. id
+  must_be('zset', waiters)
+  local state = chain_state(OWN .. 'chain:' .. id)
+  if waiter ~= '' and state[1] and state[1] > 0 and state[2] == '' then register(waiters) end
+  return state
+end
+
+if verb == 'links' then
+  local key, watchers, blockers = OWN .. 'chain:' .. id, OWN .. 'watchers:' .. id, OWN .. 'blockers:' .. id
+  must_be('set', watchers)
+  must_be('set', blockers)
+  local s, state, members = state_of(id), chain_state(key), {}
+  if state[1] then
+    -- A part of a large hash is enough: the first of very many members are listed. A member's name has a slash.
+    local fields = call('HSCAN', key, '0', 'COUNT', LINKS_MAX * 2)[2]
+    for i = 1, #fields, 2 do
+      if string.find(fields[i], '/', 1, true) and (tonumber(fields[i + 1]) or 0) > 0 and #members < LINKS_MAX then
+        members[#members + 1] = fields[i]
+      end
+    end
+  end
+  return {s and s.chain or '', state, members, state[1] and call('SRANDMEMBER', watchers, LINKS_MAX) or {},
+    s and call('SRANDMEMBER', blockers, LINKS_MAX) or {}}
 end
 
 local waiters = OWN .. 'waiters:' .. id
