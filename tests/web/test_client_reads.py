@@ -90,7 +90,7 @@ def test_a_key_is_found_in_all_queues_or_in_one(post: Any) -> None:
             post.find_key(wrong)
 
 
-@pytest.mark.promise("CHAIN-3", "FACE-1")
+@pytest.mark.promise("CHAIN-2", "FACE-1")
 def test_links_name_the_chain_of_a_message_and_what_waits_for_it(post: Any) -> None:
     chain = post.publish("orders", 1, chain=True)
     waiting = post.publish("mails", 2, after=[chain])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from html.parser import HTMLParser
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 
@@ -98,6 +99,12 @@ def test_everything_is_escaped_on_every_screen(memory: Site) -> None:
         site_ids = fill_store(memory, text)
         client = memory.client()
         paths = [*SCREENS, *(f"/s/main/queues/orders/messages/{id}" for id in site_ids)]
+        searches = (
+            {"q": text},
+            {"q": text, "by": "header", "queue": "orders"},
+            {"q": text[:100], "by": text, "queue": text},
+        )
+        paths += [f"/s/main/search?{urlencode(query)}" for query in searches]
         for path in paths:
             page = Markup(client.get(path).text)
             for tag, given in page.tags:
@@ -116,7 +123,7 @@ KNOWN_TAGS = frozenset((
     "button", "span", "p", "main", "h1", "h2", "section", "ul", "li", "table", "thead", "tr", "th", "tbody", "td",
     "footer", "dialog", "dl", "dt", "dd", "kbd", "label", "select", "option", "img", "time", "b", "code", "details",
     "summary", "pre", "svg", "line", "path", "polyline", "rect", "figure", "figcaption", "ol", "q", "textarea",
-    "del", "ins", "datalist",
+    "del", "ins", "datalist", "text",
 ))  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from waypost.web import action_pages, chart_views, documents, reading, schedule_views, timer_views, worker_views
+from waypost.web import action_pages, chart_views, documents, reading, schedule_views, search, timer_views, worker_views
 from waypost.web.access import CSRF_HEADER, VISIT_COOKIE, Caller, Scope
 from waypost.web.actions import ACTIONS, Action
 from waypost.web.problems import PROBLEM_TYPE, Problem
@@ -110,8 +110,9 @@ READS: tuple[Read, ...] = (
          documents.MessageDetail, get_message),
     Read("dead_groups", f"{QUEUE}/dead", "Dead letters grouped by reason and error; says how many were read.",
          documents.DeadGroups, lambda call: reading.dead_groups(call.place, call.queue)),
-    Read("search", f"{STORE}/search", "Find a message by its id in all queues.",
-         documents.SearchAnswer, lambda call: reading.search(call.place, call.query.id), documents.SearchQuery),
+    Read("search", f"{STORE}/search", "Find messages: by id, key or chain, or one queue by something else.",
+         documents.SearchAnswer, lambda call: search.search(call.place, call.query, bodies=call.bodies),
+         documents.SearchQuery),
     Read("schedules", f"{STORE}/schedules", "Schedules with their next fires.",
          documents.Schedules, lambda call: reading.schedules(call.place, call.query), documents.SchedulesQuery),
     Read("preview", f"{STORE}/schedules/preview", "When a rule of a schedule fires, or what is wrong with it.",

@@ -6,13 +6,17 @@ Times are RFC 3339 in UTC, durations are seconds, tokens are text (they can be l
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 Level = Literal["calm", "note", "warning", "alarm"]
 State = Literal["ready", "delayed", "waiting", "leased", "dead", "done"]
 BodyForm = Literal["json", "text", "base64", "hidden", "unreadable"]
+#: What a message can be searched by.
+SearchField = Literal["id", "key", "chain", "group", "type", "header", "correlation_id"]
+SEARCH_FIELDS: tuple[SearchField, ...] = get_args(SearchField)
+ChainRole = Literal["blocker", "first", "this", "last", "failed", "open", "waiting"]
 SpanKind = Literal["delayed", "ready", "running"]
 
 #: The most entries of one page.
@@ -311,6 +315,37 @@ class Timeline(Answer, frozen=True, kw_only=True):
     whole: bool
 
 
+class ChainNode(Answer, frozen=True, kw_only=True):
+    """A message that has to do with a chain."""
+
+    queue: str
+    id: str
+    role: ChainRole
+    text: str
+    #: Whether it is the message that was asked for.
+    is_this: bool
+
+
+class ChainEdge(Answer, frozen=True, kw_only=True):
+    """What came before what, each as `queue/id`. `direct`: nothing was between them, the one sent on the other."""
+
+    source: str
+    target: str
+    direct: bool
+
+
+class Chain(Answer, frozen=True, kw_only=True):
+    """The chain of a message, as far as it is known. Of its ended messages the first and the last are."""
+
+    #: `queue/id` of its first message; none if the message only waits for others.
+    id: str | None
+    sentence: str
+    nodes: list[ChainNode]
+    edges: list[ChainEdge]
+    #: Unfinished messages that are not listed.
+    more: int
+
+
 class MessageDetail(Answer, frozen=True, kw_only=True):
     """A message and its history. `message` is none when it has left the queue."""
 
@@ -322,6 +357,7 @@ class MessageDetail(Answer, frozen=True, kw_only=True):
     max_deliveries: int | None
     result: Body | None
     timeline: Timeline
+    chain: Chain | None
 
 
 class Found(Answer, frozen=True, kw_only=True):
@@ -329,15 +365,25 @@ class Found(Answer, frozen=True, kw_only=True):
 
     queue: str
     id: str
+    #: Its state, or how it ended; of a chain, what it is to the chain.
     condition: str
+    key: str | None = None
+    group: str | None = None
+    published_at: datetime | None = None
 
 
 class SearchAnswer(Answer, frozen=True, kw_only=True):
-    """What a search found, and how far it went."""
+    """What a search found, and how far it went: `searched` of `total` messages of the queue, if it went one by one."""
 
     query: str
+    by: SearchField
+    queue: str | None = None
     found: list[Found]
     queues_searched: int
+    searched: int = 0
+    total: int = 0
+    #: Give it as `cursor` to go on; none at the end.
+    next: str | None = None
 
 
 class DeadGroup(Answer, frozen=True, kw_only=True):
@@ -583,9 +629,21 @@ class MessagesQuery(Request, frozen=True, kw_only=True):
 
 
 class SearchQuery(Request, frozen=True, kw_only=True):
-    """What to search for."""
+    """What to search for: one of these, and the queue where there is no index of it."""
 
-    id: Annotated[str, Meta(min_length=1, max_length=64, description="The id of a message.")]
+    id: Annotated[str, Meta(min_length=1, max_length=64, description="The id of a message, in all queues.")] | None = (
+        None
+    )
+    key: Annotated[Text, Meta(description="Unfinished messages of all queues, or all of one queue.")] | None = None
+    chain: Annotated[Text, Meta(description="The id of a chain: QUEUE/ID of its first message.")] | None = None
+    group: Annotated[Text, Meta(description="Needs `queue`.")] | None = None
+    type: Annotated[Text, Meta(description="A part of the name of the type. Needs `queue`.")] | None = None
+    header: Annotated[Text, Meta(description="NAME=VALUE, or NAME. Needs `queue` and the scope `bodies`.")] | None = (
+        None
+    )
+    correlation_id: Annotated[Text, Meta(description="Needs `queue` and the scope `bodies`.")] | None = None
+    queue: Text | None = None
+    cursor: Cursor | None = None
 
 
 class ActionsQuery(Request, frozen=True, kw_only=True):

@@ -15,10 +15,11 @@ from starlette.responses import RedirectResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from waypost.web import action_pages, documents, forms, reading
+from waypost.web import action_pages, documents, forms, reading, search
 from waypost.web.access import CSRF_FIELD, SESSION_COOKIE, SESSION_SECONDS, Caller, address_of
 from waypost.web.actions import ACTIONS, Action
 from waypost.web.api import cookie_path, set_visit, store_summary
+from waypost.web.chain_graph import draw_chain
 from waypost.web.chart_views import CHART_MINUTES, draw_charts, show_charts
 from waypost.web.charts import timeline_bars
 from waypost.web.figures import RECENT_MINUTES
@@ -167,7 +168,10 @@ async def show_queue(visit: Visit) -> Response:
 async def show_message(visit: Visit) -> Response:
     """One message and its timeline."""
     detail = await reading.message_detail(visit.here, visit.queue, visit.path["id"], bodies=visit.bodies)
-    return visit.draw("message.html", title=f"Message {detail.id}", detail=detail, bars=timeline_bars(detail.timeline))
+    return visit.draw(
+        "message.html", title=f"Message {detail.id}", detail=detail, bars=timeline_bars(detail.timeline),
+        drawing=None if detail.chain is None else draw_chain(detail.chain),
+    )  # fmt: skip
 
 
 async def show_dead(visit: Visit) -> Response:
@@ -188,19 +192,28 @@ async def show_workers(visit: Visit) -> Response:
 
 
 async def show_search(visit: Visit) -> Response:
-    """Where a message is; straight to it if there is one."""
-    wanted = visit.request.query_params.get("q", "").strip()[:512]
+    """Where a message is; straight to it if the search box names one."""
+    given = visit.request.query_params
+    wanted, chosen, queue = given.get("q", "").strip()[:512], given.get("by", ""), given.get("queue", "").strip()
     queues, found, wrong = list[documents.Queue](), None, None
     if wanted:
+        by = chosen if chosen in documents.SEARCH_FIELDS else search.guess_field(wanted)
         try:
-            found = await reading.search(visit.here, wanted)
+            criteria = {by: wanted, "queue": queue or None, "cursor": given.get("cursor") or None}
+            found = await search.search(visit.here, convert(criteria, documents.SearchQuery), bodies=visit.bodies)
         except Problem as problem:
-            if problem.kind != "invalid-id":
+            if problem.status not in (403, 404, 422):
                 raise
-        if found is not None and len(found.found) == 1:
-            return visit.go(visit.url(".", "queues", found.found[0].queue, "messages", found.found[0].id))
-        queues = (await reading.queues(visit.here, documents.QueuesQuery(name_contains=wanted[:128]))).queues
-    return visit.draw("search.html", title="Search", wanted=wanted, found=found, queues=queues, wrong=wrong)
+            wrong = problem.detail
+        if by != chosen:
+            queues = (await reading.queues(visit.here, documents.QueuesQuery(name_contains=wanted[:128]))).queues
+            if found is not None and len(found.found) == 1 and not queues:
+                return visit.go(visit.url(".", "queues", found.found[0].queue, "messages", found.found[0].id))
+    names = sorted(visit.here.watch.readings)[: documents.PAGE_LIMIT_MAX]
+    return visit.draw(
+        "search.html", title=f"Search: {wanted}" if wanted else "Search", wanted=wanted, by=chosen, queue=queue,
+        found=found, queues=queues, wrong=wrong, names=names,
+    )  # fmt: skip
 
 
 # ---- writes ----------------------------------------------------------------------------------------------------

@@ -12,16 +12,18 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from waypost import AsyncWaypost, CatchUp, StoredMessage
 from waypost import Schedule as ClientSchedule
 from waypost.errors import InvalidInput, Undecodable
 from waypost.formatting import format_count
-from waypost.values import MessageState
+from waypost.values import MessageState, chain_id, split_chain_id
 from waypost.web import alerts, documents
+from waypost.web.chain_graph import make_chain
 from waypost.web.figures import (
     Figures,
+    HistoryEvent,
     history_document,
     history_events,
     seconds_or_none,
@@ -309,6 +311,7 @@ async def message_detail(place: Place, queue: str, id: str, *, bodies: bool) -> 
         result = await place.post.result(queue, id, default=_NO_RESULT)
         policy = settings_document(await place.post.policy(queue))
         show_bodies = await place.shows_bodies(queue, allowed=bodies)
+        chain = await find_chain(place, queue, id, events)
     if stored is None and not events:
         raise Problem(404, "unknown-message", f"queue {queue} has no message {id}, and its journal has no event of it")
     condition = stored.state if stored is not None else events[-1].event
@@ -324,7 +327,20 @@ async def message_detail(place: Place, queue: str, id: str, *, bodies: bool) -> 
         max_deliveries=policy.max_deliveries,
         result=visible,
         timeline=make_timeline(events, figures.at),
+        chain=chain,
     )
+
+
+async def find_chain(place: Place, queue: str, id: str, events: Sequence[HistoryEvent]) -> documents.Chain | None:
+    """The chain of a message, from its own queue and from the one where the chain began."""
+    links = await place.post.links(queue, id)
+    # A message that has left its queue is known as one of a chain by its events.
+    chain = links.chain or next((event.chain for event in events if event.chain is not None), None)
+    first_links = None
+    if chain is not None and chain != chain_id(queue, id):
+        first_links = await place.post.links(*split_chain_id(chain))
+    tokens = {event.token for event in events if event.token}
+    return make_chain(queue, id, structs.replace(links, chain=chain), first_links, tokens)
 
 
 _NO_RESULT: Any = object()
@@ -340,6 +356,7 @@ async def search(place: Place, id: str) -> documents.SearchAnswer:
         names = await place.post.queues()
     return documents.SearchAnswer(
         query=id,
+        by="id",
         found=[
             documents.Found(queue=one.queue, id=one.id, condition=one.state or one.ended or "known by its journal")
             for one in found

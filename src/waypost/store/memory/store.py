@@ -13,7 +13,7 @@ import msgspec
 from msgspec import structs
 
 from waypost.identity import Operation, new_nonce
-from waypost.policy import CLAIM_BYTES_MAX, RECORDS_MAX, RECORDS_PAGE_MAX, REPLAY_TTL_MS, PolicyRecord
+from waypost.policy import CLAIM_BYTES_MAX, RECORDS_MAX, RECORDS_PAGE_MAX, REPLAY_TTL_MS, SCANNED_MAX, PolicyRecord
 from waypost.store.checkup import Checkup, Findings, ok
 from waypost.store.memory import chains
 from waypost.store.memory import schedules as scheduling
@@ -399,8 +399,8 @@ class MemoryStore:
             model = self._queue(queue)
             found: list[Record] = []
             last: list[int | str] = []
-            for record, place in model.listing(state, cursor):
-                if len(found) == limit:
+            for seen, (record, place) in enumerate(model.listing(state, cursor)):
+                if len(found) == limit or seen == SCANNED_MAX:
                     return Page([r.stored() for r in found], msgspec.json.encode(last).decode())
                 last = place
                 if fits(record):

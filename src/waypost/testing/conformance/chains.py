@@ -574,7 +574,7 @@ class TestBlockers:
 class TestLinks:
     """What a message has to do with chains."""
 
-    @pytest.mark.promise("CHAIN-3", "FACE-3")
+    @pytest.mark.promise("CHAIN-2", "FACE-3")
     def test_a_chain_lists_its_unfinished_messages_and_those_that_wait_for_it(self, bench: Bench) -> None:
         chain = bench.begin_chain()
         first = split_chain_id(chain)[1]
@@ -595,7 +595,7 @@ class TestLinks:
         bench.after(ENDED_TTL_MS / 1000)
         assert bench.links(first) == Links()
 
-    @pytest.mark.promise("CHAIN-3")
+    @pytest.mark.promise("CHAIN-2")
     def test_a_broken_chain_names_the_message_that_broke_it(self, bench: Bench) -> None:
         chain = bench.begin_chain()
         bench.settle(bench.claim_one(), "dead", reason="rejected")
@@ -603,13 +603,13 @@ class TestLinks:
         found = bench.links(split_chain_id(chain)[1])
         assert (found.chain, found.begun.failed) == (chain, (chain, "rejected"))
 
-    @pytest.mark.promise("CHAIN-3")
+    @pytest.mark.promise("CHAIN-2")
     def test_a_message_without_chains_has_no_links(self, bench: Bench) -> None:
         assert bench.links(bench.publish().id) == Links()
         assert bench.links("0" * 24) == Links()
         assert bench.links("0" * 24, queue="no-such-queue") == Links()
 
-    @pytest.mark.promise("CHAIN-3")
+    @pytest.mark.promise("CHAIN-2")
     def test_very_many_links_are_listed_in_part(self, bench: Bench) -> None:
         chain = bench.begin_chain()
         for _ in range(LINKS_MAX + 20):

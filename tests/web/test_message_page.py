@@ -1,0 +1,115 @@
+"""The page of a message: what happened to it, with what error, and its chain."""
+
+from __future__ import annotations
+
+import html
+import re
+
+import pytest
+
+from tests.servers.valkey_setups import wait_until
+from tests.web.conftest import Site
+from tests.web.hostile import HOSTILE_TEXTS
+from waypost.identity import continuation_id
+from waypost.values import ChainState, Links
+from waypost.web.chain_graph import COLUMN_MAX, draw_chain, make_chain
+
+
+def fail(site: Site, queue: str, error: Exception) -> None:
+    """Handle one message, which fails and is to be retried at once."""
+    with site.post.receive(queue) as message:
+        assert message is not None
+        message.retry(after=0, reason=str(error))
+
+
+@pytest.mark.promise("FACE-3", "SEE-3")
+def test_the_timeline_has_the_error_of_each_attempt(site: Site) -> None:
+    published = site.post.publish("orders", {"n": 1})
+    fail(site, "orders", ValueError("the bank is away <b>"))
+    fail(site, "orders", ValueError("x" * 700))
+    with site.post.receive("orders") as message:
+        assert message is not None
+        message.dead("rejected", "no such customer")
+    client = site.client()
+    steps = client.api(f"/queues/orders/messages/{published.id}")["timeline"]["steps"]
+    assert [(step["event"], step["error"]) for step in steps] == [
+        ("published", None), ("claimed", None), ("retried", "the bank is away <b>"), ("claimed", None),
+        ("retried", "x" * 500), ("claimed", None), ("dead", "no such customer"),
+    ]  # fmt: skip
+    assert [step["cause"] for step in steps if step["event"] == "claimed"] == [None, "retried", "retried"]
+    page = client.get(f"/s/main/queues/orders/messages/{published.id}").text
+    assert "the bank is away &lt;b&gt;" in page
+    assert f"{'x' * 500}…" in page
+    assert "again because its handler failed" in page
+
+
+@pytest.mark.promise("FACE-3", "CHAIN-2")
+def test_the_chain_of_a_message_is_drawn_with_links_to_its_neighbours(site: Site) -> None:
+    chain = site.post.publish("orders", 1, chain=True)
+    waiting = site.post.publish("reports", 2, after=[chain])
+    with site.post.receive("orders") as message:
+        assert message is not None
+        parcel, mail = message.then("parcels", 3), message.then("mails", 4)
+    wait_until("what was sent on has arrived", lambda: bool(site.post.find(parcel) and site.post.find(mail)))
+    client = site.client()
+    drawn = client.api(f"/queues/orders/messages/{chain.id}")["chain"]
+    roles = {(node["queue"], node["id"]): node["role"] for node in drawn["nodes"]}
+    expected = {("orders", chain.id): "first", ("parcels", parcel): "open", ("mails", mail): "open"}
+    assert roles == expected | ({("reports", waiting.id): "waiting"} if len(roles) == 4 else {})
+    direct = {edge["target"] for edge in drawn["edges"] if edge["direct"]}
+    assert direct == {f"parcels/{parcel}", f"mails/{mail}"}
+    assert "2 messages are unfinished" in drawn["sentence"]
+    page = client.get(f"/s/main/queues/parcels/messages/{parcel}").text
+    assert f'href="/s/main/queues/orders/messages/{chain.id}"' in page
+    assert page.count("<rect") >= 3
+    blocked = client.api(f"/queues/reports/messages/{waiting.id}")["chain"]
+    assert {(node["id"], node["role"]) for node in blocked["nodes"]} == {(waiting.id, "this"), (chain.id, "blocker")}
+    plain = site.post.publish("orders", 5)
+    assert client.api(f"/queues/orders/messages/{plain.id}")["chain"] is None
+
+
+@pytest.mark.promise("FACE-3")
+def test_a_broken_chain_and_a_forgotten_one_are_described() -> None:
+    first, member = "0" * 24, "1" * 24
+    state = ChainState(True, 1, (f"b/{member}", "rejected"), f"b/{member}")
+    broken = make_chain("a", first, Links(f"a/{first}", (), state), None, ())
+    assert broken is not None
+    assert "broken: rejected" in broken.sentence
+    assert [node.role for node in broken.nodes] == ["first", "failed"]
+    forgotten = make_chain("b", member, Links(f"a/{first}"), Links(), ())
+    assert forgotten is not None
+    assert "forgotten" in forgotten.sentence
+    complete = make_chain("a", first, Links(f"a/{first}", (), ChainState(True, 0, None, f"b/{member}")), None, ())
+    assert complete is not None
+    assert "complete" in complete.sentence
+    assert make_chain("a", first, Links(), None, ()) is None
+
+
+@pytest.mark.promise("FACE-3")
+def test_a_wide_chain_is_drawn_in_part_and_listed_whole() -> None:
+    first = "0" * 24
+    children = [continuation_id(first, 3, index) for index in range(20)]
+    members = tuple(f"b/{child}" for child in children)
+    chain = make_chain("a", first, Links(f"a/{first}", (), ChainState(True, 30), members), None, (3,))
+    assert chain is not None
+    assert (len(chain.nodes), chain.more) == (21, 10)
+    assert sum(edge.direct for edge in chain.edges) == 16
+    drawing = draw_chain(chain)
+    assert (len(drawing.boxes), drawing.hidden) == (1 + COLUMN_MAX, 20 - COLUMN_MAX)
+    assert len(drawing.lines) == COLUMN_MAX
+    assert all(box.x + drawing.box_width < drawing.width for box in drawing.boxes)
+
+
+@pytest.mark.promise("FACE-3")
+@pytest.mark.parametrize("text", HOSTILE_TEXTS[:12])
+def test_hostile_errors_and_results_are_texts(memory: Site, text: str) -> None:
+    published = memory.post.publish("orders", text, chain=True, headers={"h": text}, correlation_id=text)
+    fail(memory, "orders", ValueError(text))
+    with memory.post.receive("orders") as message:
+        assert message is not None
+        message.keep_result(text)
+    page = memory.client().get(f"/s/main/queues/orders/messages/{published.id}")
+    assert page.status == 200
+    found = [html.unescape(part) for part in re.findall(r"<pre[^>]*>(.*?)</pre>", page.text, re.DOTALL)]
+    assert text in found
+    assert text not in page.text or html.escape(text) == text
