@@ -18,6 +18,7 @@ from waypost.errors import ConfigurationError
 from waypost.web import api, pages
 from waypost.web.access import Access, Auth, Token
 from waypost.web.guard import LOOPBACK_HOSTS, Guard, parse_networks
+from waypost.web.lake import check_lake
 from waypost.web.problems import PROBLEM_TYPE, Problem
 from waypost.web.reading import Place
 from waypost.web.service import Service
@@ -42,6 +43,7 @@ def create_app(
     trusted_proxies: Iterable[str] = (),
     read_only: bool = False,
     hide_bodies: Iterable[str] = (),
+    lake: str | Mapping[str, str] | None = None,
 ) -> Starlette:
     """Make the web app for one store, or for several by name; each is a URL or an `AsyncWaypost` of yours.
 
@@ -50,7 +52,8 @@ def create_app(
     Without any of them only clients of this machine are served. `hosts` are the names by which the app is reached,
     besides those of this machine; it answers no other. Headers of proxies (`X-Forwarded-*`) count only from
     `trusted_proxies`, addresses or networks. `read_only` refuses every write. Bodies and headers of queues that match a
-    pattern of `hide_bodies` are shown to no one.
+    pattern of `hide_bodies` are shown to no one. `lake` is what `waypost pipeline run` fills, a folder or a URI, by the
+    name of its store if there are several: messages that a store has forgotten are found there by their ids.
 
     The app runs by itself, or mounted below a path in any ASGI app. It closes the clients that it made itself when its
     lifespan ends; yours stay open.
@@ -72,6 +75,7 @@ def create_app(
         )
     parse_networks(trusted_proxies)
     hidden = tuple(hide_bodies)
+    lakes = lakes_of(lake, named)
     places, own = {}, list[AsyncWaypost]()
     for name, store in named.items():
         post = AsyncWaypost(store, retry_budget=RETRY_BUDGET_SECONDS) if isinstance(store, str) else store
@@ -79,7 +83,7 @@ def create_app(
             raise ConfigurationError(f"a store is a URL or an AsyncWaypost, not {show(post)}")
         if isinstance(store, str):
             own.append(post)
-        places[name] = Place(name, post, StoreWatch(post), hidden)
+        places[name] = Place(name, post, StoreWatch(post), hidden, lakes.get(name))
     # A read-only server writes nothing, so no other server has to know its CSRF tokens.
     sharing = Sharing([] if read_only and not given and not tokens else [place.post for place in places.values()])
     service = Service(places, Access([*given, *tokens], auth, sharing=sharing), read_only=read_only)
@@ -100,6 +104,20 @@ def create_app(
     )
     app.state.service = service
     return app
+
+
+def lakes_of(lake: str | Mapping[str, str] | None, stores: Mapping[str, Store]) -> dict[str, str]:
+    """The lakes by the names of their stores, or a `ConfigurationError`."""
+    if lake is None:
+        return {}
+    if isinstance(lake, str) and len(stores) > 1:
+        raise ConfigurationError(f"name the store of the lake {show(lake)}: lake={{{show(next(iter(stores)))}: …}}")
+    lakes = dict.fromkeys(stores, lake) if isinstance(lake, str) else dict(lake)
+    for name, place in lakes.items():
+        if name not in stores:
+            raise ConfigurationError(f"there is no store {show(name)} for the lake {show(place)}")
+        check_lake(place)
+    return lakes
 
 
 async def answer_http_error(request: Request, error: Exception) -> Response:

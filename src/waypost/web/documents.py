@@ -358,6 +358,8 @@ class MessageDetail(Answer, frozen=True, kw_only=True):
     result: Body | None
     timeline: Timeline
     chain: Chain | None
+    #: Whether only the lake knows it.
+    from_lake: bool
 
 
 class Found(Answer, frozen=True, kw_only=True):
@@ -380,6 +382,8 @@ class SearchAnswer(Answer, frozen=True, kw_only=True):
     queue: str | None = None
     found: list[Found]
     queues_searched: int
+    #: Whether a lake was searched too, because no queue and no journal has the id.
+    lake_searched: bool = False
     searched: int = 0
     total: int = 0
     #: Give it as `cursor` to go on; none at the end.

@@ -18,8 +18,9 @@ from waypost import AsyncWaypost, CatchUp, StoredMessage
 from waypost import Schedule as ClientSchedule
 from waypost.errors import InvalidInput, Undecodable
 from waypost.formatting import format_count
+from waypost.identity import is_message_id
 from waypost.values import MessageState, chain_id, split_chain_id
-from waypost.web import alerts, documents
+from waypost.web import alerts, documents, lake
 from waypost.web.chain_graph import make_chain
 from waypost.web.figures import (
     Figures,
@@ -51,6 +52,8 @@ class Place(Struct, frozen=True):
     watch: StoreWatch
     #: Patterns of queues whose bodies and headers are never shown.
     hidden_bodies: tuple[str, ...] = ()
+    #: Where its lake is, if it has one.
+    lake: str | None = None
 
     async def shows_bodies(self, queue: str, *, allowed: bool) -> bool:
         """Whether bodies of a queue may be shown to a user with or without the scope for it.
@@ -303,8 +306,13 @@ async def find_message(place: Place, queue: str, id: str) -> StoredMessage[Any] 
 
 
 async def message_detail(place: Place, queue: str, id: str, *, bodies: bool) -> documents.MessageDetail:
-    """A message and its history."""
-    figures = await known_queue(place, queue)
+    """A message and its history: of the store, or else of the lake."""
+    try:
+        figures = await known_queue(place, queue)
+    except Problem as problem:
+        if problem.kind != "unknown-queue" or place.lake is None:
+            raise
+        return await lake_detail(place, queue, id)
     async with answered():
         stored = await find_message(place, queue, id)
         events = history_events(await place.post.history(queue, id))
@@ -313,6 +321,8 @@ async def message_detail(place: Place, queue: str, id: str, *, bodies: bool) -> 
         show_bodies = await place.shows_bodies(queue, allowed=bodies)
         chain = await find_chain(place, queue, id, events)
     if stored is None and not events:
+        if place.lake is not None:
+            return await lake_detail(place, queue, id)
         raise Problem(404, "unknown-message", f"queue {queue} has no message {id}, and its journal has no event of it")
     condition = stored.state if stored is not None else events[-1].event
     visible = None
@@ -328,7 +338,25 @@ async def message_detail(place: Place, queue: str, id: str, *, bodies: bool) -> 
         result=visible,
         timeline=make_timeline(events, figures.at),
         chain=chain,
+        from_lake=False,
     )
+
+
+async def lake_detail(place: Place, queue: str, id: str) -> documents.MessageDetail:
+    """A message that only the lake knows."""
+    events = (await read_lake(place, id)).get(queue, [])
+    if not events:
+        raise Problem(404, "unknown-message", f"queue {queue}, its journal and the lake have no message {id}")
+    timeline = make_timeline(events, events[-1].at)
+    return documents.MessageDetail(
+        queue=queue, id=id, message=None, condition=events[-1].event, max_deliveries=None, result=None,
+        timeline=timeline, chain=None, from_lake=True,
+    )  # fmt: skip
+
+
+async def read_lake(place: Place, id: str) -> dict[str, list[HistoryEvent]]:
+    """The events that the lake of a store has of a message, by queue."""
+    return {} if place.lake is None or not is_message_id(id) else await lake.read_history(place.lake, id)
 
 
 async def find_chain(place: Place, queue: str, id: str, events: Sequence[HistoryEvent]) -> documents.Chain | None:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from waypost import StoredMessage
 from waypost.errors import Undecodable
@@ -53,7 +53,7 @@ async def search(place: Place, query: documents.SearchQuery, *, bodies: bool) ->
         return await scan(place, queue, by, text, reading.STATES, query.cursor)
     if by == "key":
         return await search_key(place, text, queue, query.cursor)
-    return await search_chain(place, text) if by == "chain" else await reading.search(place, text)
+    return await search_chain(place, text) if by == "chain" else await search_id(place, text)
 
 
 def guess_field(text: str) -> documents.SearchField:
@@ -74,6 +74,18 @@ async def require_bodies(place: Place, queue: str, by: str, *, bodies: bool) -> 
 
 
 # ---- by index --------------------------------------------------------------------------------------------------
+
+
+async def search_id(place: Place, id: str) -> documents.SearchAnswer:
+    """A message by its id in all queues and their journals, else in the lake."""
+    answer = await reading.search(place, id)
+    if answer.found or place.lake is None:
+        return answer
+    found = [
+        documents.Found(queue=queue, id=id, condition=f"{events[-1].event} (in the lake)", published_at=events[0].at)
+        for queue, events in (await reading.read_lake(place, id)).items()
+    ]
+    return structs.replace(answer, found=found, lake_searched=True)
 
 
 async def search_key(place: Place, key: str, queue: str | None, cursor: str | None) -> documents.SearchAnswer:

@@ -60,6 +60,8 @@ def add(commands: Any) -> None:
     parser.add_argument("--read-only", action="store_true", help="refuse every write")
     parser.add_argument("--hide-bodies", action="append", default=[], metavar="PATTERN",
                         help="show no bodies and headers of these queues; may be repeated")  # fmt: skip
+    parser.add_argument("--lake", action="append", default=[], metavar="[NAME=]DIR",
+                        help="the lake of a store, where messages are found that it has forgotten")  # fmt: skip
     parser.add_argument("--tls-cert", metavar="PATH", help="serve TLS with this certificate")
     parser.add_argument("--tls-key", metavar="PATH", help="and this key")
     add_log_level(parser, "info")
@@ -84,6 +86,7 @@ def run(options: argparse.Namespace) -> int:
     app = create_app(
         stores, secret=secret, tokens=tokens, auth=auth, hosts=[*own_name, *options.host_name],
         trusted_proxies=options.trusted_proxy, read_only=options.read_only, hide_bodies=options.hide_bodies,
+        lake=parse_lakes(options.lake, list(stores)),
     )  # fmt: skip
     logging.basicConfig(level=options.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
@@ -114,6 +117,18 @@ def open_stores(options: argparse.Namespace) -> dict[str, AsyncWaypost]:
             raise CommandError(f"two stores are named {name}: give each a name, as in --store shop=URL", USAGE)
         stores[name] = open_async_client(options, url)
     return stores
+
+
+def parse_lakes(given: list[str], stores: list[str]) -> dict[str, str]:
+    """Return the lakes by the names of their stores; without a name it is that of the first store."""
+    lakes: dict[str, str] = {}
+    for text in given:
+        named = NAMED.fullmatch(text)
+        name, place = (named[1], named[2]) if named is not None and named[1] in stores else (stores[0], text)
+        if name in lakes:
+            raise CommandError(f"store {name} has two lakes: give each with its store, as in --lake shop=DIR", USAGE)
+        lakes[name] = place
+    return lakes
 
 
 def open_async_client(options: argparse.Namespace, url: str) -> AsyncWaypost:

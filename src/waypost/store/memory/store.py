@@ -400,7 +400,8 @@ class MemoryStore:
             found: list[Record] = []
             last: list[int | str] = []
             for seen, (record, place) in enumerate(model.listing(state, cursor)):
-                if len(found) == limit or seen == SCANNED_MAX:
+                # Like the stores that have an index of ids and keys, and of nothing else.
+                if len(found) == limit or (seen == SCANNED_MAX and id is None and key is None):
                     return Page([r.stored() for r in found], msgspec.json.encode(last).decode())
                 last = place
                 if fits(record):
