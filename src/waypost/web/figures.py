@@ -180,8 +180,8 @@ class HistoryEvent(Struct, frozen=True):
     worker: str | None
     token: int | None
     deliveries: int | None
-    error: str | None
-    chain: str | None
+    error: str | None = None
+    chain: str | None = None
 
 
 def history_events(events: list[Event]) -> list[HistoryEvent]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from waypost.testing.bench import Bench
-from waypost.values import OutcomeName, chain_id
+from waypost.values import MessageState, OutcomeName, chain_id
 
 
 class TestLiveKeys:
@@ -260,7 +260,7 @@ class TestHolders:
         bench.publish(key="dead")
         bench.publish(key="done", window=3600)
         for outcome in ("dead", "done"):
-            bench.settle(bench.claim_one(), outcome)  # type: ignore[arg-type]
+            bench.settle(bench.claim_one(), outcome)
         assert (bench.holders("dead"), bench.holders("done")) == ({}, {})
 
     @pytest.mark.promise("DEAD-2", "QUEUE-8")
@@ -272,8 +272,10 @@ class TestHolders:
         bench.claim_one()
         bench.settle(bench.claim_one(), "dead")
         waiting = bench.publish(key="leased", on_conflict="replace").id
-        places = {"ready": ("ready", ready), "delayed": ("delayed", delayed), "dead": ("dead", dead)}
-        places |= {"leased": ("leased", leased), "waiting": ("leased", waiting)}
+        places: dict[MessageState, tuple[str, str]] = {
+            "ready": ("ready", ready), "delayed": ("delayed", delayed), "dead": ("dead", dead),
+            "leased": ("leased", leased), "waiting": ("leased", waiting),
+        }  # fmt: skip
         for state, (key, id) in places.items():
             assert bench.ids(state, key=key) == [id]
             assert bench.ids(state, key="none") == []
