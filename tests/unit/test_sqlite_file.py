@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -176,6 +177,19 @@ def test_a_file_of_the_first_release_gets_the_tables_and_columns_that_it_lacks(p
     with closing(sqlite3.connect(path)) as connection:
         for table, column in ADDED:
             assert column in {row[1] for row in connection.execute(f"PRAGMA table_info(wp_{table})")}
+
+
+@pytest.mark.promise("STORE-3", "QUEUE-2")
+def test_the_first_release_can_read_settings_that_it_knows(path: Path) -> None:
+    def stored() -> dict[str, object]:
+        with closing(sqlite3.connect(path)) as connection:
+            return dict(json.loads(connection.execute("SELECT policy FROM wp_queue").fetchone()[0]))
+
+    with Waypost(f"sqlite:///{path}") as post:
+        post.configure("orders", hide_bodies=True)
+        assert stored()["hide_bodies"] is True
+        post.configure("orders", hide_bodies=False, lease=5)
+        assert "hide_bodies" not in stored()
 
 
 # ---- namespaces ------------------------------------------------------------------------------------------------
