@@ -129,6 +129,8 @@ def encode_body(body: object, as_type: Any = None, *, faithful: bool = True) -> 
             raise InvalidBody("the text has lone surrogates, which UTF-8 cannot encode") from None
     elif isinstance(body, bytes | bytearray | memoryview):
         encoded = Encoded(BYTES, bytes(body), None)
+    elif kind is Encoded:
+        encoded, faithful = _check_encoded(body), False  # type: ignore[arg-type]
     elif isinstance(body, str) and not isinstance(body, Enum):
         encoded = Encoded(TEXT, encode_body(str(body)).data, None)
     else:
@@ -140,6 +142,17 @@ def encode_body(body: object, as_type: Any = None, *, faithful: bool = True) -> 
         )
     if faithful:
         _check_faithful(body, encoded, as_type)
+    return encoded
+
+
+def _check_encoded(encoded: Encoded) -> Encoded:
+    """Return a body that another framework has encoded; its JSON must be JSON, and no deeper than ours."""
+    if encoded.content == JSON:
+        _check_depth(encoded.data)
+        try:
+            _json_decoder.decode(encoded.data)
+        except msgspec.DecodeError as error:
+            raise InvalidBody(f"the body was encoded as JSON and is none: {error}") from None
     return encoded
 
 
@@ -186,7 +199,7 @@ def _encode_json(body: object, faithful: bool) -> bytes:
 def read_as(body: object, as_type: Any = None) -> Any:
     """Return the type that a body is decoded as: the declared type of its queue, or its own; None for plain JSON."""
     if as_type is None or as_type is Any or as_type is object:
-        return None if type_name_of(body) is None else type(body)
+        return None if isinstance(body, Encoded) or type_name_of(body) is None else type(body)
     return as_type
 
 

@@ -28,7 +28,7 @@ SYNC_NAMES = {
 }
 PAIRS = [(Waypost, AsyncWaypost), (Reception, AsyncReception), (Consumed, AsyncConsumed)]
 #: The parts of a worker that its own moving parts call.
-INNER = {"on_abort", "on_work", "poll_now", "heartbeat"}
+INNER = {"on_abort", "on_work", "poll_now", "heartbeat", "stop_queues"}
 #: The keywords of methods that take them as a typed dictionary.
 KEYWORDS = {name: kind for name, kind in vars(options).items() if typing.is_typeddict(kind)}
 #: Methods whose other arguments are those of another one, which they name.

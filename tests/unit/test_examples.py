@@ -52,6 +52,14 @@ EXPECTED = {
         "dead: order 3, negative amount",
         "2 done, 1 retried, 1 dead, balance 0",
     ],
+    "faststream_app": [
+        "mail: order 1 is paid, 10",
+        "mail: order 2 is paid, 20",
+        "timers: ['order:4']",
+        "order 4: cancelled",
+        "dead: order 3, negative amount",
+        "sum: 6",
+    ],
     "schedules": [
         "True each instant once",
         "heartbeat · every 0.2 s · 2 next fires known",

@@ -59,6 +59,7 @@ from waypost.operations.publish import OPTIONS, PublishOptions
 from waypost.operations.publish_middleware import PublishMiddleware
 from waypost.policy import (
     CHUNK_MESSAGES_MAX,
+    HEALTH_WINDOW_SECONDS,
     KEY_CHARACTERS_MAX,
     MINUTES_KEPT,
     PAGE_MAX,
@@ -330,8 +331,6 @@ class BaseClient:
         scheduler: bool = True,
         promoter: bool = False,
     ) -> Worker:
-        from waypost.worker.worker import Worker
-
         self._check_may_work()
         health_window = check_seconds("health_window", health_window, least=0.001, error=ConfigurationError)
         check_flag("scheduler", scheduler, ConfigurationError)
@@ -343,6 +342,20 @@ class BaseClient:
             if missing:
                 raise ConfigurationError(f"no handler is registered for {', '.join(missing)}")
             handlers = [self._registry.handlers[name] for name in names]
+        return self._worker_for(handlers, health_window, scheduler=scheduler, promoter=promoter)
+
+    def _worker_for(
+        self,
+        handlers: Sequence[Handler],
+        health_window: float = HEALTH_WINDOW_SECONDS,
+        *,
+        scheduler: bool = True,
+        promoter: bool = False,
+    ) -> Worker:
+        """Return a worker for these handlers, registered or not."""
+        from waypost.worker.worker import Worker
+
+        self._check_may_work()
         session = Session()
 
         def prepare(context: ClientContext) -> Flow[None]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
+from waypost.client.async_client import AsyncWaypost
 from waypost.client.options import ScheduleKeywords
 from waypost.client.sync_client import Waypost
 from waypost.operations.flow import ClientContext, Flow
@@ -14,6 +16,10 @@ from waypost.schedule.schedule import Schedule
 from waypost.schedule.zones import zone_of
 from waypost.store.port import Executor
 from waypost.times import to_datetime, to_ms
+from waypost.worker.handler import Handler
+
+if TYPE_CHECKING:
+    from waypost.worker.worker import Worker
 
 T = TypeVar("T")
 
@@ -55,3 +61,18 @@ def preview_schedule(
         to_datetime(fire.instant_ms) for fire in Timeline("preview", spec).next_fires_after(to_ms(after), count)
     ]
     return [(at, at.astimezone(zone)) for at in instants]
+
+
+def worker_of(post: AsyncWaypost, handlers: Sequence[Handler]) -> Worker:
+    """Return a worker for handlers that are not registered with the client."""
+    return post._worker_for(handlers)
+
+
+async def store_answers(post: AsyncWaypost) -> int:
+    """Return the store's time in milliseconds: proof that it answers. Raises what the store raises."""
+    return await post._call(post.store.time())
+
+
+def check_handled(post: AsyncWaypost, queue: str) -> None:
+    """Raise `UnknownQueue` if the client is strict and this queue was not declared to it."""
+    post._registry.check_handled(queue)

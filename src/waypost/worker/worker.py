@@ -11,7 +11,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, Self, cast
 
 from waypost.checks import check_flag, check_seconds
@@ -93,6 +93,8 @@ class Worker:
         }  # fmt: skip
         self._start_timeout = start_timeout
         self._consumers: list[Consumer] = []
+        #: The consumers that were stopped or are being stopped.
+        self._ending: dict[Consumer, asyncio.Task[None]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop_requested: asyncio.Event | None = None
         self._stop_seconds = STOP_SECONDS
@@ -140,6 +142,7 @@ class Worker:
         try:
             async with _Parts(self) as parts:
                 self._consumers, self._poller, self._state = parts.consumers, parts.poller, "running"
+                self._ending = {}
                 parts.poller.start()
                 if signals:
                     with StopSignals(self._on_signal):
@@ -191,6 +194,22 @@ class Worker:
         if running is not None:
             await running
         return report
+
+    async def stop_queues(self, queues: Iterable[str], timeout: Duration = STOP_SECONDS) -> None:
+        """Stop with some of its queues, giving their handlers this time to end; the others go on."""
+        deadline = time.monotonic() + check_seconds("timeout", timeout)
+        names = set(queues)
+        chosen = [consumer for consumer in self._consumers if consumer.queue in names]
+        await asyncio.gather(*(self._stop_consumer(consumer, deadline) for consumer in chosen))
+
+    def _stop_consumer(self, consumer: Consumer, deadline: float) -> asyncio.Task[None]:
+        """Stop a consumer, once."""
+        task = self._ending.get(consumer)
+        if task is None:
+            consumer.liveness.owes_none_for(float("inf"))
+            task = asyncio.get_running_loop().create_task(consumer.stop(deadline), name="waypost stops a queue")
+            self._ending[consumer] = task
+        return task
 
     def report(self) -> Drained:
         """Return the current state of the worker."""
@@ -278,7 +297,7 @@ class Worker:
 
     async def _stop_all(self) -> Drained:
         deadline = time.monotonic() + self._stop_seconds
-        await asyncio.gather(*(consumer.stop(deadline) for consumer in self._consumers))
+        await asyncio.gather(*(self._stop_consumer(consumer, deadline) for consumer in self._consumers))
         self._last = self.report()
         log.info(
             "worker %s stopped: %d handled, %d released, %d still running",

@@ -1,0 +1,219 @@
+"""A subscriber: FastStream's processing of a message as a handler of a waypost worker."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, Protocol, cast
+
+from faststream import AckPolicy
+from faststream.exceptions import StopConsume
+from faststream.message import StreamMessage
+
+from waypost.client import AsyncWaypost
+from waypost.errors import EnvelopeTooNew, Undecodable
+from waypost.faststream.internals import (
+    EMPTY,
+    CallsCollection,
+    PublisherProto,
+    SubscriberSpecification,
+    SubscriberUsecase,
+    SubscriberUsecaseConfig,
+)
+from waypost.faststream.message import WaypostMessage, decode_batch, decode_one, parse_batch, parse_message
+from waypost.faststream.outcomes import SKIP_SECONDS, outcome_of
+from waypost.faststream.publishing import reply_publisher
+from waypost.faststream.workers import SubscriberWorkers
+from waypost.message import Message, Outcome, error_text
+from waypost.policy import Exponential
+from waypost.worker.handler import Handler
+
+DEFAULT_RETRY = Exponential()
+
+
+@dataclass(kw_only=True)
+class WaypostSubscriberConfig(SubscriberUsecaseConfig):
+    """What a subscriber is made of."""
+
+    queues: tuple[str, ...]
+    batch: int | None = None
+    #: Options of `waypost.worker.handler.Handler`.
+    options: Mapping[str, Any] = field(default_factory=dict)
+    #: Settings of its queues that are configured when it starts.
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.parser = parse_message if self.batch is None else parse_batch
+        self.decoder = decode_one if self.batch is None else decode_batch
+
+    @property
+    def ack_policy(self) -> AckPolicy:
+        """That of the subscriber, of its router or broker, or `NACK_ON_ERROR`: the retry policy decides."""
+        for policy in (self._ack_policy, self._outer_config.ack_policy):
+            if policy is not EMPTY:
+                return policy
+        return AckPolicy.NACK_ON_ERROR
+
+    @property
+    def auto_ack_disabled(self) -> bool:
+        """FastStream's own middleware would hide the error from the retry policy: `outcomes` does its part."""
+        return True
+
+
+class HasWorkers(Protocol):
+    """What a subscriber needs of its broker."""
+
+    client: AsyncWaypost
+    workers: SubscriberWorkers
+
+
+class WaypostSubscriber(SubscriberUsecase[Any]):
+    """Handles the messages of one or more queues."""
+
+    def __init__(
+        self,
+        config: WaypostSubscriberConfig,
+        specification: SubscriberSpecification[Any, Any],
+        calls: CallsCollection[Any],
+    ) -> None:
+        super().__init__(config, specification, calls)
+        self.config = config
+        self._stopping: asyncio.Task[None] | None = None
+
+    @property
+    def queues(self) -> list[str]:
+        """Its queues, with the prefixes of its routers."""
+        return [f"{self._outer_config.prefix}{queue}" for queue in self.config.queues]
+
+    @property
+    def client(self) -> AsyncWaypost:
+        """The client of its broker."""
+        return self._broker_config.client
+
+    @property
+    def _broker_config(self) -> HasWorkers:
+        """The configuration of its broker, which it sees through those of its routers."""
+        return cast("HasWorkers", self._outer_config)
+
+    # ---- start and stop ------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Start to handle messages; with its broker, in the one worker that the broker starts."""
+        await super().start()
+        self._post_start()
+        if self.calls:
+            await self._broker_config.workers.add(self, self.client)
+
+    async def stop(self) -> None:
+        """Stop to handle messages. Handlers that run have the broker's `graceful_timeout` to end."""
+        self.running = False
+        await self._broker_config.workers.stop(self, self._outer_config.graceful_timeout or 0.0)
+        await super().stop()
+
+    def handlers(self) -> list[Handler]:
+        """Return its handlers, one for each queue."""
+        options: dict[str, Any] = {"retry": DEFAULT_RETRY, **self.config.options}
+        options["manual"] = self.ack_policy is AckPolicy.MANUAL
+        function: Any = self._handle_one if self.config.batch is None else self._handle_batch
+        handlers = [Handler(queue, function, batch=self.config.batch, **options) for queue in self.queues]
+        for handler in handlers:
+            handler.name = self.specification.call_name
+        return handlers
+
+    # ---- messages ------------------------------------------------------------------------------------------
+
+    async def _handle_one(self, message: Message[Any]) -> Outcome | None:
+        if self.ack_policy is AckPolicy.ACK_FIRST:
+            message.done()
+        return await self._process(message, message)
+
+    async def _handle_batch(self, messages: list[Message[Any]]) -> Outcome | None:
+        readable = [message for message in messages if _is_readable(message)]
+        if self.ack_policy is AckPolicy.ACK_FIRST:
+            for message in readable:
+                message.done()
+        if not readable:
+            return None
+        return await self._process(readable, readable[0])
+
+    async def _process(self, raw: Any, first: Message[Any]) -> Outcome | None:
+        try:
+            await self.process_message(raw)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            if isinstance(error, StopConsume | SystemExit):
+                self._stop_soon(error)
+            if error is first.undecodable:
+                raise
+            ending = outcome_of(error, self.ack_policy)
+            if ending is None or isinstance(ending, Outcome):
+                return ending
+            if ending is error:
+                raise
+            raise ending from error
+        return None
+
+    def _stop_soon(self, error: BaseException) -> None:
+        """Stop this subscriber because its handler requested it, and with `SystemExit` the application."""
+
+        async def stop() -> None:
+            await self.stop()
+            app = self._outer_config.context.get("app")
+            if isinstance(error, SystemExit) and app:
+                app.exit()
+
+        if self._stopping is None or self._stopping.done():
+            self._stopping = asyncio.get_running_loop().create_task(stop(), name="waypost stops a subscriber")
+
+    def _make_response_publisher(self, message: StreamMessage[Any]) -> Sequence[PublisherProto[Any]]:
+        return (reply_publisher(self._outer_config.producer, message.reply_to, message.raw_message),)
+
+    def get_log_context(self, message: StreamMessage[Any] | None) -> dict[str, str]:
+        """Return what log lines about a message have in common."""
+        queue = ",".join(self.queues) if message is None else _queue_of(message)
+        return {"queue": queue, "message_id": "" if message is None else str(message.message_id)}
+
+    # ---- without a handler ---------------------------------------------------------------------------------
+
+    async def get_one(self, *, timeout: float = 5.0) -> WaypostMessage | None:
+        """Return one message of its first queue, which is done then, or None if there is none in time."""
+        parsed: WaypostMessage | None = None
+        async with self.client.receive(self.queues[0], wait=timeout) as message:
+            if message is not None:
+                parsed = await self._parse(message)
+        return parsed
+
+    async def __aiter__(self) -> AsyncIterator[WaypostMessage]:
+        """Yield the messages of its first queue. Each is done with the next one, unless it was decided otherwise."""
+        async with aclosing(self.client.consume(self.queues[0])) as messages:  # type: ignore[type-var]
+            async for message in messages:
+                async with message:
+                    yield await self._parse(message)
+
+    async def _parse(self, message: Message[Any]) -> WaypostMessage:
+        parser, decoder = self._get_parser_and_decoder()
+        parsed: WaypostMessage = await parser(message)
+        parsed.set_decoder(decoder)
+        return parsed
+
+
+def _is_readable(message: Message[Any]) -> bool:
+    """Whether the envelope of a message of a batch can be read; if not, that decides its outcome."""
+    try:
+        message.open()
+    except Undecodable as error:
+        with contextlib.suppress(ValueError):  # a message that left the store with its claim ends anyway
+            if isinstance(error, EnvelopeTooNew):
+                message.snooze(SKIP_SECONDS)
+            else:
+                message.dead("undecodable", error_text(error))
+        return False
+    return True
+
+
+def _queue_of(message: StreamMessage[Any]) -> str:
+    return message.queue if isinstance(message, WaypostMessage) else ""
