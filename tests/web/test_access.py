@@ -286,6 +286,10 @@ def test_a_queue_can_hide_its_bodies_from_every_user(site: Site) -> None:
         assert "4111" not in client.get(f"/api/v1/stores/main{path}").text
         assert "4111" not in client.get(f"/s/main{path.split('/messages?')[0]}").text
     assert client.api(f"/queues/cards/messages/{kept.id}")["result"]["form"] == "hidden"
+    saved = site.post.save_schedule("nightly", queue="cards", every=3600, body={"card": "4111"})
+    assert "4111" not in client.get("/s/main/do/save_schedule", queue="cards", key=saved.key).text
+    site.post.save_schedule("nightly", queue="plain", every=3600, key="n", body={"card": "4111"})
+    assert "4111" in client.get("/s/main/do/save_schedule", queue="plain", key="n").text
     assert "4111" in client.get("/api/v1/stores/main/queues/plain/messages").text
     assert client.write("/queues/cards/settings", {"hide_bodies": False}, method="PATCH").status == 200
     assert "4111" in client.get("/api/v1/stores/main/queues/cards/messages?state=done").text

@@ -55,7 +55,7 @@ class Place(Struct, frozen=True):
     #: Where its lake is, if it has one.
     lake: str | None = None
 
-    async def shows_bodies(self, queue: str, *, allowed: bool) -> bool:
+    async def may_show_bodies(self, queue: str, *, allowed: bool) -> bool:
         """Whether bodies of a queue may be shown to a user with or without the scope for it.
 
         Neither the server nor the queue may hide them: the scope does not override that.
@@ -238,7 +238,7 @@ def hidden_body(size: int) -> documents.Body:
 
 
 def message_document(message: StoredMessage[Any], *, show_bodies: bool) -> documents.Message:
-    """A message of the store. `show_bodies` is what `Place.shows_bodies` says of its queue."""
+    """A message of the store. `show_bodies` is what `Place.may_show_bodies` says of its queue."""
     type_name = correlation_id = headers = None
     try:
         envelope = message.open()
@@ -285,7 +285,7 @@ async def messages(place: Place, queue: str, query: documents.MessagesQuery, *, 
     filters = {"id": query.id, "key": query.key, "group": query.group, "reason": query.reason}
     given: Any = {name: value for name, value in filters.items() if value is not None}
     async with answered():
-        show_bodies = await place.shows_bodies(queue, allowed=bodies)
+        show_bodies = await place.may_show_bodies(queue, allowed=bodies)
         page = await place.post.page(queue, query.state, cursor=query.cursor, limit=query.limit, **given)
     found = [message_document(one, show_bodies=show_bodies) for one in page.messages]
     return documents.Messages(messages=found, next=page.cursor)
@@ -318,7 +318,7 @@ async def message_detail(place: Place, queue: str, id: str, *, bodies: bool) -> 
         events = history_events(await place.post.history(queue, id))
         result = await place.post.result(queue, id, default=_NO_RESULT)
         policy = settings_document(await place.post.policy(queue))
-        show_bodies = await place.shows_bodies(queue, allowed=bodies)
+        show_bodies = await place.may_show_bodies(queue, allowed=bodies)
         chain = await find_chain(place, queue, id, events)
     if stored is None and not events:
         if place.lake is not None:

@@ -125,8 +125,10 @@ async def show_form(visit: Visit, sent: Mapping[str, str] | None = None) -> Resp
             shortcuts = action.forms("", content) if planned.valid else None
         except Problem as problem:
             wrong = problem.detail
-    fields = fields_of(known, given if sent is not None else {}, bodies=visit.bodies)
+    show_body = known is not None and await visit.here.may_show_bodies(known.queue, allowed=visit.bodies)
+    fields = fields_of(known, given if sent is not None else {}, bodies=show_body)
     title = "New schedule" if known is None else f"Schedule {known.name}"
     return visit.draw(
-        "schedule_form.html", title=title, fields=fields, preview=planned, shortcuts=shortcuts, wrong=wrong, known=known,
+        "schedule_form.html", title=title, fields=fields, preview=planned, shortcuts=shortcuts, wrong=wrong,
+        known=known,
     )  # fmt: skip

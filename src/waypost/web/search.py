@@ -69,7 +69,7 @@ async def require_bodies(place: Place, queue: str, by: str, *, bodies: bool) -> 
     if not bodies:
         raise Problem(403, "missing-scope", f"a search by {by} tells what headers have: this needs the scope 'bodies'")
     async with answered():
-        if not await place.shows_bodies(queue, allowed=True):
+        if not await place.may_show_bodies(queue, allowed=True):
             raise Problem(403, "hidden-bodies", f"the headers of {queue} are hidden, so it is not searched by {by}")
 
 
