@@ -1,0 +1,126 @@
+"""Delta tables and steps in an object store: a real S3 server, with credentials from the environment."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import polars
+import pyarrow as pa
+import pytest
+from deltalake import Schema
+
+from tests.servers.s3 import S3Server
+from waypost.errors import ConfigurationError
+from waypost.spark.delta.parquet import write_rows
+from waypost.spark.delta.steps import StepConflict, Steps
+from waypost.spark.delta.table import Change, DeltaFolder
+from waypost.spark.files import open_lake_files
+
+COLUMNS = pa.schema([("queue", pa.string()), ("number", pa.int64())])
+STATISTICS = ("number",)
+WRITERS, STEPS_EACH = 2, 4
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[S3Server]:
+    with S3Server() as running:
+        yield running
+
+
+@pytest.fixture
+def bucket(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The URI of a bucket; whatever opens it finds the server and the credentials in the environment."""
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    return f"s3://{server.bucket}"
+
+
+def change_of(root: str, table: str, *numbers: int) -> Change:
+    rows = pa.Table.from_pylist([{"queue": "orders", "number": number} for number in numbers], schema=COLUMNS)
+    return Change(tuple(write_rows(open_lake_files(root), table, rows, STATISTICS)))
+
+
+def make(root: str, *tables: str) -> Steps:
+    files = open_lake_files(root)
+    for name in tables:
+        DeltaFolder(files, name).create(Schema.from_arrow(COLUMNS), statistics=STATISTICS)
+    steps = Steps(files, "_steps")
+    steps.create()
+    return steps
+
+
+def numbers(root: str, table: str) -> list[int]:
+    found: list[int] = polars.read_delta(f"{root}/{table}").sort("number")["number"].to_list()
+    return found
+
+
+@pytest.mark.promise("SPARK-4")
+def test_of_programs_that_commit_the_same_step_to_an_object_store_one_wins(bucket: str) -> None:
+    root = f"{bucket}/at-once"
+    make(root, "a", "b")
+    start = threading.Barrier(WRITERS, timeout=60)
+    won: list[int] = []
+    failed: list[BaseException] = []
+
+    def write(writer: int) -> None:
+        try:
+            steps = Steps(open_lake_files(root), "_steps")
+            start.wait()
+            for turn in range(STEPS_EACH):
+                number = writer * 100 + turn
+                while True:
+                    newest = steps.roll_forward()
+                    after = 0 if newest is None else newest.number
+                    changes = {"a": change_of(root, "a", number), "b": change_of(root, "b", -number)}
+                    try:
+                        steps.commit(after, "run", "{}", changes, {})
+                    except StepConflict:
+                        continue
+                    won.append(number)
+                    break
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=write, args=(writer,)) for writer in range(WRITERS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(300)
+    assert failed == []
+    wanted = sorted(writer * 100 + turn for writer in range(WRITERS) for turn in range(STEPS_EACH))
+    assert sorted(won) == wanted
+    assert numbers(root, "a") == wanted
+    assert numbers(root, "b") == sorted(-number for number in wanted)
+    newest = Steps(open_lake_files(root), "_steps").newest()
+    assert newest is not None
+    assert newest.number == WRITERS * STEPS_EACH
+
+
+@pytest.mark.promise("SPARK-4")
+def test_readers_of_an_object_store_see_no_step_that_was_not_committed_and_the_next_program_completes_it(
+    bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = f"{bucket}/killed"
+    steps = make(root, "a", "b")
+    steps.commit(0, "run", "{}", {"a": change_of(root, "a", 1), "b": change_of(root, "b", 1)}, {})
+    # Files that a killed program wrote, and a step that it committed without any table.
+    change_of(root, "a", 98, 99)
+    changes = {"a": change_of(root, "a", 2), "b": change_of(root, "b", 2)}
+    with monkeypatch.context() as killed:
+        killed.setattr(Steps, "follow", lambda *arguments: (_ for _ in ()).throw(SystemExit))
+        with pytest.raises(SystemExit):
+            steps.commit(1, "run", "{}", changes, {})
+    assert numbers(root, "a") == [1]
+    assert numbers(root, "b") == [1]
+    newest, found = Steps(open_lake_files(root), "_steps").snapshots(["a", "b"])
+    assert newest is not None
+    assert newest.number == 2
+    assert {name: snapshot.rows for name, snapshot in found.items()} == {"a": 2, "b": 2}
+    assert numbers(root, "a") == numbers(root, "b") == [1, 2]
+
+
+def test_keys_in_the_uri_of_a_lake_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="AWS_ACCESS_KEY_ID") as raised:
+        open_lake_files("s3://waypost:secret@bucket/lake")
+    assert "secret" not in str(raised.value)
