@@ -11,6 +11,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from waypost.spark.delta.table import Change
+from waypost.spark.lake.gold import write_days
 from waypost.spark.lake.lake import Lake
 from waypost.spark.lake.percentiles import bucket_of
 from waypost.spark.lake.report.series import COUNTS
@@ -36,12 +38,14 @@ def counts(queue: str, number: int, **given: int) -> dict[str, Any]:
 def make_lake(path: Path, audit: Mapping[str, Any] | None = None, **tables: Sequence[Mapping[str, Any]]) -> Path:
     """Write a lake with these rows, by the pipeline's own writer."""
     lake = Lake(str(path))
+    lake.create()
+    changes = {}
     for table in GOLD:
         given = list(tables.get(table.name.removeprefix("gold/"), ()))
         schema = table.arrow(table.columns)
-        days = {f"{row['minute']:%Y-%m-%d}" for row in given} or {f"{START:%Y-%m-%d}"}
         columns = {name: [row.get(name, 0) for row in given] for name in table.columns}
-        lake.replace_days(table, pa.table(columns, schema), days)
+        changes[table.name] = Change(tuple(write_days(lake, table, pa.table(columns, schema))))
+    lake.commit("run", changes, lake.state)
     if audit is not None:
         (path / "audit.json").write_text(json.dumps(audit))
     return path

@@ -8,8 +8,6 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as parquet
 import pytest
 
 from tests.show.browser import Page, open_page
@@ -274,9 +272,6 @@ def test_a_file_that_is_not_our_table_or_audit_gives_one_sentence(tmp_path: Path
     (lake / "audit.json").unlink()
     (file,) = (lake / "gold" / "minutes").rglob("*.parquet")
     file.write_bytes(b"PAR1 no")
-    with pytest.raises(InvalidInput, match="is not what the pipeline writes"):
-        read_gold(lake)
-    parquet.write_table(pa.table({"queue": ["orders"]}), file)
     with pytest.raises(InvalidInput, match="is not what the pipeline writes"):
         read_gold(lake)
 

@@ -58,11 +58,13 @@ def plant(shop: Shop, statement: str, *values: object) -> int:
 
 
 def rows(made: Pipeline, table: Table) -> list[dict[str, Any]]:
-    """Return all rows of a table, sorted."""
-    if table in GOLD:
-        found = made.lake.rows(table).to_pylist()
+    """Return all rows of a table, sorted; of messages and deliveries also those that have not ended."""
+    made.lake.refresh()
+    if table in (SILVER_MESSAGES, SILVER_DELIVERIES):
+        whole = made.lake.messages if table == SILVER_MESSAGES else made.lake.deliveries
+        found = [row.asDict() for row in whole(made.spark).collect()]
     else:
-        found = [row.asDict() for row in made.lake.frame(made.spark, table).collect()]
+        found = made.lake.rows(table).to_pylist()
     return sorted(found, key=lambda row: [str(value) for value in row.values()])
 
 

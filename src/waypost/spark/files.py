@@ -12,10 +12,9 @@ import shutil
 import uuid
 from abc import ABC, abstractmethod
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from waypost.errors import ConfigurationError, StoreError
+from waypost.errors import ConfigurationError
 from waypost.urls import holds_secret, redact_text, redact_url
 
 if TYPE_CHECKING:
@@ -26,10 +25,17 @@ class Files(ABC):
     """The files below one root. Names are relative to it, with slashes."""
 
     is_local = False
+    #: Whether Spark has a reader of its own for these files. PySpark as pip installs it has none for S3.
+    is_read_by_spark = True
 
     def __init__(self, root: str) -> None:
         #: Where the folder is, as this process opens it.
         self.root = root
+
+    @property
+    def address(self) -> str:
+        """Return what `open_lake_files` opens, in any process."""
+        return self.root
 
     def path(self, name: str) -> str:
         """Return where a file is, as this process opens it."""
@@ -86,6 +92,10 @@ class Files(ABC):
     def sync_folder(self, name: str) -> None:
         """Sync the names in a folder to disk, where that is needed."""
         return
+
+    def remove_file(self, name: str) -> None:
+        """Remove a file, if it exists."""
+        self.remove(name)
 
     def size(self, folder: str) -> int:
         """Return how many bytes the files below a folder have."""
@@ -222,13 +232,24 @@ class ArrowFiles(Files):
         self._fs = arrow_fs
         self._system, root = arrow_fs.FileSystem.from_uri(uri)
         self._uri = uri.rstrip("/")
+        self.is_read_by_spark = not uri.startswith(("s3://", "s3a://"))
         super().__init__(root)
 
     def uri(self, name: str) -> str:
         return f"{self._uri}/{name}"
 
+    @property
+    def address(self) -> str:
+        return self._uri
+
     def arrow_system(self) -> Any:
         return self._system
+
+    def remove_file(self, name: str) -> None:
+        try:
+            self._system.delete_file(self.path(name))
+        except FileNotFoundError:
+            return
 
     def read(self, name: str) -> bytes | None:
         try:
@@ -369,6 +390,11 @@ def open_lake_files(root: str) -> Files:
     if not root:
         raise ConfigurationError("the lake has no path: give a folder, or a URI such as s3://bucket/lake")
     scheme, path = _split_scheme(root)
+    if "%" in path:
+        raise ConfigurationError(
+            f"the lake {redact_url(root)} has a % in its path, which the Delta library takes for an encoded character: "
+            "choose another name"
+        )
     if scheme in ("", "file"):
         return LocalFiles(path)
     if "@" in root or holds_secret(root):
@@ -402,42 +428,3 @@ def open_output_files(spark: SparkSession, root: str) -> OutputFiles:
     # A path without a scheme is on this machine unless the cluster's configuration has another default.
     scheme, path = _split_scheme(files.root)
     return LocalFiles(path) if scheme == "file" else files
-
-
-class ExclusiveLock:
-    """Prevents a second process from changing the same lake; released by the system when the process ends.
-
-    It works on folders of this machine. Elsewhere the operator must prevent two runs at the same time.
-    """
-
-    def __init__(self, files: Files, name: str) -> None:
-        self._files = files
-        self._name = name
-        self._descriptor: int | None = None
-
-    def __enter__(self) -> Self:
-        if not self._files.is_local:
-            return self
-        try:
-            import fcntl
-        except ImportError:
-            return self
-        path = Path(self._files.path(self._name))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(descriptor)
-            raise StoreError(
-                f"another process is changing the lake {self._files.root}: wait for it to end, or stop it"
-            ) from None
-        self._descriptor = descriptor
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None

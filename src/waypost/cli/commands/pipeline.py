@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from waypost.cli.exit_codes import FOUND
 from waypost.cli.options import Run, add_command, check_sqlite_file
 from waypost.cli.output import write, write_json, write_stderr
-from waypost.errors import ConfigurationError, WaypostError
+from waypost.errors import ConfigurationError, MissingExtra, WaypostError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -51,7 +51,7 @@ def add(commands: Any) -> None:
     run.add_argument("--every", type=float, default=10.0, metavar="S", help="with --follow: every S seconds (10)")
     run.add_argument("--batch-rows", type=int, metavar="N", help="most events in one batch (1,000,000)")
     run.add_argument("--reader", metavar="NAME", help="register as a reader of the journal, so that trimming waits")
-    run.add_argument("--format", choices=("parquet", "orc"), help="of a new lake's bronze and silver (parquet)")
+    run.add_argument("--format", help="of the files of the tables: parquet, no other")
     run.add_argument("--moved", action="store_true", help="it is the same store under a new URL")
     ingest = _add_action(actions, "ingest", run_ingest, "load the messages of a queue into the lake, with their bodies")
     _add_store(ingest)
@@ -67,6 +67,14 @@ def add(commands: Any) -> None:
     )
     tidy = _add_action(actions, "tidy", run_tidy, "merge small files, and delete old rows")
     tidy.add_argument("--keep-days", type=int, metavar="N", help="delete rows of bronze and silver older than N days")
+    upgrade = add_command(
+        actions, "upgrade", run_upgrade, "convert a lake of release 0.1 to Delta tables, once", store=False,
+        json_text="its path as one JSON object", more="This command does not need Spark.",
+        examples=("waypost pipeline upgrade --lake lake",),
+    )  # fmt: skip
+    upgrade.add_argument(
+        "--lake", required=True, metavar="DIR", help="the lake: a folder, or a URI as s3://bucket/lake"
+    )
     audit = _add_action(
         actions, "audit", run_audit, "compare the whole history with what the store holds",
         more="The last line is `0 unaccounted of N` when all is well; otherwise the exit code is 1.",
@@ -199,7 +207,7 @@ def map_spark_errors(command: Callable[[argparse.Namespace], int]) -> Callable[[
 
 def make_pipeline(options: argparse.Namespace, spark: SparkSession, report_progress: Callable[[str], None]) -> Pipeline:
     """Return the pipeline that the options describe."""
-    from waypost.spark.lake.bronze import BATCH_ROWS
+    from waypost.spark.lake.journal import BATCH_ROWS
     from waypost.spark.lake.pipeline import Pipeline
 
     store, store_env = _choose_store(options)
@@ -339,6 +347,20 @@ def run_tidy(options: argparse.Namespace) -> int:
         pipeline.tidy(options.keep_days)
     if options.json:
         write_json({"lake": pipeline.lake.files.root})
+    return 0
+
+
+def run_upgrade(options: argparse.Namespace) -> int:
+    """Convert a lake of release 0.1 and return the exit code."""
+    try:
+        from waypost.spark.lake.upgrade import upgrade
+    except ImportError:
+        raise MissingExtra('a lake is read with pyarrow and deltalake: pip install "waypost[spark]"') from None
+    lake = upgrade(options.lake, write_stderr)
+    if options.json:
+        write_json({"lake": lake.files.root})
+    else:
+        write(f"the lake {lake.files.root} consists of Delta tables")
     return 0
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 import msgspec
@@ -20,11 +21,13 @@ from deltalake.exceptions import DeltaError
 
 from waypost.errors import StoreError
 from waypost.spark.delta.parquet import read_rows, write_rows
-from waypost.spark.delta.table import APP_ID, Change, DeltaFolder, Snapshot
+from waypost.spark.delta.table import APP_ID, Change, DeltaFolder, MissingTable, Snapshot
 from waypost.spark.files import Files
 
 #: Steps whose rows are kept.
 STEPS_KEPT: Final = 64
+#: Tables that are committed at the same time.
+THREADS: Final = 4
 COLUMNS: Final = pa.schema(
     [
         ("step", pa.int64()),
@@ -103,15 +106,20 @@ class Steps:
             self.follow(step)
         return step
 
-    def follow(self, step: Step) -> None:
-        """Commit a step to each table that it changes, unless it is there already."""
-        for name, change in step.changes.items():
-            self.folder(name).commit(step.number, change)
+    def follow(self, step: Step) -> dict[str, Snapshot]:
+        """Commit a step to each table that it changes, unless it is there already; return their versions."""
+        with ThreadPoolExecutor(THREADS) as pool:
+            commits = {
+                name: pool.submit(self.folder(name).commit, step.number, change)
+                for name, change in step.changes.items()
+            }
+            return {name: commit.result() for name, commit in commits.items()}
 
-    def snapshots(self, tables: Sequence[str]) -> tuple[Step | None, dict[str, Snapshot]]:
+    def snapshots(self, tables: Sequence[str], *, to_write: bool = False) -> tuple[Step | None, dict[str, Snapshot]]:
         """Return the newest step, and the version of each table after it; completes it first.
 
-        Without the right to write to the lake, an incomplete step is left out: the step before it is returned.
+        Without the right to write to the lake, an incomplete step is left out: the step before it is returned, unless
+        the caller is going to write.
         """
         while True:
             step = self.newest()
@@ -119,18 +127,31 @@ class Steps:
                 if step is not None:
                     self.follow(step)
             except (OSError, DeltaError, StoreError):
-                if step is None or all(self.folder(name).snapshot().step >= step.number for name in step.changes):
+                if (
+                    to_write
+                    or step is None
+                    or all(self.folder(name).snapshot().step >= step.number for name in step.changes)
+                ):
                     raise
                 before = {name: self.folder(name).snapshot(step.inputs.get(name)) for name in tables}
                 return self._newest(self.table.snapshot(), below=step.number), before
-            found = {name: self.folder(name).snapshot() for name in tables}
+            with ThreadPoolExecutor(THREADS) as pool:
+                opened = dict(zip(tables, pool.map(self._open, tables), strict=True))
+            # A table that a newer release brings is created by the next run.
+            found = {name: snapshot for name, snapshot in opened.items() if snapshot is not None}
             if all(snapshot.step <= (step.number if step else 0) for snapshot in found.values()):
                 return step, found
 
+    def _open(self, name: str) -> Snapshot | None:
+        try:
+            return self.folder(name).snapshot()
+        except MissingTable:
+            return None
+
     def commit(
         self, after: int, kind: str, state: str, changes: Mapping[str, Change], inputs: Mapping[str, int]
-    ) -> Step:
-        """Commit the step that follows step `after`, then bring the tables up to it.
+    ) -> tuple[Step, dict[str, Snapshot]]:
+        """Commit the step that follows step `after`, then bring the tables up to it; return the new versions.
 
         Raises `StepConflict` if another program committed a step since; then nothing has changed.
         """
@@ -142,8 +163,7 @@ class Steps:
         if (handle.transaction_version(APP_ID) or 0) != after:
             raise self._conflict(step.number)
         self._commit_row(handle, step)
-        self.follow(step)
-        return step
+        return step, self.follow(step)
 
     def _commit_row(self, handle: DeltaTable, step: Step) -> None:
         row = {

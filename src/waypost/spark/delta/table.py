@@ -39,6 +39,10 @@ FILES_KEPT_HOURS: Final = 24
 TRIES_MAX: Final = 100
 
 
+class MissingTable(StoreError):
+    """Raised when there is no Delta table at a path."""
+
+
 class Change(msgspec.Struct, frozen=True):
     """What a commit does to a table: files that are added and the paths of files that are removed."""
 
@@ -79,17 +83,17 @@ class DeltaFolder:
         try:
             table = DeltaTable(self._address, version=version)
         except TableNotFoundError:
-            raise StoreError(f"there is no Delta table at {self.files.path(self.name)}") from None
+            raise MissingTable(f"there is no Delta table at {self.files.path(self.name)}") from None
         except DeltaError as error:
             raise StoreError(f"the Delta table {self.files.path(self.name)} cannot be opened: {error}") from None
         protocol = table.protocol()
         if protocol.min_reader_version > READER_VERSION or protocol.min_writer_version > WRITER_VERSION:
             features = sorted({*(protocol.reader_features or ()), *(protocol.writer_features or ())})
-            features_needed = (
+            needed = (
                 ", ".join(features) or f"reader {protocol.min_reader_version}, writer {protocol.min_writer_version}"
             )
             raise StoreError(
-                f"the Delta table {self.files.path(self.name)} was changed by another program and needs {features_needed}; "
+                f"the Delta table {self.files.path(self.name)} was changed by another program and needs {needed}; "
                 f"waypost works with reader version {READER_VERSION} and writer version {WRITER_VERSION}: "
                 "remove the feature"
             )
@@ -97,7 +101,7 @@ class DeltaFolder:
 
     def exists(self) -> bool:
         """Return whether there is a table."""
-        return bool(DeltaTable.is_deltatable(self._address))
+        return self.files.exists(f"{self.name}/_delta_log") and bool(DeltaTable.is_deltatable(self._address))
 
     def create(self, schema: Schema, *, statistics: Sequence[str] = (), partition_by: Sequence[str] = ()) -> None:
         """Create an empty table, unless there is one."""
@@ -137,7 +141,7 @@ class DeltaFolder:
             if done is not None and done >= step:
                 return self._snapshot(table)
             if self.try_commit(table, step, change):
-                return self.snapshot()
+                return self._snapshot(table)
         raise StoreError(f"{self.files.path(self.name)}: step {step} was not committed in {TRIES_MAX} tries")
 
     def try_commit(self, table: DeltaTable, step: int, change: Change) -> bool:
@@ -185,8 +189,9 @@ class DeltaFolder:
             act()
         except CommitFailedError:
             return False
-        # The handle may stay at its version; every entry that came since is synced, also one of another writer.
-        for version in range(before + 1, self.open().version() + 1):
+        # The handle stays at its version; every entry that came since is synced, also one of another writer.
+        table.update_incremental()
+        for version in range(before + 1, table.version() + 1):
             self.sync(version)
         return True
 

@@ -26,7 +26,7 @@ from pyspark.sql import functions as f
 from waypost.spark.lake.lake import Lake, Seen
 from waypost.spark.lake.pipeline import Pipeline
 from waypost.spark.lake.silver import CLOSING
-from waypost.spark.lake.tables import BRONZE_JOURNAL, SILVER_MESSAGES
+from waypost.spark.lake.tables import BRONZE_JOURNAL
 from waypost.spark.source.bulk import Bulk, open_bulk
 from waypost.store.bulk.tables import MESSAGES
 from waypost.values import EventRecord, Ledger, MessageState
@@ -298,13 +298,13 @@ class _Found(msgspec.Struct, frozen=True):
 def audit(pipeline: Pipeline) -> Audit:
     """Update the lake, compare it with the store, write the result into the lake and return it."""
     spark, lake = pipeline.spark, pipeline.lake
-    with lake.lock(), open_bulk(pipeline.place) as bulk:
+    with open_bulk(pipeline.place) as bulk:
         queues = pipeline.source.queues
         before = read_ledgers(bulk, queues)
-        pipeline.run_locked()
+        pipeline.run()
         after = read_ledgers(bulk, queues)
         pipeline.progress("audit: comparing with the store")
-        rows = lake.frame(spark, SILVER_MESSAGES)
+        rows = lake.messages(spark)
         found = _find(pipeline, bulk, rows, read_held(pipeline, bulk, after))
         ends = rows.where(f.col("published") > 0).groupBy("queue", "state").count().collect()
         silent = {name for name in after if bulk.run(bulk.store.policy(name)).journal not in ("all", "full")}

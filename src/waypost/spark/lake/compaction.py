@@ -1,104 +1,158 @@
-"""Compaction and retention: merges many small folders into one for each day, and deletes old ones.
+"""Compaction and retention: fewer and larger files with the same rows, and fewer old rows. Each is a step.
 
-Both replace the state in one move, like every step: before it the old folders are the table, after it the new one. Old
-folders are deleted after that.
+Small files are merged when there are many of them, whatever their days, so the number of files stays bounded. Tables of
+open rows are merged by message, which drops what has ended: of a part of the files when there are many, of all files
+when the rows have doubled since the last time. So each row is rewritten a few times, however long the history.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from datetime import date, timedelta
-from typing import TYPE_CHECKING, Final
+from datetime import UTC, date, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-from pyspark.sql import functions as f
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from waypost.errors import InvalidInput
-from waypost.spark.lake.bronze import batch_name, with_date
-from waypost.spark.lake.lake import DATE, PART, Folder, Lake
-from waypost.spark.lake.silver import day_of, merge_sums, partition_deliveries, partition_messages
+from waypost.spark.delta.data_source import TO, Target, write_frame
+from waypost.spark.delta.parquet import FILE_BYTES, DataFile, FileWriter, write_rows
+from waypost.spark.delta.table import Change
+from waypost.spark.lake import silver
 from waypost.spark.lake.tables import (
     BRONZE_JOURNAL,
-    FOLDER_TABLES,
+    CLOSED_TABLES,
+    OPEN_TABLES,
     SILVER_DELIVERIES,
     SILVER_MESSAGES,
-    SILVER_SUMS,
+    SILVER_OPEN_DELIVERIES,
+    SILVER_OPEN_MESSAGES,
+    LakeTable,
 )
-from waypost.store.bulk.tables import Table
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from pyspark.sql import DataFrame, SparkSession
 
-#: A running pipeline merges the folders of one day if there are more than this.
-FOLDERS_MAX: Final = 32
-#: How large a file is made.
-FILE_BYTES: Final = 256 * 1024 * 1024
-#: Tables of rows. What gold is made of stays: it is small, and gold could not take in a late event without it.
-RETAINED: Final = (BRONZE_JOURNAL, SILVER_DELIVERIES, SILVER_MESSAGES)
+    from waypost.spark.lake.lake import Lake
 
-
-def _sums_by_day(rows: DataFrame) -> DataFrame:
-    return merge_sums(rows).withColumn(DATE, day_of(f.col("minute_ms")))
-
-
-#: How the rows of each table are laid out anew, and by which columns.
-LAYOUTS: Final[dict[str, tuple[Callable[[DataFrame], DataFrame], tuple[str, ...]]]] = {
-    BRONZE_JOURNAL.name: (with_date, (DATE,)),
-    SILVER_DELIVERIES.name: (partition_deliveries, (PART, DATE)),
-    SILVER_MESSAGES.name: (partition_messages, (PART, DATE)),
-    SILVER_SUMS.name: (_sums_by_day, (DATE,)),
+#: A running pipeline merges small files if a table has more of them than this.
+FILES_MAX: Final = 32
+#: A table of open rows is merged as a whole when it has twice the rows of the last time, and this many more.
+OPEN_ROWS_MORE: Final = 500_000
+#: Merged rows up to this number are written by the driver.
+DRIVER_ROWS_MAX: Final = 100_000
+#: The time by which rows of a table are old.
+TIMES: Final = {BRONZE_JOURNAL.name: "at_ms", SILVER_DELIVERIES.name: "ended_ms", SILVER_MESSAGES.name: "last_ms"}
+MERGES: Final[dict[str, Callable[..., DataFrame]]] = {
+    SILVER_OPEN_DELIVERIES.name: silver.merge_open_deliveries,
+    SILVER_OPEN_MESSAGES.name: silver.merge_open_messages,
 }
 
 
-def find_groups(lake: Lake, table: Table, at_least: int) -> list[list[Folder]]:
-    """Folders to put together: small ones of one day, if there are enough. None that is not in silver yet."""
-    if len(lake.state.folders(table)) < max(2, at_least):
-        return []
-    days: dict[str, list[Folder]] = {}
-    for folder in lake.state.folders(table):
-        is_large = lake.files.size(f"{table.name}/{folder.path}") >= FILE_BYTES // 2
-        if folder.last <= lake.state.silver_batch and not is_large:
-            days.setdefault(folder.newest, []).append(folder)
-    return [folders for folders in days.values() if len(folders) >= max(2, at_least)]
-
-
 def compact(lake: Lake, spark: SparkSession, *, at_least: int = 2) -> int:
-    """Merge the folders of one day, in every table; return by how many their number fell."""
-    fewer = 0
-    for table in FOLDER_TABLES:
-        for folders in find_groups(lake, table, at_least):
-            made = _merge_folders(lake, spark, table, folders)
-            kept = [folder for folder in lake.state.folders(table) if folder not in folders]
-            tables = {**lake.state.tables, table.name: tuple(sorted([*kept, made], key=lambda one: one.first))}
-            lake.commit(msgspec.structs.replace(lake.state, tables=tables))
-            fewer += len(folders) - 1
-    if fewer:
-        lake.remove_unreferenced(FOLDER_TABLES)
-    return fewer
+    """Merge small files of every table that has this many of them; return by how many files there are fewer."""
+    changes: dict[str, Change] = {}
+    merged_rows = dict(lake.state.merged_rows)
+    for table in CLOSED_TABLES:
+        small = [file for file in lake.data_files(table) if file.size < FILE_BYTES // 2]
+        if len(small) >= max(2, at_least):
+            changes[table.name] = Change(tuple(concatenate(lake, table, small)), tuple(small), changes_rows=False)
+    for table in OPEN_TABLES:
+        files, whole = choose_open_files(lake, table, at_least)
+        if files:
+            made = _merge_open(lake, spark, table, files, whole=whole)
+            changes[table.name] = Change(tuple(made), tuple(files))
+            if whole:
+                merged_rows[table.name] = sum(file.rows for file in made)
+    if not changes:
+        return 0
+    lake.commit("compact", changes, msgspec.structs.replace(lake.state, merged_rows=merged_rows))
+    return sum(len(change.remove) - len(change.add) for change in changes.values())
 
 
-def _merge_folders(lake: Lake, spark: SparkSession, table: Table, folders: list[Folder]) -> Folder:
-    lay_out, by = LAYOUTS[table.name]
-    size = sum(lake.files.size(f"{table.name}/{folder.path}") for folder in folders)
-    rows = lake.frame(spark, table, [folder.path for folder in folders]).transform(lay_out)
-    first, last = min(folder.first for folder in folders), max(folder.last for folder in folders)
-    name = lake.write(rows.coalesce(max(1, size // FILE_BYTES)), table, f"{batch_name(first)}-{last:09d}", by)
-    path = f"{name}/{PART}=closed" if PART in by else name
-    return Folder(path, first, last, max(folder.newest for folder in folders))
+def concatenate(lake: Lake, table: LakeTable, files: Sequence[DataFile]) -> list[DataFile]:
+    """Write the rows of some files as fewer files, a part at a time."""
+    schema = lake.schema(table)
+    writer = FileWriter(lake.files, table.name, schema, table.statistics)
+    with writer:
+        for file in sorted(files, key=lambda one: one.modified_ms):
+            for rows in _batches(lake, table, file, schema):
+                writer.write(rows)
+    return writer.made
+
+
+def _batches(lake: Lake, table: LakeTable, file: DataFile, schema: pa.Schema) -> Any:
+    """Yield the rows of a file; columns that it lacks are null."""
+    with lake.files.arrow_system().open_input_file(lake.files.path(f"{table.name}/{file.path}")) as source:
+        opened = pq.ParquetFile(source)
+        known = set(opened.schema_arrow.names)
+        for batch in opened.iter_batches(columns=[name for name in schema.names if name in known]):
+            columns = [
+                batch.column(kind.name).cast(kind.type) if kind.name in known else pa.nulls(batch.num_rows, kind.type)
+                for kind in schema
+            ]
+            yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def choose_open_files(lake: Lake, table: LakeTable, at_least: int) -> tuple[list[DataFile], bool]:
+    """Return the files of open rows that are to be merged, and whether they are all."""
+    files = sorted(lake.data_files(table), key=lambda file: file.rows)
+    rows = sum(file.rows for file in files)
+    if rows > 2 * lake.state.merged_rows.get(table.name, 0) + OPEN_ROWS_MORE or (at_least <= 2 and len(files) > 1):
+        return files, True
+    if len(files) < max(2, at_least):
+        return [], False
+    # The largest stay: a merge costs about as much as what has come since the last one.
+    return files[: max(2, len(files) * 3 // 4)], False
+
+
+def _merge_open(
+    lake: Lake, spark: SparkSession, table: LakeTable, files: Sequence[DataFile], *, whole: bool
+) -> list[DataFile]:
+    rows = MERGES[table.name](lake.frame(spark, table, files), all_of_them=whole)
+    if sum(file.rows for file in files) <= DRIVER_ROWS_MAX:
+        made = rows.toArrow().cast(table.arrow(table.columns)).sort_by("message_id")
+        return write_rows(lake.files, table.name, made, table.statistics)
+    from pyspark.sql import functions as f
+
+    target = Target(table.name, tuple(table.columns), table.statistics)
+    routed = rows.repartitionByRange("message_id").sortWithinPartitions("message_id")
+    return write_frame(routed.withColumn(TO, f.lit("")), lake.files, {"": target}).get("", [])
 
 
 def remove_old_rows(lake: Lake, keep_days: int, today: date) -> int:
-    """Remove rows of bronze and silver whose newest day is longer ago; return the number of folders removed."""
+    """Remove rows of bronze, and ended ones of silver, that are older; return how many. Gold and open rows stay."""
     if keep_days < 1:
         raise InvalidInput(f"rows are kept for a whole number of days, at least 1, not {keep_days}")
-    oldest = (today - timedelta(days=keep_days)).isoformat()
-    tables, gone = dict(lake.state.tables), 0
-    for table in RETAINED:
-        folders = lake.state.folders(table)
-        kept = tuple(one for one in folders if one.newest >= oldest or one.last > lake.state.silver_batch)
-        gone += len(folders) - len(kept)
-        tables[table.name] = kept
-    if gone:
-        lake.commit(msgspec.structs.replace(lake.state, tables=tables))
-        lake.remove_unreferenced(RETAINED)
+    first_kept = datetime.combine(today - timedelta(days=keep_days), datetime.min.time(), UTC)
+    oldest_ms = int(first_kept.timestamp() * 1000)
+    changes: dict[str, Change] = {}
+    gone = 0
+    for table in CLOSED_TABLES:
+        column = TIMES[table.name]
+        old = [file for file in lake.data_files(table) if file.may_hold(column, 0, oldest_ms - 1)]
+        if old:
+            made = _without_old(lake, table, old, column, oldest_ms)
+            changes[table.name] = Change(tuple(made), tuple(old))
+            gone += sum(file.rows for file in old) - sum(file.rows for file in made)
+    if changes:
+        lake.commit("remove old rows", changes, lake.state)
     return gone
+
+
+def _without_old(
+    lake: Lake, table: LakeTable, files: Sequence[DataFile], column: str, oldest_ms: int
+) -> list[DataFile]:
+    schema = lake.schema(table)
+    writer = FileWriter(lake.files, table.name, schema, table.statistics)
+    with writer:
+        for file in files:
+            if file.highest.get(column, oldest_ms) < oldest_ms:
+                continue
+            for rows in _batches(lake, table, file, schema):
+                kept = pc.fill_null(pc.greater_equal(rows.column(column), oldest_ms), True)
+                writer.write(rows.filter(kept))
+    return writer.made

@@ -1,86 +1,133 @@
-"""Gold: what happened in each queue and minute, made of silver's sums. Small enough to be read without Spark."""
+"""Gold: what happened in each queue and minute. Small enough to be made and read without Spark.
+
+Every column is a count or a sum, so rows of the same minute merge by adding: a step adds what is new in it to the days
+that it touches, and reads no other day.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Final
 
-from pyspark.sql import functions as f
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from waypost.spark.lake.silver import day_of
+from waypost.spark.delta.parquet import DataFile, read_rows, write_rows
+from waypost.spark.delta.table import Change
+from waypost.spark.lake.sums import add_up
 from waypost.spark.lake.tables import (
+    DATE,
     GOLD_DEAD_LETTERS,
     GOLD_HISTOGRAMS,
     GOLD_MINUTES,
     GOLD_REDELIVERIES,
     MEASURES,
     MINUTE_EVENTS,
+    LakeTable,
 )
-from waypost.store.bulk.tables import Table
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from waypost.spark.lake.lake import Lake
+
+#: Files that are written at the same time.
+THREADS: Final = 8
+ZERO: Final = pa.scalar(0, pa.int64())
 
 
-def select_days(sums: DataFrame, days: tuple[str, ...]) -> DataFrame:
-    """The sums of some days."""
-    return sums.where(day_of(f.col("minute_ms")).isin(*days)).withColumn(
-        "minute", f.timestamp_millis(f.col("minute_ms"))
-    )
-
-
-def minutes(sums: DataFrame) -> DataFrame:
+def minutes(sums: Any) -> Any:
     """One row for each queue and minute."""
-    events = f.col("events")
+    event, measure, events = sums.column("event"), sums.column("measure"), sums.column("events")
 
-    def counted(wanted: str) -> Column:
-        return f.coalesce(f.sum(f.when(f.col("event") == wanted, events)), f.lit(0))
+    def where(condition: Any, values: Any) -> Any:
+        return pc.if_else(pc.fill_null(condition, False), values, ZERO)
 
-    def measured(measure: str, what: str) -> Column:
-        return f.coalesce(f.sum(f.when(f.col("measure") == measure, f.col(what))), f.lit(0))
-
-    columns = [counted(event).alias(name) for name, event in MINUTE_EVENTS.items()]
-    columns.append(f.coalesce(f.sum("woken"), f.lit(0)).alias("woken"))
-    for measure in MEASURES:
-        columns.append(measured(measure, "total_ms").alias(f"{measure}_ms_sum"))
-        columns.append(measured(measure, "events").alias(f"{measure}_count"))
-    return sums.groupBy("queue", "minute").agg(*columns).select(*GOLD_MINUTES.columns)
+    columns = {name: where(pc.equal(event, wanted), events) for name, wanted in MINUTE_EVENTS.items()}
+    columns["woken"] = sums.column("woken")
+    for name in MEASURES:
+        of_measure = pc.equal(measure, name)
+        columns[f"{name}_ms_sum"] = where(of_measure, sums.column("total_ms"))
+        columns[f"{name}_count"] = where(of_measure, events)
+    return pa.table({"queue": sums.column("queue"), "minute": _minute(sums), **columns})
 
 
-def histograms(sums: DataFrame) -> DataFrame:
+def histograms(sums: Any) -> Any:
     """How often each measure fell into each bucket."""
-    return (
-        sums.where(f.col("measure").isNotNull())
-        .groupBy("queue", "minute", "measure", "bucket")
-        .agg(f.sum("events").alias("count"))
-        .select(*GOLD_HISTOGRAMS.columns)
-    )
+    rows = sums.filter(pc.is_valid(sums.column("measure")))
+    return _counted(rows, measure=rows.column("measure"), bucket=rows.column("bucket"))
 
 
-def redeliveries(sums: DataFrame) -> DataFrame:
+def redeliveries(sums: Any) -> Any:
     """Claims of messages that had been claimed before, by their cause."""
-    return (
-        sums.where((f.col("event") == "claimed") & f.col("cause").isNotNull())
-        .groupBy("queue", "minute", "cause")
-        .agg(f.sum("events").alias("count"))
-        .select(*GOLD_REDELIVERIES.columns)
-    )
+    rows = sums.filter(pc.and_(pc.equal(sums.column("event"), "claimed"), pc.is_valid(sums.column("cause"))))
+    return _counted(rows, cause=rows.column("cause"))
 
 
-def dead_letters(sums: DataFrame) -> DataFrame:
+def dead_letters(sums: Any) -> Any:
     """Deaths by their reason."""
-    return (
-        sums.where(f.col("event") == "dead")
-        .groupBy("queue", "minute", f.coalesce("reason", f.lit("unknown")).alias("reason"))
-        .agg(f.sum("events").alias("count"))
-        .select(*GOLD_DEAD_LETTERS.columns)
-    )
+    rows = sums.filter(pc.equal(sums.column("event"), "dead"))
+    return _counted(rows, reason=pc.fill_null(rows.column("reason"), "unknown"))
 
 
-#: Each table of gold, and how it is made.
-TABLE_BUILDERS: Final[tuple[tuple[Table, Callable[[DataFrame], DataFrame]], ...]] = (
-    (GOLD_MINUTES, minutes),
-    (GOLD_HISTOGRAMS, histograms),
-    (GOLD_REDELIVERIES, redeliveries),
-    (GOLD_DEAD_LETTERS, dead_letters),
+def _counted(rows: Any, **columns: Any) -> Any:
+    return pa.table({"queue": rows.column("queue"), "minute": _minute(rows), **columns, "count": rows.column("events")})
+
+
+def _minute(sums: Any) -> Any:
+    return pc.multiply(sums.column("minute_ms"), 1000).cast(pa.timestamp("us", tz="UTC"))
+
+
+#: Each table of gold, how it is made, and the columns that its rows are distinguished by.
+TABLE_BUILDERS: Final[tuple[tuple[LakeTable, Callable[[Any], Any], tuple[str, ...]], ...]] = (
+    (GOLD_MINUTES, minutes, ("queue", "minute")),
+    (GOLD_HISTOGRAMS, histograms, ("queue", "minute", "measure", "bucket")),
+    (GOLD_REDELIVERIES, redeliveries, ("queue", "minute", "cause")),
+    (GOLD_DEAD_LETTERS, dead_letters, ("queue", "minute", "reason")),
 )
+
+
+def add_sums(lake: Lake, sums: Any) -> dict[str, Change]:
+    """Return the changes of gold that add these sums to it: the files of their days are replaced."""
+    changes = {}
+    for table, build, keys in TABLE_BUILDERS:
+        schema = table.arrow(table.columns)
+        counts = [name for name in table.columns if name not in keys]
+        new = build(sums).cast(schema)
+        if not new.num_rows:
+            continue
+        days = days_of(new)
+        old = [file for file in lake.data_files(table) if file.partition[DATE] in days]
+        before = read_rows(lake.files, table.name, old, schema)
+        rows = add_up([before, new], keys, counts).select(schema.names).cast(schema)
+        changes[table.name] = Change(tuple(write_days(lake, table, rows)), tuple(old))
+    return changes
+
+
+def days_of(rows: Any) -> set[str]:
+    """Return the days of rows of gold."""
+    return set(pc.unique(pc.strftime(rows.column("minute"), "%Y-%m-%d")).to_pylist())
+
+
+def replace_days(lake: Lake, table: LakeTable, rows: Any, days: Iterable[str]) -> Change:
+    """Return the change that makes these rows all that a table of gold has of some days."""
+    wanted = set(days)
+    old = [file for file in lake.data_files(table) if file.partition[DATE] in wanted]
+    return Change(tuple(write_days(lake, table, rows)), tuple(old))
+
+
+def write_days(lake: Lake, table: LakeTable, rows: Any) -> list[DataFile]:
+    """Write rows of gold, one file for each day."""
+    rows = rows.sort_by([("minute", "ascending"), ("queue", "ascending")])
+    days = pc.strftime(rows.column("minute"), "%Y-%m-%d").combine_chunks()
+    # Sorted by time, so each day is one run of rows.
+    found: Sequence[Any] = (
+        pc.run_end_encode(days).chunks if isinstance(days, pa.ChunkedArray) else [pc.run_end_encode(days)]
+    )
+    parts, start = [], 0
+    for encoded in found:
+        for end, day in zip(encoded.run_ends.to_pylist(), encoded.values.to_pylist(), strict=True):
+            parts.append((day, rows.slice(start, end - start)))
+            start = end
+    with ThreadPoolExecutor(THREADS) as pool:
+        made = pool.map(lambda part: write_rows(lake.files, table.name, part[1], (), {DATE: part[0]}), parts)
+        return [file for files in made for file in files]

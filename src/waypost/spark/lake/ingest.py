@@ -1,10 +1,10 @@
 """Ingest: the messages of a queue as a table, parsed by a schema. Nothing is consumed: they are read from the journal.
 
-    DIR/messages/orders/batch=00000012-1f3a/part=rows/date=2026-03-01/     parsed, in the column `value`
-    DIR/messages/orders/batch=00000012-1f3a/part=corrupt/date=2026-03-01/  what the schema does not fit, as it came
+    DIR/messages/orders/            parsed, in the column `value`
+    DIR/messages_corrupt/orders/    what the schema does not fit, as it came
 
-The queue must journal bodies (`journal="full"`). A batch is written under a new name and then made part of the table in
-one move, so it is in the table once however often Spark runs it; each message id is in the table once.
+The queue must journal bodies (`journal="full"`). A batch is one step (see `lake`), so it is in the tables once however
+often it is run; each message id is in the tables once.
 """
 
 from __future__ import annotations
@@ -19,13 +19,19 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import StringType, StructField, StructType
 
 from waypost.checks import check_queue
-from waypost.errors import ConfigurationError, StoreError
-from waypost.spark.lake.bronze import batch_name
-from waypost.spark.lake.lake import DATE, PART, Folder, Lake, State
-from waypost.spark.lake.pipeline import ignore_progress, make_source, run_stream
-from waypost.spark.lake.silver import day_of
+from waypost.errors import ConfigurationError
+from waypost.spark.delta.data_source import TO, Target, write_frame
+from waypost.spark.delta.steps import StepConflict
+from waypost.spark.delta.table import Change
+from waypost.spark.lake.journal import check_offsets, plan_ranges
+from waypost.spark.lake.lake import Lake, Source
+from waypost.spark.lake.pipeline import ignore_progress, make_source
+from waypost.spark.lake.tables import LakeTable
+from waypost.spark.source.bulk import Bulk, open_bulk
+from waypost.spark.source.credentials import Place
+from waypost.spark.source.stream import admit
 from waypost.spark.source.tables import PUBLISHED
-from waypost.store.bulk.tables import Table
+from waypost.spark.spark_errors import map_spark_error
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -59,39 +65,41 @@ def read_schema(text: str) -> StructType:
 
 def folder_of(queue: str) -> str:
     """Return the folder of a queue's messages. A queue name may have a colon, which Spark's paths may not."""
-    return f"messages/{check_queue(queue).replace(':', '+')}"
+    return check_queue(queue).replace(":", "+")
 
 
-def rows_table(queue: str, schema: StructType | None) -> Table:
+def rows_table(queue: str, schema: StructType | None) -> LakeTable:
     """The table of messages: with their value, or as they came if there is no schema."""
     if schema is None:
-        return Table(folder_of(queue), {**ABOUT, "body": "BINARY", "text": "STRING"})
-    return Table(folder_of(queue), {**ABOUT, "value": schema.simpleString()})
+        return _table(f"messages/{folder_of(queue)}", {**ABOUT, "body": "BINARY", "text": "STRING"})
+    return _table(f"messages/{folder_of(queue)}", {**ABOUT, "value": schema.simpleString()})
 
 
-def corrupt_table(queue: str) -> Table:
+def corrupt_table(queue: str) -> LakeTable:
     """The table of messages that the schema does not fit."""
-    return Table(folder_of(queue), {**ABOUT, "body": "BINARY", "text": "STRING"})
+    return _table(f"messages_corrupt/{folder_of(queue)}", {**ABOUT, "body": "BINARY", "text": "STRING"})
+
+
+def _table(name: str, columns: dict[str, str]) -> LakeTable:
+    ddl = ", ".join(f"`{column}` {kind}" for column, kind in columns.items())
+    return LakeTable(
+        name, columns, statistics=("number", "id", "published_ms"), schema_json=StructType.fromDDL(ddl).json()
+    )
 
 
 def parse_messages(messages: DataFrame, schema: StructType | None) -> DataFrame:
-    """Messages with their value and with the part of the table that they belong to. One row for each id."""
+    """Messages with their value and with the table that they belong to. One row for each id."""
     messages = messages.dropDuplicates(["queue", "id"])
-    day = day_of(f.col("published_ms"))
     if schema is None:
-        return messages.withColumn(PART, f.lit("rows")).withColumn(DATE, day)
+        return messages.withColumn(TO, f.lit("rows"))
     whole = StructType([*schema.fields, StructField(CORRUPT, StringType())])
     value: Column = f.from_json("text", whole, {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT})
-    is_row = f.col(PART) == "rows"
+    is_row = f.col(TO) == "rows"
     fits = f.col(PARSED).isNotNull() & f.col(f"{PARSED}.{CORRUPT}").isNull()
     return (
         messages.withColumn(PARSED, value)
-        .withColumn(PART, f.when(fits, "rows").otherwise("corrupt"))
+        .withColumn(TO, f.when(fits, "rows").otherwise("corrupt"))
         .withColumn("value", f.when(is_row, f.col(PARSED).dropFields(CORRUPT)))
-        # A message is kept in one form: as its value, or as it came.
-        .withColumn("body", f.when(~is_row, f.col("body")))
-        .withColumn("text", f.when(~is_row, f.col("text")))
-        .withColumn(DATE, day)
         .drop(PARSED)
     )
 
@@ -113,91 +121,103 @@ class Ingest:
         allow_gaps: bool = False,
         progress: Callable[[str], None] = ignore_progress,
     ) -> None:
-        name = folder_of(queue).rpartition("/")[2]
         self.spark, self.queue, self.schema = spark, queue, schema
-        self.lake = Lake(lake, state_file=f"_state/ingest-{name}.json")
-        self.checkpoint = f"_state/ingest-{name}"
+        self.table, self.aside = rows_table(queue, schema), corrupt_table(queue)
+        self.lake = Lake(lake, steps=f"_ingest/{folder_of(queue)}", tables=(self.table, self.aside))
         self.batch_rows, self.allow_gaps, self.progress = batch_rows, allow_gaps, progress
-        self.table = rows_table(queue, schema)
         known = self.lake.state.source
-        if store is None and store_env is None and known is None:
-            raise ConfigurationError(f"nothing of queue {queue} is in the lake {lake}: give its store with --store")
-        self.source = known if store is None and store_env is None else None
-        self.source = self.source or make_source(store, store_env, namespace, (queue,))
-        schema_text = None if schema is None else schema.simpleString()
-        if known is not None and self.lake.state.schema != schema_text:
+        if store is None and store_env is None:
+            if known is None:
+                raise ConfigurationError(f"nothing of queue {queue} is in the lake {lake}: give its store with --store")
+            self.source: Source = known
+        else:
+            self.source = make_source(store, store_env, namespace, (queue,))
+        self._schema_text = None if schema is None else schema.simpleString()
+        if known is not None and self.lake.state.schema != self._schema_text:
             raise ConfigurationError(
-                f"messages of {queue} are in the lake with the schema {self.lake.state.schema}, not {schema_text}: "
-                "give the same one, or take them into a new lake"
+                f"messages of {queue} are in the lake with the schema {self.lake.state.schema}, not "
+                f"{self._schema_text}: give the same one, or take them into a new lake"
             )
-        self._start: State = msgspec.structs.replace(self.lake.state, source=self.source, schema=schema_text)
+
+    @property
+    def place(self) -> Place:
+        """Where the store is."""
+        return Place(url=self.source.url, url_env=self.source.url_env, namespace=self.source.namespace)
 
     def options(self) -> dict[str, str]:
         """The options of the source."""
-        assert self.source is not None
         place = {"url": self.source.url} if self.source.url is not None else {"urlEnv": self.source.url_env or ""}
         return {
             **place,
             "namespace": self.source.namespace,
             "queue": self.queue,
             "kind": "messages",
-            "maxRowsPerBatch": str(self.batch_rows),
             "failOnDataLoss": "false" if self.allow_gaps else "true",
         }
 
     def run(self) -> int:
         """Add the messages of the journal to the table; return the number of rows in it."""
-        with self.lake.lock():
-            if self.lake.state != self._start:
-                self.lake.commit(self._start)
-            self.lake.remove_unreferenced([self.table])
-            if self.lake.state.bronze_batch >= 0 and not self.lake.files.exists(self.checkpoint):
-                raise StoreError(
-                    f"the checkpoint {self.checkpoint} of the lake is gone: restore it, or begin a new lake"
-                )
-            stream = self.spark.readStream.format("waypost").options(**self.options()).load()
-            writer = stream.writeStream.foreachBatch(self.write_batch)
-            writer = writer.option("checkpointLocation", self.lake.files.uri(self.checkpoint))
-            run_stream(lambda: writer.trigger(availableNow=True).start())
+        with open_bulk(self.place) as bulk:
+            self.lake.create()
+            self.lake.refresh(to_write=True)
+            ends = {self.queue: bulk.bounds(self.queue)[1]}
+            check_offsets(self.lake.state.offsets, ends)
+            while True:
+                offsets = self.lake.state.offsets
+                to = admit(offsets, ends, self.batch_rows)
+                if to[self.queue] <= offsets.get(self.queue, 0):
+                    break
+                try:
+                    self._step(bulk, to)
+                except StepConflict:
+                    self.lake.refresh(to_write=True)
+                except Exception as error:
+                    raise map_spark_error(error) from error
         return self.rows().count()
 
-    def write_batch(self, messages: DataFrame, batch: int) -> None:
-        """One batch of the stream."""
+    def _step(self, bulk: Bulk, to: dict[str, int]) -> None:
+        """Load the messages up to an offset, as one step."""
         lake = self.lake
-        if batch <= lake.state.bronze_batch:
-            return
-        spark = messages.sparkSession
-        fresh = parse_messages(messages, self.schema)
-        paths = [folder.path for folder in lake.state.folders(self.table)]
-        if paths:
-            # Few ids if any: those of messages that were sent again long after their first arrival.
-            ids = messages.select("queue", "id").distinct()
-            there = lake.frame(spark, self.table, paths).select("queue", "id").join(f.broadcast(ids), ["queue", "id"])
-            fresh = fresh.join(f.broadcast(there.distinct()), ["queue", "id"], "left_anti")
-        wanted = dict.fromkeys((*self.table.columns, "body", "text", PART, DATE))
-        folder = lake.write(fresh.select(*wanted), self.table, batch_name(batch), (PART, DATE))
-        made = []
-        for part in ("rows", "corrupt"):
-            path = f"{folder}/{PART}={part}"
-            if lake.files.has_rows(f"{self.table.name}/{path}"):
-                newest = max(lake.files.folders(f"{self.table.name}/{path}")).removeprefix(f"{DATE}=")
-                made.append(Folder(path, batch, batch, newest))
-        tables = {self.table.name: (*lake.state.folders(self.table), *made)}
-        lake.commit(msgspec.structs.replace(lake.state, bronze_batch=batch, tables=tables))
-        self.progress(f"batch {batch} of queue {self.queue} is in the lake")
+        ranges = plan_ranges(bulk, lake.state.offsets, to, fail=not self.allow_gaps)
+        changes = {}
+        if ranges:
+            offsets = {one.queue: (one.after, one.to) for one in ranges}
+            read = self.spark.read.format("waypost").options(**self.options())
+            messages = read.option("offsets", msgspec.json.encode(offsets).decode()).load()
+            targets = {
+                "rows": Target(self.table.name, tuple(self.table.columns), self.table.statistics),
+                "corrupt": Target(self.aside.name, tuple(self.aside.columns), self.aside.statistics),
+            }
+            made = write_frame(self._without_known(messages), lake.files, targets)
+            changes = {targets[name].table: Change(tuple(files)) for name, files in made.items()}
+        state = msgspec.structs.replace(
+            lake.state, source=self.source, schema=self._schema_text, offsets={**lake.state.offsets, **to}
+        )
+        lake.commit("ingest", changes, state)
+        self.progress(f"messages of queue {self.queue} up to event {to[self.queue]:,} are in the lake")
 
-    def _part(self, table: Table, part: str) -> DataFrame:
-        folders = self.lake.state.folders(table)
-        paths = [folder.path for folder in folders if folder.path.endswith(f"{PART}={part}")]
-        return self.lake.frame(self.spark, table, paths)
+    def _without_known(self, messages: DataFrame) -> DataFrame:
+        """Return parsed messages without those that are in the tables already: sent again after their first arrival."""
+        fresh = parse_messages(messages, self.schema)
+        bounds = messages.agg(f.min("id"), f.max("id")).first()
+        if bounds is None or bounds[0] is None:
+            return fresh
+        for table in (self.table, self.aside):
+            # Ids grow with time, so few files can have one of these.
+            files = [file for file in self.lake.data_files(table) if file.may_hold("id", bounds[0], bounds[1])]
+            if files:
+                known = self.lake.frame(self.spark, table, files).select("queue", "id")
+                there = known.join(f.broadcast(messages.select("queue", "id").distinct()), ["queue", "id"])
+                fresh = fresh.join(f.broadcast(there.distinct()), ["queue", "id"], "left_anti")
+        return fresh
 
     def rows(self) -> DataFrame:
         """The messages."""
-        return self._part(self.table, "rows")
+        return self.lake.frame(self.spark, self.table)
 
     def corrupt(self) -> DataFrame:
         """The messages that the schema does not fit, with their bodies."""
-        return self._part(corrupt_table(self.queue), "corrupt")
+        return self.lake.frame(self.spark, self.aside)
 
 
 def count_messages(ingest: Ingest) -> dict[str, Any]:

@@ -1,50 +1,49 @@
-"""A lake: folders of tables, and one small file that lists the folders of each table.
+"""A lake: Delta tables that change in steps.
 
-Every step writes its rows into folders with new names and then replaces the state, which is one file, in one move.
-Until then no reader sees what it wrote; the folders of a step that was killed are in no table, and the next run removes
-them. So a step is atomic and happens once, however often it is killed and started again.
+A step is one batch of events, or a compaction: it adds files to several tables, removes others, and records how far the
+journal was read. The table `_steps` decides whether it happened (see `waypost.spark.delta.steps`); opening a lake
+completes a step that a killed process left behind. Everything that one `Lake` reads is of one step.
 
-    DIR/_state/…                                              the state, the stream's checkpoint
-    DIR/bronze/journal/batch=00000012-1f3a/date=2026-03-01/   events as they were journalled
-    DIR/silver/messages/batch=00000012-77b0/part=closed/…     rows that cannot change any more
-    DIR/silver/messages/batch=00000012-77b0/part=open/…       rows that can, written anew by every step
-    DIR/gold/minutes/date=2026-03-01/rows.parquet             one file a day, replaced in one move
+    DIR/_steps/              one row for each step: what it did, and the state after it
+    DIR/bronze/journal/      events as they were journalled
+    DIR/silver/…/            ended deliveries and messages, and partial rows of those that have not ended
+    DIR/gold/…/date=…/       what happened in each queue and minute
+    DIR/messages/QUEUE/      messages that were ingested
+
+Spark is needed for `frame` and the views; everything else reads with pyarrow.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from waypost.errors import ConfigurationError, StoreError
-from waypost.spark.files import ExclusiveLock, open_lake_files
+from waypost.errors import ConfigurationError, InvalidInput, StoreError
+from waypost.spark.delta.parquet import DataFile
+from waypost.spark.delta.steps import Steps
+from waypost.spark.delta.table import Change, Snapshot
+from waypost.spark.files import Files, open_lake_files
+from waypost.spark.lake.tables import (
+    DATE,
+    SILVER_DELIVERIES,
+    SILVER_MESSAGES,
+    SILVER_OPEN_DELIVERIES,
+    SILVER_OPEN_MESSAGES,
+    TABLES,
+    LakeTable,
+)
 from waypost.store.bulk.tables import Table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-LAYOUT = 1
-#: What bronze and silver may be written as. Gold is Parquet, to be read without Spark.
-FORMATS = ("parquet", "orc")
-STATE = "_state/pipeline.json"
-CHECKPOINT = "_state/checkpoint"
-#: The columns by which files lie in folders.
-DATE, PART = "date", "part"
-
-
-class Folder(msgspec.Struct, frozen=True):
-    """A folder of a table: its path below the table, the batches that are in it, and the newest day of its rows."""
-
-    path: str
-    first: int
-    last: int
-    newest: str = ""
+LAYOUT = 2
+STEPS = "_steps"
+#: The state of a lake of release 0.1, before its tables were Delta tables.
+OLD_STATE = "_state/pipeline.json"
 
 
 class Seen(msgspec.Struct, frozen=True):
@@ -74,119 +73,206 @@ class Source(msgspec.Struct, frozen=True):
 
 
 class State(msgspec.Struct, frozen=True):
-    """What the lake is made of, and how far each step has come."""
+    """What the lake is made from, and how far it has come."""
 
     layout: int = LAYOUT
-    format: str = "parquet"
     source: Source | None = None
     #: What bodies are parsed by, in a table of messages.
     schema: str | None = None
-    #: The newest batch of the stream that is in bronze, and the newest that is in silver.
-    bronze_batch: int = -1
-    silver_batch: int = -1
-    #: By table, the folders whose rows are final, and those that the next step replaces.
-    tables: dict[str, tuple[Folder, ...]] = msgspec.field(default_factory=dict)
-    open: dict[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
+    #: By queue, the number of the last event that was read.
+    offsets: dict[str, int] = msgspec.field(default_factory=dict)
     seen: dict[str, Seen] = msgspec.field(default_factory=dict)
-    #: Days whose sums have changed since gold was made of them.
-    stale_days: tuple[str, ...] = ()
+    #: By table of open rows, how many there were when all of them were last merged.
+    merged_rows: dict[str, int] = msgspec.field(default_factory=dict)
+    vacuumed_ms: int = 0
+    #: Files of bronze that release 0.1 wrote and had not merged; the next run does.
+    unmerged: tuple[DataFile, ...] = ()
 
-    def folders(self, table: Table) -> tuple[Folder, ...]:
-        """The folders of a table with rows that are final."""
-        return self.tables.get(table.name, ())
 
-    def paths(self, table: Table) -> set[str]:
-        """Every folder, or part of one, that a table is made of."""
-        return {folder.path for folder in self.folders(table)} | set(self.open.get(table.name, ()))
+@dataclass(frozen=True, slots=True)
+class View:
+    """A step, and what each table is after it."""
+
+    step: int = 0
+    state: State = field(default_factory=State)
+    snapshots: Mapping[str, Snapshot] = field(default_factory=dict)
 
 
 class Lake:
     """A lake at one place."""
 
-    def __init__(self, root: str, *, format: str | None = None, state_file: str = STATE) -> None:
-        self.files = open_lake_files(root)
-        self._state_file = state_file
-        content = self.files.read(state_file)
-        self.state = State(format=format or "parquet") if content is None else self._decode_state(content)
-        if self.state.format not in FORMATS:
-            raise ConfigurationError(f"tables of a lake are {' or '.join(FORMATS)}, not {self.state.format}")
-        if format is not None and format != self.state.format:
-            raise ConfigurationError(f"the lake {root} has its tables as {self.state.format}, not as {format}")
+    def __init__(
+        self,
+        root: str,
+        *,
+        format: str | None = None,
+        steps: str = STEPS,
+        tables: Sequence[LakeTable] = TABLES,
+        converting: bool = False,
+    ) -> None:
+        if format not in (None, "parquet", "delta"):
+            raise ConfigurationError(
+                f"tables of a lake are Delta tables with Parquet files; {format!r} is not supported: leave format out"
+            )
+        self.files: Files = open_lake_files(root)
+        self.tables = tuple(tables)
+        self.steps = Steps(self.files, steps)
+        self._view = View()
+        self._converting = converting
+        self.refresh()
 
-    def _decode_state(self, content: bytes) -> State:
+    # ---- steps -------------------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> State:
+        """The state after the step that is read."""
+        return self._view.state
+
+    @property
+    def step(self) -> int:
+        """The number of the step that is read, 0 before the first."""
+        return self._view.step
+
+    def refresh(self, *, to_write: bool = False) -> None:
+        """Move on to the newest step; one that a killed process left incomplete is completed first.
+
+        Where that fails, a reader gets the step before; a writer gets the error.
+        """
+        if not self.steps.exists():
+            self._refuse_old()
+            return
+        step, snapshots = self.steps.snapshots([table.name for table in self.tables], to_write=to_write)
+        if step is None:
+            self._refuse_old()
+            self._view = View(snapshots=snapshots)
+        else:
+            self._view = View(step.number, self._decode_state(step.state), snapshots)
+
+    def _refuse_old(self) -> None:
+        """Refuse a lake whose conversion has not been committed."""
+        if self.steps.table.name == STEPS and not self._converting and self.files.exists(OLD_STATE):
+            raise StoreError(
+                f"the lake {self.files.root} was made by release 0.1 of waypost: convert it once, with "
+                f"`waypost pipeline upgrade --lake {self.files.root}`"
+            )
+
+    def _decode_state(self, content: str) -> State:
         try:
-            state = msgspec.json.decode(content, type=State)
-        except msgspec.MsgspecError as error:
-            raise StoreError(f"{self.files.path(self._state_file)} is not the state of a lake: {error}") from None
-        if state.layout > LAYOUT:
-            raise StoreError(f"the lake {self.files.root} was made by a newer release of waypost: update this one")
-        return state
+            layout = msgspec.json.decode(content, type=dict[str, Any])["layout"]
+            if layout <= LAYOUT:
+                return msgspec.json.decode(content, type=State)
+        except (msgspec.MsgspecError, KeyError, TypeError) as error:
+            raise StoreError(f"{self.files.path(self.steps.table.name)} has no state of a lake: {error}") from None
+        raise StoreError(f"the lake {self.files.root} was made by a newer release of waypost: update this one")
 
-    def lock(self) -> ExclusiveLock:
-        """A context in which no other process changes this lake."""
-        return ExclusiveLock(self.files, self._state_file.removesuffix(".json") + ".lock")
+    def create(self) -> None:
+        """Create the tables that are missing, and columns that are new in this release."""
+        is_new, changed = not self._view.snapshots and not self.steps.exists(), False
+        for table in self.tables:
+            folder = self.steps.folder(table.name)
+            known = None if is_new else self._view.snapshots.get(table.name)
+            if known is None:
+                folder.create(
+                    table.delta_schema(), statistics=table.statistics, partition_by=(DATE,) if table.by_date else ()
+                )
+                known, changed = folder.snapshot(), True
+            missing = [name for name in table.columns if name not in known.schema.names]
+            if missing and table.schema_json is None:
+                folder.add_columns({name: table.arrow_type(name) for name in missing})
+                changed = True
+        if is_new:
+            # Last: where there are steps, there are all tables.
+            self.steps.create()
+        if changed:
+            self.refresh(to_write=True)
 
-    def commit(self, state: State) -> None:
-        """Make what was written part of the lake."""
-        self.files.replace(self._state_file, msgspec.json.format(msgspec.json.encode(state), indent=1))
-        self.state = state
+    def commit(self, kind: str, changes: Mapping[str, Change], state: State) -> None:
+        """Commit a step: all of its changes, and the state after it. `StepConflict` if another process was first."""
+        view = self._view
+        inputs = {name: snapshot.version for name, snapshot in view.snapshots.items()}
+        content = msgspec.json.encode(state).decode()
+        step, made = self.steps.commit(view.step, kind, content, changes, inputs)
+        self._view = View(step.number, state, {**view.snapshots, **made})
 
-    # ---- tables that Spark writes ------------------------------------------------------------------------------
+    def vacuum(self) -> int:
+        """Delete files that are in no table since a day; return how many."""
+        names = [self.steps.table.name, *(table.name for table in self.tables)]
+        return sum(self.steps.folder(name).vacuum() for name in names)
 
-    def frame(self, spark: SparkSession, table: Table, paths: Iterable[str] | None = None) -> DataFrame:
-        """A table as it stands: its final rows and those that may change; or only some of its folders."""
-        if paths is None:
-            paths = [folder.path for folder in self.state.folders(table)] + list(self.state.open.get(table.name, ()))
-        places = [self.files.uri(f"{table.name}/{path}") for path in paths]
-        if not places:
-            return spark.createDataFrame([], table.ddl)
-        reader = spark.read.format(self.state.format).schema(table.ddl)
-        return reader.option("recursiveFileLookup", "true").load(places)
+    # ---- tables ------------------------------------------------------------------------------------------------
 
-    def write(self, frame: DataFrame, table: Table, name: str, by: Sequence[str] = (DATE,)) -> str:
-        """Write rows into a new folder, which is in no table yet; return its name."""
-        folder = f"batch={name}-{os.urandom(4).hex()}"
-        writer = frame.write.format(self.state.format).mode("errorifexists")
-        if self.state.format == "parquet":
-            writer = writer.option("compression", "zstd").option("parquet.compression.codec.zstd.level", "1")
-        writer.partitionBy(*by).save(self.files.uri(f"{table.name}/{folder}"))
-        return folder
+    def table_names(self) -> list[str]:
+        """Return the names of the tables."""
+        return [table.name for table in self.tables if table.name in self._view.snapshots]
 
-    def remove_unreferenced(self, tables: Iterable[Table]) -> int:
-        """Remove folders that are in no table, of killed steps and replaced ones; return how many."""
-        removed = 0
-        for table in tables:
-            named = self.state.paths(table)
-            of_parts = {path.partition("/")[0] for path in named if "/" in path}
-            for folder in self.files.folders(table.name):
-                if not folder.startswith("batch=") or folder in named:
-                    continue
-                parts = [folder]
-                if folder in of_parts:
-                    parts = [f"{folder}/{part}" for part in self.files.folders(f"{table.name}/{folder}")]
-                for path in parts:
-                    if path not in named:
-                        self.files.remove(f"{table.name}/{path}")
-                        removed += 1
-        return removed
+    def version(self, table: Table | str) -> int:
+        """Return the version of a Delta table that is read."""
+        return self._snapshot(table).version
 
-    # ---- tables of gold ----------------------------------------------------------------------------------------
+    def data_files(self, table: Table | str) -> tuple[DataFile, ...]:
+        """Return the files that a table is made of."""
+        name = table if isinstance(table, str) else table.name
+        found = self._view.snapshots.get(name)
+        return () if found is None else found.files
 
-    def replace_days(self, table: Table, rows: Any, days: Iterable[str]) -> None:
-        """Replace the files of some days; `rows` is an Arrow table with a timestamp `minute`."""
-        of_rows = pc.strftime(rows.column("minute"), "%Y-%m-%d")
-        for day in days:
-            sink = pa.BufferOutputStream()
-            pq.write_table(rows.filter(pc.equal(of_rows, day)), sink, compression="zstd")
-            self.files.replace(f"{table.name}/{DATE}={day}/rows.parquet", sink.getvalue().to_pybytes())
+    def schema(self, table: Table | str) -> Any:
+        """Return the columns of a table as an Arrow schema, without those that it is partitioned by."""
+        declared, found = self._declared(table), self._snapshot(table).schema
+        return found.remove(found.get_field_index(DATE)) if declared.by_date else found
+
+    def _snapshot(self, table: Table | str) -> Snapshot:
+        name = table if isinstance(table, str) else table.name
+        try:
+            return self._view.snapshots[name]
+        except KeyError:
+            known = ", ".join(self.table_names()) or "no tables yet"
+            raise InvalidInput(f"there is no table {name} in the lake {self.files.root}; it has {known}") from None
+
+    def _declared(self, table: Table | str) -> LakeTable:
+        name = table if isinstance(table, str) else table.name
+        found = next((one for one in self.tables if one.name == name), None)
+        if found is None:
+            raise InvalidInput(f"a lake has no table {name}; it has {', '.join(one.name for one in self.tables)}")
+        return found
+
+    def frame(self, spark: SparkSession, table: Table, files: Iterable[DataFile] | None = None) -> DataFrame:
+        """Return the rows of a table as a DataFrame; or those of some of its files."""
+        from waypost.spark.delta.data_source import read_frame
+
+        data = self.data_files(table) if files is None else tuple(files)
+        return read_frame(spark, self.files, table.name, data, table.ddl)
+
+    def arrow(self, table: Table | str, columns: Sequence[str] | None = None, filter: Any = None) -> Any:
+        """Return rows of a table as an Arrow table, in no order: chosen columns, and a filter of `pyarrow.dataset`."""
+        declared = self._declared(table)
+        wanted = list(declared.columns if columns is None else columns)
+        if declared.name not in self._view.snapshots:
+            return declared.arrow(wanted).empty_table()
+        rows = self.steps.folder(declared.name).arrow(self._snapshot(declared), wanted, filter)
+        return rows if declared.schema_json else rows.cast(declared.arrow(wanted))
 
     def rows(self, table: Table) -> Any:
-        """A table of gold as an Arrow table, in no order; Spark is not needed for it."""
-        schema = table.arrow(table.columns)
-        found = []
-        for day in self.files.folders(table.name):
-            # Read whole at once: a run beside this one replaces files, and makes a folder before the file in it.
-            content = self.files.read(f"{table.name}/{day}/rows.parquet")
-            if content is not None:
-                found.append(pq.read_table(pa.BufferReader(content)).cast(schema))
-        return pa.concat_tables(found) if found else schema.empty_table()
+        """Return a whole table as an Arrow table, in no order; Spark is not needed for it."""
+        return self.arrow(table)
+
+    # ---- views -------------------------------------------------------------------------------------------------
+
+    def messages_now(self, spark: SparkSession) -> DataFrame:
+        """Return the messages that have not ended, one row each."""
+        from waypost.spark.lake import silver
+
+        return silver.messages_now(self.frame(spark, SILVER_OPEN_MESSAGES))
+
+    def deliveries_now(self, spark: SparkSession) -> DataFrame:
+        """Return the deliveries that have not ended, one row each."""
+        from waypost.spark.lake import silver
+
+        return silver.deliveries_now(self.frame(spark, SILVER_OPEN_DELIVERIES))
+
+    def messages(self, spark: SparkSession) -> DataFrame:
+        """Return all messages, ended or not, one row each."""
+        return self.frame(spark, SILVER_MESSAGES).unionByName(self.messages_now(spark))
+
+    def deliveries(self, spark: SparkSession) -> DataFrame:
+        """Return all deliveries, ended or not, one row each."""
+        return self.frame(spark, SILVER_DELIVERIES).unionByName(self.deliveries_now(spark))

@@ -1,11 +1,11 @@
-"""The pipeline: bronze, silver and gold as steps, each of which is atomic and happens once, also if it is killed.
+"""The pipeline: batches of events through bronze and silver to gold, each of them one step of the lake.
 
     from waypost.spark.lake.pipeline import Pipeline
 
     Pipeline(spark, "lake", store="valkey://127.0.0.1:6379").run()
 
-Each step writes under new names and then moves one small file into place (see `lake`). A run first completes what an
-earlier one left incomplete.
+A step reads the events between two offsets, writes new files for all tables, and commits them together (see `lake`). A
+run that is killed before has changed nothing; one that is killed after is completed by whatever opens the lake next.
 """
 
 from __future__ import annotations
@@ -13,47 +13,55 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import functions as f
 
 from waypost.errors import ConfigurationError
+from waypost.spark.delta.data_source import TO, Target, write_frame
+from waypost.spark.delta.parquet import DataFile, read_rows, write_rows
+from waypost.spark.delta.steps import StepConflict
+from waypost.spark.delta.table import Change
 from waypost.spark.lake import gold, silver
-from waypost.spark.lake.bronze import BATCH_ROWS, Bronze, batch_name, new_folders
-from waypost.spark.lake.compaction import FOLDERS_MAX, compact, remove_old_rows
-from waypost.spark.lake.lake import PART, Folder, Lake, Seen, Source, State
+from waypost.spark.lake.compaction import FILES_MAX, compact, remove_old_rows
+from waypost.spark.lake.journal import BATCH_ROWS, DRIVER_EVENTS_MAX, Written, check_offsets, plan_ranges, write_events
+from waypost.spark.lake.lake import Lake, Seen, Source, State
+from waypost.spark.lake.sums import JOURNAL_LEVEL, SUMS, merge_sums, sum_events, sum_late
 from waypost.spark.lake.tables import (
     BRONZE_JOURNAL,
-    FOLDER_TABLES,
     SILVER_DELIVERIES,
     SILVER_MESSAGES,
-    SILVER_SUMS,
+    SILVER_OPEN_DELIVERIES,
+    SILVER_OPEN_MESSAGES,
+    LakeTable,
 )
 from waypost.spark.session import JAVA_OPTIONS
-from waypost.spark.source.bulk import open_bulk
+from waypost.spark.source.bulk import Bulk, open_bulk
 from waypost.spark.source.credentials import Place
+from waypost.spark.source.reader import report_gone
+from waypost.spark.source.stream import admit
 from waypost.spark.spark_errors import map_spark_error
-from waypost.store.bulk.tables import Table
 from waypost.urls import holds_secret
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
 
 log = logging.getLogger("waypost")
 
-#: What makes the writes of a local session fast: files of several days are written side by side, without a sort.
-SETTINGS: Final = {"spark.sql.maxConcurrentOutputFileWriters": "64"}
-
-
+#: Settings for every session of a pipeline: many paths are looked up by the driver, which is faster than a query.
+SETTINGS: Final = {"spark.sql.sources.parallelPartitionDiscovery.threshold": "1000000"}
 #: Spark's error when a Python process was too slow to start, and how often it is started again.
 SLOW_START: Final = "failed to connect back"
 STARTS_MAX: Final = 5
-#: How often a stream that follows checks whether it is to stop.
-STOP_POLL_SECONDS: Final = 0.2
+VACUUM_EVERY_MS: Final = 86_400_000
+#: Ids up to this number are sent to every task, instead of sorting both sides.
+BROADCAST_IDS_MAX: Final = 200_000
 
 
 def local_settings() -> dict[str, str]:
@@ -136,187 +144,247 @@ class Pipeline:
         source = self.source
         chosen = {
             "namespace": source.namespace,
-            "maxRowsPerBatch": str(self.batch_rows),
             "numPartitions": str(self.partitions),
-            # What is trimmed before it is read is counted and reported by the audit; it must not end the pipeline.
-            "failOnDataLoss": "false",
         }
         chosen |= {"url": source.url} if source.url is not None else {"urlEnv": source.url_env or ""}
         if source.queues:
             chosen["queue"] = ",".join(source.queues)
-        if self.reader is not None:
-            chosen["reader"] = self.reader
         return chosen
 
     # ---- runs ------------------------------------------------------------------------------------------------
 
     def run(self) -> State:
         """Load the new events of the journal, and update all tables."""
-        with self.lake.lock():
-            return self.run_locked()
-
-    def run_locked(self) -> State:
-        """Run while the caller holds the lock of the lake."""
-        self.prepare()
-        self.catch_up(self.spark)
-        self.bronze()
-        self.catch_up(self.spark)
+        with open_bulk(self.place) as bulk:
+            self.prepare()
+            self._load(bulk)
+        self._maintain()
         return self.lake.state
 
     def follow(self, every_seconds: float, stop: threading.Event) -> None:
         """Load new events every `every_seconds`, until `stop` is set."""
-        with self.lake.lock():
-            self.prepare()
-            self.catch_up(self.spark)
-            bronze = Bronze(self.lake, then=self.catch_up)
-            self.progress(f"following, every {every_seconds:g} seconds; interrupt to stop")
-            run_stream(lambda: bronze.start(self.spark, self.options(), every_seconds=every_seconds), stop)
+        self.prepare()
+        self.progress(f"following, every {every_seconds:g} seconds; interrupt to stop")
+        with open_bulk(self.place) as bulk:
+            while not stop.is_set():
+                began = time.monotonic()
+                self._load(bulk, quiet=True)
+                self._maintain()
+                stop.wait(max(0.0, every_seconds - (time.monotonic() - began)))
 
     def prepare(self) -> None:
-        """Note where events come from, and remove what a killed run left."""
+        """Create the tables of a new lake, and record where events come from."""
         self.place.open()
-        if self.lake.state.source != self.source:
-            self.lake.commit(msgspec.structs.replace(self.lake.state, source=self.source))
-        removed = self.lake.remove_unreferenced(FOLDER_TABLES)
-        if removed:
-            self.progress(f"removed {removed} folders that an interrupted run left")
+        self.lake.create()
+        while self.lake.state.source != self.source:
+            try:
+                self.lake.commit("source", {}, msgspec.structs.replace(self.lake.state, source=self.source))
+            except StepConflict:
+                self.lake.refresh(to_write=True)
 
-    def bronze(self) -> None:
-        """Load the current events."""
-        before = self.lake.state.bronze_batch
-        run_stream(lambda: Bronze(self.lake).start(self.spark, self.options(), every_seconds=None))
-        self.progress(f"bronze: {self.lake.state.bronze_batch - before} batches of events")
-
-    def catch_up(self, spark: SparkSession) -> None:
-        """Bring silver and gold up to bronze, and keep the number of folders within bounds."""
-        self.silver(spark)
-        self.gold(spark)
-        fewer = compact(self.lake, spark, at_least=FOLDERS_MAX)
-        if fewer:
-            self.progress(f"put together what was in {fewer} more folders")
+    def _load(self, bulk: Bulk, *, quiet: bool = False) -> None:
+        """Load the events that the journal has now, batch by batch."""
+        queues = list(self.source.queues) if self.source.queues else bulk.run(bulk.store.queues())
         if self.reader is not None:
-            # Spark commits to its source a batch late, and never the last batch.
-            with open_bulk(self.place) as bulk:
-                for queue, seen in self.lake.state.seen.items():
-                    bulk.run(bulk.store.journal_reader(queue, self.reader, seen.newest))
+            for queue in set(queues) - self.lake.state.offsets.keys():
+                bulk.run(bulk.store.journal_reader(queue, self.reader, None))
+        # Fixed once: a run must end even if events come faster than they are read.
+        ends = {queue: bulk.bounds(queue)[1] for queue in queues}
+        self.lake.refresh(to_write=True)
+        self._merge_unmerged()
+        check_offsets(self.lake.state.offsets, ends)
+        self._report_removed(bulk, ends)
+        batches = events = 0
+        while True:
+            offsets = self.lake.state.offsets
+            to = admit(offsets, ends, self.batch_rows)
+            if all(to[queue] <= offsets.get(queue, 0) for queue in to):
+                break
+            try:
+                events += self._step(bulk, to)
+                batches += 1
+            except StepConflict as conflict:
+                # Another run was faster: what it has loaded is not loaded again.
+                log.info("%s", conflict, extra={"event": "step_conflict"})
+                self.lake.refresh(to_write=True)
+        if self.reader is not None:
+            # After the step is on disk: trimming no longer waits for these events.
+            for queue in ends:
+                bulk.run(bulk.store.journal_reader(queue, self.reader, self.lake.state.offsets.get(queue, 0)))
+        if batches or not quiet:
+            self.progress(f"bronze, silver, gold: {events:,} events in {batches} batches")
+
+    def _merge_unmerged(self) -> None:
+        """Merge events that release 0.1 had loaded before the lake was converted."""
+        while files := self.lake.state.unmerged:
+            rows = read_rows(self.lake.files, BRONZE_JOURNAL.name, files, BRONZE_JOURNAL.arrow(BRONZE_JOURNAL.columns))
+            changes, state = self.build(Written(files, sum_events(rows)))
+            read = {queue: seen.newest for queue, seen in state.seen.items()}
+            try:
+                self.lake.commit("run", changes, msgspec.structs.replace(state, offsets=read, unmerged=()))
+            except StepConflict:
+                self.lake.refresh(to_write=True)
+
+    def _report_removed(self, bulk: Bulk, ends: Mapping[str, int]) -> None:
+        """Log the unread events of queues that were removed."""
+        for queue, number in self.lake.state.offsets.items():
+            if queue not in ends and (self.source.queues is None or queue in self.source.queues):
+                newest = bulk.bounds(queue)[1]
+                if newest > number:
+                    report_gone(bulk, queue, number, newest + 1, fail=False)
+
+    def _maintain(self) -> None:
+        """Keep the number of files within bounds, and once a day delete those that are in no table."""
+        try:
+            fewer = compact(self.lake, self.spark, at_least=FILES_MAX)
+            if fewer:
+                self.progress(f"compaction: {fewer} files fewer")
+            now = time.time_ns() // 1_000_000
+            if now - self.lake.state.vacuumed_ms > VACUUM_EVERY_MS:
+                self.lake.commit("vacuum", {}, msgspec.structs.replace(self.lake.state, vacuumed_ms=now))
+                self.lake.vacuum()
+        except StepConflict:
+            # Another process changed the lake meanwhile; its own run, or the next one, compacts.
+            self.lake.refresh(to_write=True)
+        except Exception as error:
+            raise map_spark_error(error) from error
 
     def tidy(self, keep_days: int | None = None) -> None:
-        """Merge all small folders, and delete rows older than some days."""
-        with self.lake.lock():
-            self.prepare()
-            self.catch_up(self.spark)
-            fewer = compact(self.lake, self.spark)
-            self.progress(f"put together what was in {fewer} more folders")
-            if keep_days is not None:
-                gone = remove_old_rows(self.lake, keep_days, datetime.now(UTC).date())
-                self.progress(f"let go of {gone} folders of rows older than {keep_days} days")
+        """Merge all small files, delete rows older than some days, and files that are in no table since a day."""
+        self.lake.create()
+        self.lake.refresh(to_write=True)
+        fewer = compact(self.lake, self.spark)
+        self.progress(f"compaction: {fewer} files fewer")
+        if keep_days is not None:
+            gone = remove_old_rows(self.lake, keep_days, datetime.now(UTC).date())
+            self.progress(f"removed {gone:,} rows older than {keep_days} days")
+        deleted = self.lake.vacuum()
+        self.progress(f"deleted {deleted:,} files that are in no table since a day")
 
-    # ---- silver ----------------------------------------------------------------------------------------------
+    # ---- a step ----------------------------------------------------------------------------------------------
 
-    def silver(self, spark: SparkSession) -> None:
-        """Merge new events with open rows, and close rows that can no longer change."""
-        fresh = new_folders(self.lake)
-        lake, state = self.lake, self.lake.state
-        if not fresh:
-            return
-        events = lake.frame(spark, BRONZE_JOURNAL, [folder.path for folder in fresh])
-        first, last = fresh[0].first, fresh[-1].last
-        name = batch_name(last)
-        old_deliveries, old_messages = self._open(spark, SILVER_DELIVERIES), self._open(spark, SILVER_MESSAGES)
+    def _step(self, bulk: Bulk, to: Mapping[str, int]) -> int:
+        """Load the events up to some offsets, as one step; return how many."""
+        ranges = plan_ranges(bulk, self.lake.state.offsets, to)
+        for turn in range(STARTS_MAX):
+            try:
+                written = write_events(self.spark, self.place, self.lake.files, bulk, ranges, self.partitions)
+                changes, state = self.build(written)
+                break
+            except Exception as error:
+                # Spark gives a Python process ten seconds to start, which a busy machine may need and more.
+                if SLOW_START not in str(error) or turn == STARTS_MAX - 1:
+                    raise map_spark_error(error) from error
+        state = msgspec.structs.replace(state, offsets={**self.lake.state.offsets, **to})
+        self.lake.commit("run", changes, state)
+        return written.rows
+
+    def build(self, written: Written) -> tuple[dict[str, Change], State]:
+        """Write what a batch of events means for silver and gold; return the changes of all tables and the state."""
+        state = self.lake.state
+        if not written.files:
+            return {}, state
+        files = self._silver(written)
+        changes = {name: Change(tuple(made)) for name, made in files.items()}
+        changes[BRONZE_JOURNAL.name] = Change(written.files)
+        sums = merge_sums([written.sums, self._late_sums(files)])
+        changes |= gold.add_sums(self.lake, sums)
+        return changes, msgspec.structs.replace(state, seen=add_sums_to_seen(state.seen, written.sums))
+
+    def _silver(self, written: Written) -> dict[str, list[DataFile]]:
+        columns = ["event", "message_id", "run_ms", "claims"]
+        schema = BRONZE_JOURNAL.arrow(BRONZE_JOURNAL.columns)
+        known = read_rows(self.lake.files, BRONZE_JOURNAL.name, written.files, schema, columns)
+        events = self.lake.frame(self.spark, BRONZE_JOURNAL, written.files)
 
         steps = silver.delivery_steps(events)
-        if old_deliveries is not None:
-            steps = steps.unionByName(silver.open_deliveries(old_deliveries))
-        if old_messages is not None:
-            steps = steps.unionByName(silver.waiting_timers(old_messages))
-        deliveries = lake.write(
-            silver.deliveries(steps).transform(silver.partition_deliveries), SILVER_DELIVERIES, name, (PART, "date")
-        )
+        old = self._earlier(SILVER_OPEN_DELIVERIES, silver.ids_of_earlier_deliveries(known))
+        if old is not None:
+            steps = steps.unionByName(silver.open_delivery_steps(silver.current_deliveries(old)))
+        routed = silver.route_deliveries(silver.deliveries(steps))
+        made = self._write(routed, (SILVER_DELIVERIES, SILVER_OPEN_DELIVERIES), written.rows)
 
         steps = silver.message_steps(events)
-        if old_messages is not None:
-            steps = steps.unionByName(silver.open_steps(old_messages))
-        messages = lake.write(
-            silver.messages(steps).transform(silver.partition_messages), SILVER_MESSAGES, name, (PART, "date")
-        )
-        sums = self._write_sums(spark, events, deliveries, name)
-        seen, days = self._seen(lake.frame(spark, SILVER_SUMS, [sums]))
+        old = self._earlier(SILVER_OPEN_MESSAGES, silver.ids_of_earlier_messages(known))
+        if old is not None:
+            steps = steps.unionByName(silver.open_steps(silver.current_partials(old)))
+        routed = silver.route_messages(silver.messages(steps))
+        return made | self._write(routed, (SILVER_MESSAGES, SILVER_OPEN_MESSAGES), written.rows)
 
-        tables, open_rows = dict(state.tables), dict(state.open)
-        for table, folder in ((SILVER_DELIVERIES, deliveries), (SILVER_MESSAGES, messages)):
-            closed, still_open = f"{folder}/{PART}=closed", f"{folder}/{PART}=open"
-            if lake.files.has_rows(f"{table.name}/{closed}"):
-                newest = max(lake.files.folders(f"{table.name}/{closed}")).removeprefix("date=")
-                tables[table.name] = (*state.folders(table), Folder(closed, first, last, newest))
-            open_rows[table.name] = (still_open,) if lake.files.has_rows(f"{table.name}/{still_open}") else ()
-        tables[SILVER_SUMS.name] = (*state.folders(SILVER_SUMS), Folder(sums, first, last, max(days)))
-        stale = tuple(sorted({*state.stale_days, *days}))
-        lake.commit(
-            msgspec.structs.replace(
-                state, silver_batch=last, tables=tables, open=open_rows, seen=seen, stale_days=stale
-            )
-        )
-        self._remove_replaced(state)
-        self.progress(f"silver: {sum(one.events for one in seen.values()):,} events so far")
+    def _earlier(self, table: LakeTable, ids: Any) -> DataFrame | None:
+        """Return the open rows of some messages, None if there are none to be found."""
+        if not len(ids):
+            return None
+        low, high = pc.min_max(ids).as_py().values()
+        files = [file for file in self.lake.data_files(table) if file.may_hold("message_id", low, high)]
+        if not files:
+            return None
+        wanted = self.spark.createDataFrame(pa.table({"message_id": ids}))
+        if len(ids) <= BROADCAST_IDS_MAX:
+            wanted = f.broadcast(wanted)
+        # The bounds let Spark skip groups of rows: rows of a file are in the order of their ids.
+        rows = self.lake.frame(self.spark, table, files).where(f.col("message_id").between(low, high))
+        return rows.join(wanted, "message_id", "left_semi")
 
-    def _open(self, spark: SparkSession, table: Table) -> DataFrame | None:
-        paths = self.lake.state.open.get(table.name, ())
-        return self.lake.frame(spark, table, paths) if paths else None
+    def _write(self, rows: DataFrame, tables: Sequence[LakeTable], events: int) -> dict[str, list[DataFile]]:
+        """Write rows to the tables that they are routed to: by the driver if they are few, otherwise by tasks."""
+        if events > DRIVER_EVENTS_MAX:
+            targets = {one.name: Target(one.name, tuple(one.columns), one.statistics) for one in tables}
+            return write_frame(rows.sortWithinPartitions("message_id"), self.lake.files, targets)
+        found = rows.toArrow()
+        made = {}
+        for table in tables:
+            mine = found.filter(pc.equal(found.column(TO), table.name)).select(list(table.columns))
+            mine = mine.cast(table.arrow(table.columns)).sort_by("message_id")
+            made[table.name] = write_rows(self.lake.files, table.name, mine, table.statistics)
+        return made
 
-    def _write_sums(self, spark: SparkSession, events: DataFrame, deliveries: str, name: str) -> str:
-        newest = [part for queue, seen in self.lake.state.seen.items() for part in (f.lit(queue), f.lit(seen.newest))]
-        known = f.create_map(*newest)[f.col("queue")] if newest else f.lit(None)
-        first_new = f.coalesce(known, f.lit(0)) + 1
-        claims = self.lake.frame(spark, SILVER_DELIVERIES, [deliveries])
-        sums = silver.event_sums(events).unionByName(silver.late_sums(claims, first_new))
-        day = silver.day_of(f.col("minute_ms"))
-        return self.lake.write(sums.coalesce(1).withColumn("date", day), SILVER_SUMS, name)
-
-    def _seen(self, sums: DataFrame) -> tuple[dict[str, Seen], list[str]]:
-        """What the lake has seen of each queue with these sums, and the days that they concern."""
-        day = silver.day_of(f.col("minute_ms")).alias("day")
-        rows = (
-            sums.groupBy("queue", day, "event", f.when(f.col("event") == "configured", f.col("reason")).alias("level"))
-            .agg(
-                f.sum("events").alias("events"),
-                f.min("first_number").alias("first"),
-                f.max("last_number").alias("last"),
-            )
-            .collect()
-        )
-        seen = dict(self.lake.state.seen)
-        for queue in {row["queue"] for row in rows}:
-            # Lateness is a measure of claims, which are counted as such.
-            mine = [row for row in rows if row["queue"] == queue and row["last"] is not None]
-            seen[queue] = _add_seen(seen.get(queue, Seen()), mine)
-        return seen, sorted({row["day"] for row in rows})
-
-    def _remove_replaced(self, before: State) -> None:
-        """Remove open rows that were replaced. Closed rows in the same folder stay."""
-        for table, paths in before.open.items():
-            for path in paths:
-                if path not in self.lake.state.open.get(table, ()):
-                    self.lake.files.remove(f"{table}/{path}")
-
-    # ---- gold ------------------------------------------------------------------------------------------------
-
-    def gold(self, spark: SparkSession) -> None:
-        """Update gold for the days whose sums have changed."""
-        lake, days = self.lake, self.lake.state.stale_days
-        if not days:
-            return
-        paths = [folder.path for folder in lake.state.folders(SILVER_SUMS)]
-        sums = lake.frame(spark, SILVER_SUMS, paths).transform(lambda rows: gold.select_days(rows, days))
-        for table, make in gold.TABLE_BUILDERS:
-            rows = make(sums).toArrow().cast(table.arrow(table.columns))
-            lake.replace_days(table, rows, days)
-        lake.commit(msgspec.structs.replace(lake.state, stale_days=()))
-        self.progress(f"gold: {len(days)} day{'s' if len(days) > 1 else ''} made anew, the newest {max(days)}")
+    def _late_sums(self, made: Mapping[str, Sequence[DataFile]]) -> Any:
+        """Return how late timers were claimed, of the claims that are new in these files."""
+        sums = [SUMS.empty_table()]
+        offsets = self.lake.state.offsets
+        for table, late, extra in (
+            (SILVER_DELIVERIES, "late_ms", ()),
+            (SILVER_OPEN_DELIVERIES, "wait_ms", ("timer", "ends")),
+        ):
+            columns = ["queue", "claimed_ms", "claimed_number", late, *extra]
+            rows = read_rows(self.lake.files, table.name, made.get(table.name, ()), table.arrow(table.columns), columns)
+            is_claim = pc.and_(pc.is_valid(rows.column(late)), pc.is_valid(rows.column("claimed_number")))
+            if extra:
+                is_claim = pc.and_(
+                    is_claim, pc.and_(pc.equal(rows.column("timer"), 1), pc.equal(rows.column("ends"), 0))
+                )
+            rows = rows.filter(is_claim)
+            for queue in pc.unique(rows.column("queue")).to_pylist():
+                new = pc.and_(
+                    pc.equal(rows.column("queue"), queue),
+                    pc.greater(rows.column("claimed_number"), offsets.get(queue, 0)),
+                )
+                mine = rows.filter(new)
+                sums.append(sum_late(mine.column("queue"), mine.column("claimed_ms"), mine.column(late)))
+        return merge_sums(sums)
 
 
-def _add_seen(before: Seen, rows: Sequence[Any]) -> Seen:
-    """What was seen of a queue, with some more of it."""
-    count, first, last = sum(row.events for row in rows), min(row.first for row in rows), max(row.last for row in rows)
+def add_sums_to_seen(seen: Mapping[str, Seen], sums: Any) -> dict[str, Seen]:
+    """Return what the lake has seen of each queue, with these sums of events."""
+    known = dict(seen)
+    level = pc.if_else(pc.equal(sums.column("event"), "configured"), sums.column("reason"), None)
+    groups = sums.set_column(sums.schema.get_field_index("reason"), "reason", level.cast(pa.string()))
+    found = groups.group_by(["queue", "event", "reason"]).aggregate(
+        [("events", "sum"), ("first_number", "min"), ("last_number", "max")]
+    )
+    rows = found.rename_columns(["queue", "event", "reason", "events", "first_number", "last_number"]).to_pylist()
+    for queue in {row["queue"] for row in rows}:
+        # Lateness is a measure of claims, which are counted as such.
+        mine = [row for row in rows if row["queue"] == queue and row["last_number"] is not None]
+        known[queue] = _add_seen(known.get(queue, Seen()), mine)
+    return known
+
+
+def _add_seen(before: Seen, rows: Sequence[Mapping[str, Any]]) -> Seen:
+    """Return what was seen of a queue, with some more of it."""
+    count = sum(row["events"] for row in rows)
+    first, last = min(row["first_number"] for row in rows), max(row["last_number"] for row in rows)
     gap_end, counts = before.gap_end, dict(before.counts)
     if first > before.newest + 1:
         gap_end = first - 1
@@ -324,25 +392,6 @@ def _add_seen(before: Seen, rows: Sequence[Any]) -> Seen:
         # Somewhere among these: events that were trimmed while they were read.
         gap_end = last
     for row in rows:
-        counts[row.event] = counts.get(row.event, 0) + row.events
-    levels = [row.last for row in rows if row.level == silver.JOURNAL_LEVEL]
+        counts[row["event"]] = counts.get(row["event"], 0) + row["events"]
+    levels = [row["last_number"] for row in rows if row["event"] == "configured" and row["reason"] == JOURNAL_LEVEL]
     return Seen(before.events + count, max(before.newest, last), gap_end, max([before.level_end, *levels]), counts)
-
-
-def run_stream(start: Callable[[], StreamingQuery], stop: threading.Event | None = None) -> None:
-    """Run a stream to its end, or until `stop` is set. Raises its error as one of waypost's."""
-    for turn in range(STARTS_MAX):
-        query = start()
-        try:
-            while stop is not None and query.isActive and not stop.wait(STOP_POLL_SECONDS):
-                pass
-            if stop is None or not stop.is_set():
-                query.awaitTermination()
-            return
-        except Exception as error:
-            # Spark gives the process that plans a stream ten seconds to start, which a busy machine may need and more.
-            # Nothing has happened yet, or nothing that a repetition would do twice.
-            if SLOW_START not in str(error) or turn == STARTS_MAX - 1:
-                raise map_spark_error(error) from error
-        finally:
-            query.stop()

@@ -1,30 +1,37 @@
-"""Silver: one row for each delivery, one for each message, and the sums that gold is made of.
+"""Silver: one row for each delivery and one for each message.
 
-The events of a message may be in many batches. So each step merges the new events with the rows that were still open:
-rows that can no longer change are closed, the others stay open for the next step. The cost of a step depends on the new
-events and the open rows, never on the whole history.
+The events of a message may be in many batches. A step merges its own events into rows. Those of messages that ended are
+final and go to `silver/messages`. The others are partial rows: they are added to `silver/open_messages` and merge with
+those of other steps when they are read, so nothing is rewritten. Only for messages that end in a step without having
+begun in it are earlier partial rows read, by their ids. So a step costs what is new in it, however long the history and
+however many messages are open. Deliveries work alike.
 
 Numbers of events follow cause and effect within a message, so "the newest" is by number, never by time.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final, get_args
+from typing import TYPE_CHECKING, Any, Final, get_args
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import functions as f
+from pyspark.sql.window import Window
 
-from waypost.spark.lake.lake import DATE, PART
-from waypost.spark.lake.percentiles import BUCKET_OF_ZERO, GROWTH
-from waypost.spark.lake.tables import COUNTED_EVENTS, SILVER_DELIVERIES, SILVER_MESSAGES, SILVER_SUMS
+from waypost.spark.delta.data_source import TO
+from waypost.spark.lake.tables import (
+    COUNTED_EVENTS,
+    SILVER_DELIVERIES,
+    SILVER_MESSAGES,
+    SILVER_OPEN_DELIVERIES,
+    SILVER_OPEN_MESSAGES,
+)
 from waypost.values import EventName
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-#: A claim within this time after its message became claimable counts as prompt: a worker was awake or woken.
-PROMPT_MS: Final = 100
 #: Numbers and names of events together as one number: the largest has both of the newest event.
 _CODES: Final = {name: code for code, name in enumerate(get_args(EventName))}
 _CODE_ROOM: Final = 64
@@ -40,8 +47,6 @@ STATES: Final = {
 }  # fmt: skip
 #: The same where the event has another effect: published behind another message, or due at once.
 OTHERWISE: Final = {"published": "waiting", "postponed": "ready", "retried": "ready", "snoozed": "ready"}
-#: The reason by which sums know a change of what the journal keeps.
-JOURNAL_LEVEL: Final = "journal"
 #: Events that name a message but do not change it.
 ASIDE: Final = ("duplicate", "configured", "paused", "resumed", "trimmed")
 
@@ -49,12 +54,6 @@ ASIDE: Final = ("duplicate", "configured", "paused", "resumed", "trimmed")
 def day_of(milliseconds: Column) -> Column:
     """The day of a time, in UTC, as text."""
     return f.date_from_unix_date((milliseconds / 86_400_000).cast("int")).cast("string")
-
-
-def bucket_of(value: Column) -> Column:
-    """The bucket of a number of milliseconds, as `percentiles.bucket_of` finds it."""
-    bucket = f.floor(f.log(value) / f.lit(math.log(GROWTH))).cast("int")
-    return f.when(value < 1, f.lit(BUCKET_OF_ZERO)).otherwise(bucket)
 
 
 def _repartition(steps: DataFrame) -> DataFrame:
@@ -100,17 +99,18 @@ def message_steps(events: DataFrame) -> DataFrame:
         "wait_ms",
         "run_ms",
         *((event == name).cast("bigint").alias(name) for name in COUNTED_EVENTS),
+        f.lit(True).alias("is_new"),
     )
 
 
 def open_steps(messages: DataFrame) -> DataFrame:
-    """Return rows of messages in the form to which new events can be merged."""
+    """Return partial rows in the form to which new events can be merged."""
     columns = [name for name in SILVER_MESSAGES.columns if name not in ("state", "last_event")]
     otherwise = f.col("state") == _lookup(OTHERWISE, f.col("last_event"))
     newest = _newest_code(f.col("last_event"), f.col("last_number"), otherwise)
     # A row of an older release has no count of claims; there it was equal to the token.
     known = messages.withColumn("claims", f.coalesce("claims", "token"))
-    return known.select(*columns, newest.alias("newest"))
+    return known.select(*columns, newest.alias("newest"), f.lit(False).alias("is_new"))
 
 
 def messages(steps: DataFrame) -> DataFrame:
@@ -130,6 +130,7 @@ def messages(steps: DataFrame) -> DataFrame:
             *(f.max(name).alias(name) for name in ("due_ms", "last_ms", "last_number", "newest", "token")),
             *(f.max(name).alias(name) for name in ("claims", "timer_claim")),
             *(f.sum(name).alias(name) for name in ("wait_ms", "run_ms", *COUNTED_EVENTS)),
+            (~f.bool_and("is_new")).alias("was_open"),
         )
     )
     names = f.array(*(f.lit(name) for name in _CODES))
@@ -146,15 +147,54 @@ def messages(steps: DataFrame) -> DataFrame:
         merged.withColumn("last_event", f.coalesce(f.get(names, code), f.lit("unknown")))
         .withColumn("state", state)
         .withColumn("ended_ms", ended)
-        .select(*SILVER_MESSAGES.columns)
+        .select(*SILVER_MESSAGES.columns, "was_open")
     )
 
 
-def partition_messages(rows: DataFrame) -> DataFrame:
-    """Return rows of messages with their part, closed or open, and the day of their first event."""
-    part = f.when(f.col("last_event").isin(*CLOSING), "closed").otherwise("open")
-    day = day_of(f.coalesce(f.col("published_ms"), f.col("last_ms")))
-    return rows.withColumn(PART, part).withColumn(DATE, day)
+def route_messages(rows: DataFrame) -> DataFrame:
+    """Return rows with the table that each goes to. A message that was open and has ended also marks its open rows."""
+    ended = f.col("last_event").isin(*CLOSING)
+    done, still_open = f.lit(SILVER_MESSAGES.name), f.lit(SILVER_OPEN_MESSAGES.name)
+    targets = (
+        f.when(ended & f.col("was_open"), f.array(done, still_open))
+        .when(ended, f.array(done))
+        .otherwise(f.array(still_open))
+    )
+    return rows.select(*SILVER_MESSAGES.columns, f.explode(targets).alias(TO))
+
+
+def _lives(partials: DataFrame) -> DataFrame:
+    """Return partial rows with the number up to which their message has ended: an id may be published again."""
+    of_message = Window.partitionBy("message_id", "queue")
+    ends = f.when(f.col("last_event").isin(*CLOSING), f.col("last_number"))
+    return partials.withColumn("ended_number", f.coalesce(f.max(ends).over(of_message), f.lit(0)))
+
+
+def current_partials(partials: DataFrame) -> DataFrame:
+    """Return the partial rows of messages that have not ended."""
+    return _lives(partials).where(f.col("first_number") > f.col("ended_number")).drop("ended_number")
+
+
+def messages_now(partials: DataFrame) -> DataFrame:
+    """Return the messages that have not ended, one row each."""
+    return messages(open_steps(current_partials(partials))).select(*SILVER_MESSAGES.columns)
+
+
+def merge_open_messages(partials: DataFrame, *, all_of_them: bool) -> DataFrame:
+    """Return fewer partial rows that mean the same. Marks of ended messages go if no row of theirs is elsewhere."""
+    now = messages_now(partials)
+    if all_of_them:
+        return now
+    marks = _lives(partials).where(f.col("last_event").isin(*CLOSING) & (f.col("last_number") == f.col("ended_number")))
+    return now.unionByName(marks.select(*SILVER_MESSAGES.columns))
+
+
+def ids_of_earlier_messages(events: Any) -> Any:
+    """Return the ids of messages that end in a batch of events and began before it; `events` is an Arrow table."""
+    event, ids = events.column("event"), events.column("message_id")
+    ended = pc.unique(ids.filter(pc.is_in(event, pa.array(CLOSING))))
+    began = pc.unique(ids.filter(pc.equal(event, "published")))
+    return ended.filter(pc.and_(pc.invert(pc.is_in(ended, began)), pc.is_valid(ended)))
 
 
 # ---- deliveries ---------------------------------------------------------------------------------------------
@@ -186,123 +226,93 @@ def delivery_steps(events: DataFrame) -> DataFrame:
         ended.cast("bigint").alias("ends"),
         f.when(claimed, number).alias("claimed_number"),
         f.when(ended, number).alias("ended_number"),
+        number.alias("last_number"),
+        f.lit(True).alias("is_new"),
     )
 
 
-def open_deliveries(deliveries: DataFrame) -> DataFrame:
-    """Return rows of deliveries in the form to which their ends can be merged."""
-    columns = [name for name in SILVER_DELIVERIES.columns if name != "late_ms"]
-    known = deliveries.withColumn("claim", f.coalesce("claim", "token"))
-    return known.select(*columns, f.col("late_ms").isNotNull().cast("int").alias("timer"))
-
-
-def waiting_timers(messages: DataFrame) -> DataFrame:
-    """Timers of open messages that became claimable in an earlier batch, and were not claimed in it."""
-    waiting = messages.where(f.col("timer_claim") > f.coalesce(f.col("claims"), f.lit(0)))
-    given = {
-        "queue": f.col("queue"), "message_id": f.col("message_id"), "claim": f.col("timer_claim"), "timer": f.lit(1),
-        "claims": f.lit(0), "ends": f.lit(0),
-    }  # fmt: skip
-    columns = [name for name in SILVER_DELIVERIES.columns if name != "late_ms"]
-    return waiting.select(
-        *(given.get(name, f.lit(None)).cast(SILVER_DELIVERIES.columns[name]).alias(name) for name in columns),
-        given["timer"].alias("timer"),
-    )
+def open_delivery_steps(partials: DataFrame) -> DataFrame:
+    """Return partial rows in the form to which new events can be merged."""
+    return partials.select(*SILVER_OPEN_DELIVERIES.columns, f.lit(False).alias("is_new"))
 
 
 def deliveries(steps: DataFrame) -> DataFrame:
-    """One row for each delivery."""
+    """Return one row for each delivery, merged from its steps, and how many of its claims are new."""
     summed = ("claims", "ends")
-    largest = [name for name in SILVER_DELIVERIES.columns if name not in ("queue", "message_id", "claim", "late_ms")]
+    keys = ("queue", "message_id", "claim")
+    largest = [name for name in SILVER_OPEN_DELIVERIES.columns if name not in (*keys, *summed)]
     merged = (
         _repartition(steps)
         .groupBy("message_id", "queue", "claim")
         .agg(
-            *((f.sum(name) if name in summed else f.max(name)).alias(name) for name in largest),
-            f.max("timer").alias("timer"),
+            *(f.max(name).alias(name) for name in largest),
+            *(f.sum(name).alias(name) for name in summed),
+            f.sum(f.when(f.col("is_new"), f.col("claims")).otherwise(0)).alias("new_claims"),
+            f.bool_or("is_new").alias("is_new"),
+            (~f.bool_and("is_new")).alias("was_open"),
         )
     )
-    late = f.when(f.col("timer") == 1, f.col("wait_ms"))
-    held = (f.col("claims") > 0) | (f.col("ends") > 0)
-    return merged.where(held).withColumn("late_ms", late).select(*SILVER_DELIVERIES.columns)
+    return merged.withColumn("late_ms", f.when(f.col("timer") == 1, f.col("wait_ms")))
 
 
-def partition_deliveries(rows: DataFrame) -> DataFrame:
-    """Return rows of deliveries with their part, closed or open, and the day of their claim."""
-    part = f.when(f.col("ends") > 0, "closed").otherwise("open")
-    day = day_of(f.coalesce(f.col("claimed_ms"), f.col("ended_ms")))
-    return rows.withColumn(PART, part).withColumn(DATE, day)
+#: The columns of a row that goes to either table of deliveries.
+DELIVERY_COLUMNS: Final = (*SILVER_DELIVERIES.columns, "timer", "last_number")
 
 
-# ---- sums ---------------------------------------------------------------------------------------------------
-
-
-def event_sums(events: DataFrame) -> DataFrame:
-    """Events counted by queue and minute, and by the columns of gold."""
-    event, at, number = f.col("event"), f.col("at_ms"), f.col("number")
-    claimed = event == "claimed"
-    value = f.greatest(f.when(claimed, f.col("wait_ms")).otherwise(f.col("run_ms")), f.lit(0))
-    measure = f.when(claimed, f.lit("wait")).otherwise(f.lit("run"))
-    is_level_change = (event == "configured") & f.col("cause").contains("journal=")
-    has_value = f.when(claimed, f.col("wait_ms")).otherwise(f.col("run_ms")).isNotNull()
-    return (
-        events.select(
-            "queue",
-            (at - at % 60_000).alias("minute_ms"),
-            "event",
-            f.when(claimed, f.col("cause")).alias("cause"),
-            f.when(event == "dead", f.col("reason")).when(is_level_change, f.lit(JOURNAL_LEVEL)).alias("reason"),
-            f.when(has_value, measure).alias("measure"),
-            f.when(has_value, bucket_of(value)).alias("bucket"),
-            f.when(has_value, value).alias("value"),
-            (claimed & (f.col("wait_ms") <= PROMPT_MS)).cast("bigint").alias("woken"),
-            number.alias("number"),
-        )
-        .groupBy("queue", "minute_ms", "event", "cause", "reason", "measure", "bucket")
-        .agg(
-            f.count("*").alias("events"),
-            f.sum("woken").alias("woken"),
-            f.coalesce(f.sum("value"), f.lit(0)).alias("total_ms"),
-            f.min("number").alias("first_number"),
-            f.max("number").alias("last_number"),
-        )
-        .select(*SILVER_SUMS.columns)
+def route_deliveries(rows: DataFrame) -> DataFrame:
+    """Return rows with the table that each goes to. A delivery that was open and has ended also marks its open rows."""
+    ended = f.col("ends") > 0
+    done, still_open = f.lit(SILVER_DELIVERIES.name), f.lit(SILVER_OPEN_DELIVERIES.name)
+    targets = (
+        f.when(ended & f.col("was_open"), f.array(done, still_open))
+        .when(ended, f.array(done))
+        .otherwise(f.array(still_open))
     )
+    # A partial row has only what is new: counts of partial rows are added up.
+    claims = f.when(ended, f.col("claims")).otherwise(f.col("new_claims"))
+    return rows.where("is_new").withColumn("claims", claims).select(*DELIVERY_COLUMNS, f.explode(targets).alias(TO))
 
 
-def late_sums(deliveries: DataFrame, first_new: Column) -> DataFrame:
-    """How late timers were claimed, of the claims that are new: those with numbers from `first_new` on."""
-    at, late = f.col("claimed_ms"), f.greatest(f.col("late_ms"), f.lit(0))
-    nothing = f.lit(None)
-    return (
-        deliveries.where(f.col("late_ms").isNotNull() & (f.col("claimed_number") >= first_new))
-        .groupBy("queue", (at - at % 60_000).alias("minute_ms"), bucket_of(late).alias("bucket"))
-        .agg(f.count("*").alias("events"), f.sum(late).alias("total_ms"))
-        .select(
-            "queue",
-            "minute_ms",
-            f.lit("late").alias("event"),
-            nothing.cast("string").alias("cause"),
-            nothing.cast("string").alias("reason"),
-            f.lit("late").alias("measure"),
-            "bucket",
-            "events",
-            f.lit(0).cast("bigint").alias("woken"),
-            "total_ms",
-            nothing.cast("bigint").alias("first_number"),
-            nothing.cast("bigint").alias("last_number"),
-        )
-    )
+def _delivery_lives(partials: DataFrame) -> DataFrame:
+    of_delivery = Window.partitionBy("message_id", "queue", "claim")
+    ends = f.when(f.col("ends") > 0, f.col("last_number"))
+    return partials.withColumn("closed_number", f.coalesce(f.max(ends).over(of_delivery), f.lit(0)))
 
 
-def merge_sums(sums: DataFrame) -> DataFrame:
-    """Sums of several batches as one."""
-    return (
-        sums.groupBy("queue", "minute_ms", "event", "cause", "reason", "measure", "bucket")
-        .agg(
-            *(f.sum(name).alias(name) for name in ("events", "woken", "total_ms")),
-            f.min("first_number").alias("first_number"),
-            f.max("last_number").alias("last_number"),
-        )
-        .select(*SILVER_SUMS.columns)
-    )
+def current_deliveries(partials: DataFrame) -> DataFrame:
+    """Return the partial rows of deliveries that have not ended."""
+    return _delivery_lives(partials).where(f.col("last_number") > f.col("closed_number")).drop("closed_number")
+
+
+def deliveries_now(partials: DataFrame) -> DataFrame:
+    """Return the deliveries that have not ended, one row each."""
+    rows = deliveries(open_delivery_steps(current_deliveries(partials)))
+    return rows.where(f.col("claims") > 0).select(*SILVER_DELIVERIES.columns)
+
+
+def merge_open_deliveries(partials: DataFrame, *, all_of_them: bool) -> DataFrame:
+    """Return fewer partial rows that mean the same. Marks of ended deliveries go only if no row is elsewhere."""
+    now = deliveries(open_delivery_steps(current_deliveries(partials))).select(*SILVER_OPEN_DELIVERIES.columns)
+    if all_of_them:
+        return now
+    marks = _delivery_lives(partials).where((f.col("ends") > 0) & (f.col("last_number") == f.col("closed_number")))
+    return now.unionByName(marks.select(*SILVER_OPEN_DELIVERIES.columns))
+
+
+def ids_of_earlier_deliveries(events: Any) -> Any:
+    """Return the ids of messages whose claim, or timer before a claim, may be in an earlier batch than these events."""
+    event, ids = events.column("event"), events.column("message_id")
+    claimed = pc.equal(event, "claimed")
+    ended = pc.or_(pc.is_valid(events.column("run_ms")), pc.equal(event, "done"))
+    # A claim has its timer here too, if its message began here or the timer was promoted here.
+    began = pc.unique(ids.filter(pc.is_in(event, pa.array(["published", "promoted"]))))
+    claims = ids.filter(claimed)
+    claims = claims.filter(pc.invert(pc.is_in(claims, began)))
+    names = pc.binary_join_element_wise(ids, events.column("claims").cast(pa.string()), " ", null_handling="replace")
+    ends = ids.filter(pc.and_(ended, pc.invert(pc.is_in(names, pc.unique(names.filter(claimed))))))
+    earlier = pa.concat_arrays([_combined(claims), _combined(ends)])
+    return pc.unique(earlier.filter(pc.is_valid(earlier)))
+
+
+def _combined(values: Any) -> Any:
+    return values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values

@@ -5,9 +5,35 @@ Times are milliseconds by the store's clock: `timestamp_millis(at_ms)` converts 
 
 from __future__ import annotations
 
-from typing import Final
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
 
 from waypost.store.bulk.tables import ENVELOPE, JOURNAL, Table
+
+#: The column by which gold is partitioned.
+DATE: Final = "date"
+
+
+@dataclass(frozen=True, slots=True)
+class LakeTable(Table):
+    """A Delta table: the columns of which every file has exact statistics, and whether it is partitioned by date."""
+
+    statistics: tuple[str, ...] = ()
+    by_date: bool = False
+    #: The schema as JSON of Spark, for columns that `ARROW_TYPES` does not have.
+    schema_json: str | None = None
+
+    def delta_schema(self) -> Any:
+        """The schema of the Delta table."""
+        from deltalake import Schema
+
+        if self.schema_json is not None:
+            return Schema.from_json(self.schema_json)
+        schema = self.arrow(self.columns)
+        return Schema.from_arrow(schema.append(pa.field(DATE, pa.date32())) if self.by_date else schema)
+
 
 #: Events that gold counts, one column each; `extended` counts what the journal calls `postponed`.
 MINUTE_EVENTS: Final[dict[str, str]] = {
@@ -32,8 +58,10 @@ MINUTE_EVENTS: Final[dict[str, str]] = {
 MEASURES: Final = ("wait", "run", "late")
 
 #: Events as they were journalled, without bodies: those are the messages' own, and are ingested by themselves.
-BRONZE_JOURNAL: Final = Table(
-    "bronze/journal", {name: kind for name, kind in JOURNAL.columns.items() if name not in ENVELOPE}
+BRONZE_JOURNAL: Final = LakeTable(
+    "bronze/journal",
+    {name: kind for name, kind in JOURNAL.columns.items() if name not in ENVELOPE},
+    statistics=("number", "at_ms", "message_id"),
 )
 
 #: Events of which a message's row counts how many there were.
@@ -42,8 +70,8 @@ COUNTED_EVENTS: Final = (
     "cancelled", "replaced",
 )  # fmt: skip
 
-#: One row for each delivery: a claim, and how it ended. `outcome` is null while the lease is held.
-SILVER_DELIVERIES: Final = Table(
+#: One row for each delivery that has ended: a claim, and how it ended.
+SILVER_DELIVERIES: Final = LakeTable(
     "silver/deliveries",
     {
         "queue": "STRING",
@@ -74,10 +102,23 @@ SILVER_DELIVERIES: Final = Table(
         "claimed_number": "BIGINT",
         "ended_number": "BIGINT",
     },
+    statistics=("message_id", "ended_ms"),
+)
+#: What is known of deliveries that have not ended: partial rows, at most one for each delivery and step. They merge by
+#: `deliveries_now`. A row with an end marks a delivery that is in `silver/deliveries`.
+SILVER_OPEN_DELIVERIES: Final = LakeTable(
+    "silver/open_deliveries",
+    {
+        **{name: kind for name, kind in SILVER_DELIVERIES.columns.items() if name != "late_ms"},
+        #: 1 if a timer made the message claimable.
+        "timer": "INT",
+        "last_number": "BIGINT",
+    },
+    statistics=("message_id", "last_number"),
 )
 
-#: One row for each message, as far as the journal has its events.
-SILVER_MESSAGES: Final = Table(
+#: One row for each message that has ended, as far as the journal has its events.
+SILVER_MESSAGES: Final = LakeTable(
     "silver/messages",
     {
         "queue": "STRING",
@@ -112,34 +153,18 @@ SILVER_MESSAGES: Final = Table(
         "run_ms": "BIGINT",
         **dict.fromkeys(COUNTED_EVENTS, "BIGINT"),
     },
+    statistics=("message_id", "last_ms"),
+)
+#: What is known of messages that have not ended: partial rows, at most one for each message and step. They merge by
+#: `messages_now`. A row with an end marks a message that is in `silver/messages`.
+SILVER_OPEN_MESSAGES: Final = LakeTable(
+    "silver/open_messages", dict(SILVER_MESSAGES.columns), statistics=("message_id", "last_number")
 )
 
-#: What gold is made of: counts of events that are alike. They merge by adding.
-SILVER_SUMS: Final = Table(
-    "silver/sums",
-    {
-        "queue": "STRING",
-        "minute_ms": "BIGINT",
-        #: An event of the journal, or `late` for timers that were claimed.
-        "event": "STRING",
-        "cause": "STRING",
-        "reason": "STRING",
-        #: The measure that the event has, and its bucket.
-        "measure": "STRING",
-        "bucket": "INT",
-        "events": "BIGINT",
-        "woken": "BIGINT",
-        "total_ms": "BIGINT",
-        "first_number": "BIGINT",
-        "last_number": "BIGINT",
-    },
-)
-#: The tables that Spark writes folder by folder.
-FOLDER_TABLES: Final = (BRONZE_JOURNAL, SILVER_DELIVERIES, SILVER_MESSAGES, SILVER_SUMS)
 
 #: One row for each queue and minute (by the store's clock) in which anything happened.
 #: `woken` counts claims at most `PROMPT_MS` after their message became claimable.
-GOLD_MINUTES: Final = Table(
+GOLD_MINUTES: Final = LakeTable(
     "gold/minutes",
     {
         "queue": "STRING",
@@ -148,18 +173,28 @@ GOLD_MINUTES: Final = Table(
         "woken": "BIGINT",
         **{f"{measure}_{what}": "BIGINT" for measure in MEASURES for what in ("ms_sum", "count")},
     },
+    by_date=True,
 )
 #: How often a measure fell into a bucket (see `percentiles`), for each queue and minute.
-GOLD_HISTOGRAMS: Final = Table(
+GOLD_HISTOGRAMS: Final = LakeTable(
     "gold/histograms",
     {"queue": "STRING", "minute": "TIMESTAMP", "measure": "STRING", "bucket": "INT", "count": "BIGINT"},
+    by_date=True,
 )
 #: Claims of messages that had been claimed before, by what made them claimable again.
-GOLD_REDELIVERIES: Final = Table(
-    "gold/redeliveries", {"queue": "STRING", "minute": "TIMESTAMP", "cause": "STRING", "count": "BIGINT"}
+GOLD_REDELIVERIES: Final = LakeTable(
+    "gold/redeliveries",
+    {"queue": "STRING", "minute": "TIMESTAMP", "cause": "STRING", "count": "BIGINT"},
+    by_date=True,
 )
 #: Deaths by their reason.
-GOLD_DEAD_LETTERS: Final = Table(
-    "gold/dead_letters", {"queue": "STRING", "minute": "TIMESTAMP", "reason": "STRING", "count": "BIGINT"}
+GOLD_DEAD_LETTERS: Final = LakeTable(
+    "gold/dead_letters",
+    {"queue": "STRING", "minute": "TIMESTAMP", "reason": "STRING", "count": "BIGINT"},
+    by_date=True,
 )
 GOLD: Final = (GOLD_MINUTES, GOLD_HISTOGRAMS, GOLD_REDELIVERIES, GOLD_DEAD_LETTERS)
+#: Tables to which steps only add rows; old rows are removed by `tidy`.
+CLOSED_TABLES: Final = (BRONZE_JOURNAL, SILVER_DELIVERIES, SILVER_MESSAGES)
+OPEN_TABLES: Final = (SILVER_OPEN_DELIVERIES, SILVER_OPEN_MESSAGES)
+TABLES: Final = (*CLOSED_TABLES, *OPEN_TABLES, *GOLD)

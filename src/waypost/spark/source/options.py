@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import cast
 
+import msgspec
+
 from waypost.checks import check_queue
 from waypost.errors import ConfigurationError, InvalidInput
 from waypost.redaction import find_redact
@@ -19,7 +21,7 @@ from waypost.store.bulk.tables import Table
 READ_OPTIONS = frozenset(
     (
         "url", "urlenv", "urlfile", "passwordenv", "passwordfile", "namespace", "queue", "kind", "numpartitions",
-        "startingoffsets", "maxrowsperbatch", "failondataloss", "reader",
+        "startingoffsets", "maxrowsperbatch", "failondataloss", "reader", "offsets",
     )
 )  # fmt: skip
 WRITE_OPTIONS = frozenset(
@@ -49,6 +51,8 @@ class ReadOptions:
     fail_on_data_loss: bool = True
     #: The name of a registered reader: the journal keeps what it has not read.
     reader: str | None = None
+    #: A batch read of exactly these events: by queue, behind which number and up to which.
+    offsets: dict[str, tuple[int, int]] | None = None
 
     @property
     def follows_journal(self) -> bool:
@@ -83,6 +87,7 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
         _number(options, "maxRowsPerBatch", 0, 10**12) or None,
         _flag(options, "failOnDataLoss", True),
         options.get("reader"),
+        _offsets(options.get("offsets")),
     )
 
 
@@ -104,6 +109,17 @@ def _flag(options: Mapping[str, str], name: str, default: bool) -> bool:
     if value not in ("true", "false"):
         raise ConfigurationError(f"{name} is true or false, not {value!r}")
     return value == "true"
+
+
+def _offsets(value: str | None) -> dict[str, tuple[int, int]] | None:
+    if value is None:
+        return None
+    try:
+        return msgspec.json.decode(value, type=dict[str, tuple[int, int]])
+    except msgspec.MsgspecError:
+        raise ConfigurationError(
+            f'offsets are numbers of events by queue, as {{"orders": [0, 120]}}, not {value!r}'
+        ) from None
 
 
 def _start(value: str) -> str | int:

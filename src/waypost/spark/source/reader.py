@@ -67,7 +67,10 @@ class Reader(DataSourceReader):
             machine = machine_of(bulk.store)
             queues = list_queues(bulk, options)
             if options.follows_journal:
-                work = [self._numbers(bulk, queue) for queue in queues]
+                if options.offsets is not None:
+                    work = [EventRange(queue, after, to) for queue, (after, to) in sorted(options.offsets.items())]
+                else:
+                    work = [self._numbers(bulk, queue) for queue in queues]
                 return [Partition(numbers=part, machine=machine) for part in split_ranges(work, options.partitions)]
             if options.kind == "schedules":
                 return [Partition(queues=queues, machine=machine)] if queues else []
@@ -96,8 +99,10 @@ class Reader(DataSourceReader):
         part = partition
         with short_errors(), open_on_machine(self.options.place, part.machine) as bulk:
             for numbers in part.numbers:
-                # A batch read begins with what is there: what is trimmed while it runs is not missed.
-                yield from read_range(bulk, numbers, self.options, self.columns, fail_if_trimmed=False)
+                # A batch read begins with what is there: what is trimmed while it runs is not missed. A read between
+                # offsets must have all of them.
+                fail = self.options.offsets is not None and self.options.fail_on_data_loss
+                yield from read_range(bulk, numbers, self.options, self.columns, fail_if_trimmed=fail)
             for span in part.spans:
                 yield from bulk.messages(span, self.columns)
             for queue in part.queues:

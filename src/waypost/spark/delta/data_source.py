@@ -1,0 +1,190 @@
+"""Spark's tasks write and read data files of Delta tables with pyarrow: also where Spark itself cannot reach them.
+
+A write routes each row by the column `_to` to one of several tables, and leaves a manifest of its files below the lake:
+Spark gives a commit to a process of its own, so the files come back to the driver through the storage. What a manifest
+names is in no table until a step is committed. Files of tasks that failed are in no manifest.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    InputPartition,
+    WriterCommitMessage,
+)
+
+from waypost.spark.delta.parquet import DataFile, FileWriter
+from waypost.spark.files import Files, open_lake_files
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+#: The column that names the table of a row.
+TO: Final = "_to"
+MANIFESTS: Final = "_manifests"
+#: About how many bytes of files one task reads.
+TASK_BYTES: Final = 64 * 1024 * 1024
+
+
+class Target(msgspec.Struct, frozen=True):
+    """A table that rows are written to: its columns, and those with statistics."""
+
+    table: str
+    columns: tuple[str, ...]
+    statistics: tuple[str, ...] = ()
+
+
+@dataclass
+class WrittenFiles(WriterCommitMessage):
+    """What one task wrote: JSON of the files of each table."""
+
+    files: bytes = b"{}"
+
+
+class FilesSource(DataSource):
+    """Data files below a lake, written or read by tasks."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Internal: `write_frame` and `read_frame` use it."""
+        return "waypost-files"
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Read a list of files."""
+        return _FilesReader(self.options["root"], msgspec.json.decode(self.options["files"]), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        """Write new files."""
+        targets = msgspec.json.decode(self.options["targets"], type=dict[str, Target])
+        return _FilesWriter(self.options["root"], self.options["manifest"], targets)
+
+
+class _FilesWriter(DataSourceArrowWriter):
+    def __init__(self, root: str, manifest: str, targets: Mapping[str, Target]) -> None:
+        self.root, self.manifest, self.targets = root, manifest, dict(targets)
+
+    def write(self, iterator: Iterator[Any]) -> WrittenFiles:
+        files = open_lake_files(self.root)
+        writers: dict[str, FileWriter] = {}
+        for batch in iterator:
+            for name in pc.unique(batch.column(TO)).to_pylist():
+                target = self.targets[name]
+                if name not in writers:
+                    schema = pa.schema([batch.schema.field(column) for column in target.columns])
+                    writers[name] = FileWriter(files, target.table, schema, target.statistics)
+                writers[name].write(batch.filter(pc.equal(batch.column(TO), name)))
+        return WrittenFiles(msgspec.json.encode({name: writer.close() for name, writer in writers.items()}))
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Leave a manifest for the driver."""
+        made: dict[str, list[DataFile]] = {}
+        for message in messages:
+            if isinstance(message, WrittenFiles):
+                for name, data in _decode_manifest(message.files).items():
+                    made.setdefault(name, []).extend(data)
+        open_lake_files(self.root).replace(self.manifest, msgspec.json.encode(made))
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Do nothing: files that no step names are removed by a vacuum."""
+
+
+def _decode_manifest(content: bytes) -> dict[str, list[DataFile]]:
+    return msgspec.json.decode(content, type=dict[str, list[DataFile]])
+
+
+def write_frame(frame: DataFrame, files: Files, targets: Mapping[str, Target]) -> dict[str, list[DataFile]]:
+    """Write rows to the tables that their column `_to` names; return the new files of each."""
+    frame.sparkSession.dataSource.register(FilesSource)
+    manifest = f"{MANIFESTS}/{uuid.uuid4().hex}.json"
+    options = {
+        "root": files.address, "manifest": manifest, "targets": msgspec.json.encode(dict(targets)).decode(),
+    }  # fmt: skip
+    frame.write.format(FilesSource.name()).options(**options).mode("append").save()
+    content = files.read(manifest)
+    assert content is not None
+    files.remove_file(manifest)
+    return _decode_manifest(content)
+
+
+@dataclass
+class _Group(InputPartition):
+    paths: tuple[str, ...] = field(default_factory=tuple)
+
+
+class _FilesReader(DataSourceReader):
+    def __init__(self, root: str, data: Sequence[Sequence[Any]], schema: StructType) -> None:
+        self.root, self.data, self.schema = root, data, schema
+
+    def partitions(self) -> Sequence[InputPartition]:
+        groups: list[list[str]] = []
+        room = 0
+        for path, size in self.data:
+            if room < size or not groups:
+                groups.append([])
+                room = TASK_BYTES
+            groups[-1].append(path)
+            room -= size
+        return [_Group(tuple(group)) for group in groups]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        if not isinstance(partition, _Group):
+            return
+        schema = to_arrow_schema(self.schema, timezone="UTC")
+        files = open_lake_files(self.root)
+        for path in partition.paths:
+            with files.arrow_system().open_input_file(files.path(path)) as source:
+                file = pq.ParquetFile(source)
+                known = set(file.schema_arrow.names)
+                for batch in file.iter_batches(columns=[name for name in schema.names if name in known]):
+                    columns = [
+                        batch.column(kind.name).cast(kind.type)
+                        if kind.name in known
+                        else pa.nulls(batch.num_rows, kind.type)
+                        for kind in schema
+                    ]
+                    yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def read_frame(spark: SparkSession, files: Files, table: str, data: Sequence[DataFile], ddl: str) -> DataFrame:
+    """Return rows of data files: by Spark's own Parquet reader where it reaches them, otherwise by tasks of ours."""
+    if not data:
+        return spark.createDataFrame([], ddl)
+    if files.is_read_by_spark:
+        # A path is a path, also with characters that are patterns to Spark; and its parts are no columns.
+        reader = spark.read.schema(ddl).options(recursiveFileLookup="true", __globPaths__="false")
+        with _listing_on_the_driver(spark):
+            return reader.parquet(*(files.uri(f"{table}/{file.path}") for file in data))
+    spark.dataSource.register(FilesSource)
+    listed = [(f"{table}/{file.path}", file.size) for file in data]
+    source = spark.read.format(FilesSource.name()).schema(ddl)
+    return source.options(root=files.address, files=msgspec.json.encode(listed).decode()).load()
+
+
+class _listing_on_the_driver:  # noqa: N801
+    """Within this, Spark looks up many paths by itself: a query for it takes fifteen times as long."""
+
+    NAME: Final = "spark.sql.sources.parallelPartitionDiscovery.threshold"
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._conf = spark.conf
+
+    def __enter__(self) -> None:
+        self._before = self._conf.get(self.NAME)
+        self._conf.set(self.NAME, "1000000")
+
+    def __exit__(self, *error: object) -> None:
+        self._conf.set(self.NAME, str(self._before))

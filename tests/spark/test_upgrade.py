@@ -1,0 +1,140 @@
+"""A lake of release 0.1 becomes Delta tables: the same rows, and a run continues where 0.1 stopped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.orc as orc
+import pyarrow.parquet as pq
+import pytest
+
+from tests.spark.lakes import live, tables
+from tests.spark.shop import Shop
+from waypost.cli.main import main
+from waypost.errors import InvalidInput, StoreError
+from waypost.spark.lake.lake import Lake
+from waypost.spark.lake.pipeline import Pipeline
+from waypost.spark.lake.sums import SUMS, merge_sums, sum_events, sum_late
+from waypost.spark.lake.tables import BRONZE_JOURNAL, GOLD, SILVER_DELIVERIES, SILVER_MESSAGES
+from waypost.spark.lake.upgrade import upgrade
+
+pytestmark = pytest.mark.xdist_group("spark")
+
+
+class OldLake:
+    """Writes the tables of a lake as release 0.1 laid them out."""
+
+    def __init__(self, path: Path, format: str) -> None:
+        self.path, self.format = path, format
+        self.state: dict[str, Any] = {
+            "layout": 1, "format": format, "source": None, "schema": None, "bronze_batch": 1, "silver_batch": 0,
+            "tables": {}, "open": {}, "seen": {}, "stale_days": [],
+        }  # fmt: skip
+
+    def write(self, table: str, folder: str, rows: pa.Table, batch: int | None = 0) -> None:
+        """Write a folder; with a batch as final rows, without one as rows that may change."""
+        target = self.path / table / folder / "date=2026-03-01"
+        target.mkdir(parents=True)
+        if self.format == "orc":
+            orc.write_table(rows, str(target / "part-0.orc"))
+        else:
+            pq.write_table(rows, str(target / "part-0.parquet"))
+        (target / "_SUCCESS").touch()
+        if batch is None:
+            self.state["open"].setdefault(table, []).append(folder)
+        else:
+            found = {"path": folder, "first": batch, "last": batch, "newest": "2026-03-01"}
+            self.state["tables"].setdefault(table, []).append(found)
+
+    def finish(self) -> None:
+        folder = self.path / "_state"
+        folder.mkdir()
+        (folder / "pipeline.json").write_text(json.dumps(self.state))
+
+
+def rows_of(found: Sequence[dict[str, Any]], table: Any) -> pa.Table:
+    return pa.Table.from_pylist(list(found), schema=table.arrow(table.columns))
+
+
+@pytest.mark.promise("SPARK-4")
+@pytest.mark.parametrize("format", ["parquet", "orc"])
+def test_a_lake_of_0_1_is_converted_and_continued(
+    orders: Shop, pipeline: Callable[..., Pipeline], tmp_path: Path, format: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    live(orders, 30)
+    first = pipeline(orders, "first")
+    first.run()
+    known, read = tables(first), first.lake.state.seen
+    old = OldLake(tmp_path / "old", format)
+    old.write(BRONZE_JOURNAL.name, "batch=000000000-aa", rows_of(known[BRONZE_JOURNAL.name], BRONZE_JOURNAL))
+    for table, is_final in (
+        (SILVER_DELIVERIES, lambda row: row["ends"] > 0),
+        (
+            SILVER_MESSAGES,
+            lambda row: row["last_event"] in ("done", "dropped", "cancelled", "replaced", "dead_trimmed"),
+        ),
+    ):
+        mine = known[table.name]
+        old.write(table.name, "batch=000000000-bb/part=closed", rows_of([r for r in mine if is_final(r)], table))
+        old.write(
+            table.name, "batch=000000000-bb/part=open", rows_of([r for r in mine if not is_final(r)], table), None
+        )
+    # Gold is behind by one day; the old sums have it.
+    bronze = rows_of(known[BRONZE_JOURNAL.name], BRONZE_JOURNAL)
+    late = rows_of([row for row in known[SILVER_DELIVERIES.name] if row["late_ms"] is not None], SILVER_DELIVERIES)
+    sums = merge_sums([sum_events(bronze), sum_late(late["queue"], late["claimed_ms"], late["late_ms"])])
+    old.write("silver/sums", "batch=000000000-cc", sums.cast(SUMS))
+    for table in GOLD:
+        found = rows_of(known[table.name], table)
+        days = pc.strftime(found.column("minute"), "%Y-%m-%d")
+        for number, day in enumerate(sorted(set(days.to_pylist()))):
+            target = tmp_path / "old" / table.name / f"date={day}"
+            target.mkdir(parents=True)
+            pq.write_table(found.filter(pc.equal(days, day)).slice(number and 1), target / "rows.parquet")
+    old.state["stale_days"] = sorted(set(days.to_pylist()))[1:]
+    old.state["seen"] = msgspec.to_builtins(read)
+    old.state["source"] = msgspec.to_builtins(first.lake.state.source)
+    # A second batch is in bronze and not in silver yet.
+    live(orders, 10)
+    second = pipeline(orders, "second")
+    second.run()
+    newest = read["orders"].newest
+    ahead = [row for row in tables(second)[BRONZE_JOURNAL.name] if row["number"] > newest]
+    old.write(BRONZE_JOURNAL.name, "batch=000000001-dd", rows_of(ahead, BRONZE_JOURNAL), 1)
+    old.finish()
+
+    with pytest.raises(StoreError, match=r"release 0\.1"):
+        Lake(str(tmp_path / "old"))
+    for _ in range(2):
+        assert main(["pipeline", "upgrade", "--lake", str(tmp_path / "old")]) == 0
+        assert "consists of Delta tables" in capsys.readouterr().out
+    converted = pipeline(orders, "old")
+    assert tables(converted) == known
+    assert converted.lake.state.seen == read
+    with orders.bulk() as bulk:
+        # What was loaded already is not needed any more.
+        bulk.run(bulk.store.journal_trim("orders", newest + len(ahead)))
+    converted.run()
+    assert tables(converted) == tables(second)
+    assert converted.lake.state.seen == second.lake.state.seen
+    live(orders, 5)
+    converted.run()
+    second.run()
+    assert tables(converted) == tables(second)
+    assert not (tmp_path / "old" / "_state").exists()
+
+
+def test_there_must_be_a_lake_to_convert(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="there is no lake at"):
+        upgrade(str(tmp_path / "none"))
+    state = tmp_path / "old" / "_state" / "pipeline.json"
+    state.parent.mkdir(parents=True)
+    state.write_text("{")
+    with pytest.raises(StoreError, match="is not the state of a lake"):
+        upgrade(str(tmp_path / "old"))
