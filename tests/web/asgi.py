@@ -48,6 +48,8 @@ class Client:
     cookies: dict[str, str] = field(default_factory=dict)
     root_path: str = ""
     scheme: str = "http"
+    #: Whether it goes away as soon as it has sent its request: streams that have no end are left so.
+    goes_away: bool = True
 
     def run(self, awaitable: Any) -> Any:
         async def wait() -> Any:
@@ -97,6 +99,8 @@ class Client:
         parts = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def receive() -> dict[str, Any]:
+            if not parts and not self.goes_away:
+                await asyncio.Event().wait()
             return parts.pop(0) if parts else {"type": "http.disconnect"}
 
         async def send(message: dict[str, Any]) -> None:

@@ -11,7 +11,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from waypost.web import action_pages, chart_views, documents, reading, schedule_views, search, timer_views, worker_views
+from waypost.web import (
+    action_pages,
+    chart_views,
+    documents,
+    exports,
+    reading,
+    saved_filters,
+    schedule_views,
+    search,
+    timer_views,
+    worker_views,
+)
 from waypost.web.access import CSRF_HEADER, VISIT_COOKIE, Caller, Scope
 from waypost.web.actions import ACTIONS, Action
 from waypost.web.problems import PROBLEM_TYPE, Problem
@@ -115,6 +126,8 @@ READS: tuple[Read, ...] = (
          documents.SearchQuery),
     Read("schedules", f"{STORE}/schedules", "Schedules with their next fires.",
          documents.Schedules, lambda call: reading.schedules(call.place, call.query), documents.SchedulesQuery),
+    Read("filters", f"{STORE}/filters", "The views that you have saved by name.", documents.SavedFilters,
+         lambda call: saved_filters.filters(call.place, call.caller.user.name)),
     Read("preview", f"{STORE}/schedules/preview", "When a rule of a schedule fires, or what is wrong with it.",
          documents.SchedulePreview, lambda call: schedule_views.read_preview(call.place, call.query),
          documents.PreviewQuery),
@@ -150,7 +163,17 @@ def routes(service: Service) -> list[Route]:
         Route(ROOT + STORE + action.path, write_endpoint(service, action), methods=[action.method])
         for action in ACTIONS.values()
     ]
-    return [*reads, *writes, Route(f"{ROOT}/openapi.json", describe, methods=["GET"])]
+
+    async def export(request: Request) -> Response:
+        return await answer_problems(request, lambda: exports.export(service, request))
+
+    others = [
+        Route(f"{ROOT}{STORE}/export/{{list}}", export, methods=["GET"]),
+        Route(f"{ROOT}{STORE}/filters", filter_endpoint(service, documents.SavedFilter), methods=["POST"]),
+        Route(f"{ROOT}{STORE}/filters/remove", filter_endpoint(service, documents.FilterReference), methods=["POST"]),
+        Route(f"{ROOT}/openapi.json", describe, methods=["GET"]),
+    ]
+    return [*reads, *writes, *others]
 
 
 async def answer_problems(request: Request, run: Callable[[], Awaitable[Response]]) -> Response:
@@ -190,14 +213,40 @@ def write_endpoint(service: Service, action: Action) -> Callable[[Request], Awai
         service.access.check_csrf(caller, request.headers.get(CSRF_HEADER, ""))
         place = service.place(request.path_params["store"])
         queue = check_name(request.path_params["queue"]) if "queue" in request.path_params else ""
-        body = await read_body(request)
-        if body and request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
-            raise Problem(415, "wrong-content-type", f"send the request as {JSON}")
-        try:
-            given = msgspec.json.decode(body or b"{}")
-        except (msgspec.DecodeError, RecursionError) as error:
-            raise Problem(400, "invalid-json", f"the request is no JSON document: {error}") from None
+        given = await read_json(request)
         done = await service.act(action, request, caller, place, queue, convert(given, action.request))
+        return Response(msgspec.json.encode(done), media_type=JSON)
+
+    async def endpoint(request: Request) -> Response:
+        return await answer_problems(request, lambda: run(request))
+
+    return endpoint
+
+
+async def read_json(request: Request) -> Any:
+    """The body of a request, which is a JSON document."""
+    body = await read_body(request)
+    if body and request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
+        raise Problem(415, "wrong-content-type", f"send the request as {JSON}")
+    try:
+        return msgspec.json.decode(body or b"{}")
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise Problem(400, "invalid-json", f"the request is no JSON document: {error}") from None
+
+
+def filter_endpoint(
+    service: Service, request_type: type[documents.Request]
+) -> Callable[[Request], Awaitable[Response]]:
+    """The endpoint that saves or removes a view of the user."""
+
+    async def run(request: Request) -> Response:
+        caller = await service.require(request, "read")
+        saved_filters.refuse_read_only(service)
+        service.access.check_csrf(caller, request.headers.get(CSRF_HEADER, ""))
+        place = service.place(request.path_params["store"])
+        given: Any = convert(await read_json(request), request_type)
+        path = saved_filters.check_path(given.path, place) if request_type is documents.SavedFilter else None
+        done = await saved_filters.change(place, caller.user.name, given.name, path)
         return Response(msgspec.json.encode(done), media_type=JSON)
 
     async def endpoint(request: Request) -> Response:

@@ -80,7 +80,8 @@ async def show_charts(visit: Visit) -> Response:
         found = (await charts(visit.here, query)).queues
     rows = draw_charts(found, length) if found else []
     return visit.draw(
-        "charts.html", title="Charts", found=found, rows=rows, chosen=chosen, names=[one.name for one in names],
+        "charts.html", title="Charts", saved=await visit.saved_filters(),
+        found=found, rows=rows, chosen=chosen, names=[one.name for one in names],
         chart_minutes=CHART_MINUTES, minutes=str(length), most=COMPARED_MAX,
         hours=[hourly(one, length) for one in found],
         charts_url=lambda queues, minutes: (

@@ -39,6 +39,19 @@ class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The base of what is taken: a field that is not known is refused."""
 
 
+class FilterReference(Request, frozen=True, kw_only=True):
+    """A saved view, by its name."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=64)]
+
+
+class SavedFilter(Request, frozen=True, kw_only=True):
+    """A view: the path of a page of this store with its filters, under a name."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=64)]
+    path: Annotated[str, Meta(min_length=1, max_length=1_000)]
+
+
 # ---- the store as a whole ------------------------------------------------------------------------------------
 
 
@@ -518,6 +531,12 @@ class Fire(Answer, frozen=True, kw_only=True):
     local: str
     #: Whether the offset of the zone is another than at the fire before.
     offset_changes: bool
+
+
+class SavedFilters(Answer, frozen=True, kw_only=True):
+    """The views that you have saved, by name."""
+
+    filters: list[SavedFilter]
 
 
 class SchedulePreview(Answer, frozen=True, kw_only=True):

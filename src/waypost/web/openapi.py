@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from waypost.release import VERSION
-from waypost.web import documents
+from waypost.web import documents, exports
 from waypost.web.access import CSRF_HEADER
 from waypost.web.actions import ACTIONS, Action
 from waypost.web.api import READS, ROOT, STORE, Read
@@ -23,7 +23,7 @@ DESCRIPTION = (
     "with a bearer token."
 )
 PARAMETER_TEXTS = {"store": "The name of a store.", "queue": "The name of a queue.", "id": "The id of a message.",
-                   "name": "The name of a worker."}  # fmt: skip
+                   "name": "The name of a worker.", "list": "The list."}  # fmt: skip
 
 
 def openapi_document() -> dict[str, Any]:
@@ -31,6 +31,7 @@ def openapi_document() -> dict[str, Any]:
     types: list[type] = [read.answer for read in READS] + [read.query for read in READS]
     for action in ACTIONS.values():
         types += [action.request, action.answer]
+    types += [documents.SavedFilter, documents.FilterReference]
     _, schemas = msgspec.json.schema_components(dict.fromkeys(types), ref_template=REFERENCE)
     schemas["Problem"] = PROBLEM_SCHEMA
     paths: dict[str, dict[str, Any]] = {}
@@ -38,6 +39,8 @@ def openapi_document() -> dict[str, Any]:
         paths.setdefault(ROOT + read.path.replace(":path", ""), {})["get"] = read_operation(read, schemas)
     for action in ACTIONS.values():
         paths.setdefault(ROOT + STORE + action.path, {})[action.method.lower()] = write_operation(action)
+    for path, operations in other_paths().items():
+        paths.setdefault(path, {}).update(operations)
     return {
         "openapi": "3.1.0",
         "info": {"title": "waypost", "version": VERSION, "description": DESCRIPTION},
@@ -95,6 +98,37 @@ def read_operation(read: Read, schemas: dict[str, Any]) -> dict[str, Any]:
         "operationId": read.name, "summary": read.summary, "description": f"Scope: `{read.scope}`.",
         "parameters": parameters, "responses": answers(read.answer),
     }  # fmt: skip
+
+
+def other_paths() -> dict[str, dict[str, Any]]:
+    """Files, and the writes that change nothing but the user's own views."""
+    export = f"{STORE}/export/{{list}}"
+    files = {form: {"schema": {"type": "string"} if form.startswith("text") else {"type": "object"}}
+             for form in exports.FORMATS.values()}  # fmt: skip
+    form = {"name": "format", "in": "query", "required": False, "schema": {"enum": list(exports.FORMATS)}}
+    parameters = [*path_parameters(export), form]
+    text = (
+        f"Lists: {', '.join(f'`{name}`' for name in exports.LISTS)}; the parameters are those of the list, and `queue` "
+        f"for messages. At most {exports.EXPORT_MAX:,} rows: a file that is cut says so. Scope: `read`."
+    )
+    found: dict[str, dict[str, Any]] = {
+        ROOT + export: {"get": {
+            "operationId": "export", "summary": "A list as a file, CSV or JSON.", "description": text,
+            "parameters": parameters, "responses": answers(documents.Done) | {
+                "200": {"description": "The file.", "content": files}},
+        }},
+    }  # fmt: skip
+    for name, path, request, summary in (
+        ("save_filter", f"{STORE}/filters", documents.SavedFilter, "Save a page with its filters under a name."),
+        ("remove_filter", f"{STORE}/filters/remove", documents.FilterReference, "Remove a saved view."),
+    ):
+        content = {"application/json": {"schema": {"$ref": REFERENCE.format(name=request.__name__)}}}
+        found.setdefault(ROOT + path, {})["post"] = {
+            "operationId": name, "summary": summary, "description": "Scope: `read`.",
+            "parameters": path_parameters(path), "requestBody": {"required": True, "content": content},
+            "responses": answers(documents.Done),
+        }  # fmt: skip
+    return found
 
 
 def write_operation(action: Action) -> dict[str, Any]:

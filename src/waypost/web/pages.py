@@ -15,6 +15,7 @@ from starlette.responses import RedirectResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from waypost.errors import WaypostError
 from waypost.web import action_pages, documents, forms, reading, search
 from waypost.web.access import CSRF_FIELD, SESSION_COOKIE, SESSION_SECONDS, Caller, address_of
 from waypost.web.actions import ACTIONS, Action
@@ -24,6 +25,7 @@ from waypost.web.chart_views import CHART_MINUTES, draw_charts, show_charts
 from waypost.web.charts import timeline_bars
 from waypost.web.figures import RECENT_MINUTES
 from waypost.web.problems import Problem
+from waypost.web.saved_filters import filters, save_from_page
 from waypost.web.schedule_views import show_form
 from waypost.web.service import Service, as_problems, check_name, convert, read_body
 from waypost.web.sparklines import make_sparkline
@@ -69,6 +71,19 @@ class Visit:
         sent = {name: value for name, value in self.request.query_params.items() if value}
         known = {name: sent[name] for name in kind.__struct_fields__ if name in sent}
         return convert(known | given, kind, strict=False)
+
+    @property
+    def address(self) -> str:
+        """This page with its filters, as a path."""
+        here = URL(scope=self.request.scope)
+        return here.path + (f"?{here.query}" if here.query else "")
+
+    async def saved_filters(self) -> list[documents.SavedFilter]:
+        """The views that this user has saved; none while the store is away."""
+        try:
+            return (await filters(self.here, self.caller.user.name)).filters
+        except (Problem, WaypostError):
+            return []
 
     def url(self, *parts: str, **query: str | None) -> str:
         """A URL of this app, wherever it is mounted; of the store of this page if it begins with a dot."""
@@ -158,7 +173,8 @@ async def show_queue(visit: Visit) -> Response:
         "waiting": detail.queue.waiting, "dead": detail.queue.dead, "done": detail.settings.completed,
     }  # fmt: skip
     return visit.draw(
-        "queue.html", title=queue, detail=detail, listed=listed, query=query, counts=counts,
+        "queue.html", saved=await visit.saved_filters(),
+        title=queue, detail=detail, listed=listed, query=query, counts=counts,
         chart_minutes=CHART_MINUTES, minutes=str(length),
         states=[state for state in LISTED_STATES if state != "done" or counts["done"]],
         charts=[row[0] for row in draw_charts([detail.history], length)],
@@ -413,6 +429,7 @@ def routes(service: Service) -> list[Route | Mount]:
         (f"{store}/workers", show_workers, "GET"),
         (f"{store}/workers/{{name:path}}", show_worker, "GET"),
         (f"{store}/charts", show_charts, "GET"),
+        (f"{store}/filters", save_from_page, "POST"),
         (f"{store}/search", show_search, "GET"),
         (f"{store}/actions", action_pages.show_actions, "GET"),
         (queue, show_queue, "GET"),

@@ -70,4 +70,5 @@ async def show_timers(visit: Visit) -> Response:
     query = visit.query(documents.TimersQuery)
     listed = await reading.timers(visit.here)
     soonest = await next_timers(visit.here, query)
-    return visit.draw("timers.html", title="Timers", listed=listed, soonest=soonest, query=query)
+    saved = await visit.saved_filters()
+    return visit.draw("timers.html", title="Timers", listed=listed, soonest=soonest, query=query, saved=saved)
