@@ -121,7 +121,7 @@ def test_dead_letters_are_purged_by_each_filter(post: Any) -> None:
 
 
 @pytest.mark.promise("DEAD-2")
-def test_a_bulk_action_goes_over_many_steps_and_leaves_what_dies_later(post: Any, monkeypatch: Any) -> None:
+def test_a_bulk_action_goes_over_many_steps_and_skips_what_dies_later(post: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(bulk, "STEP_LETTERS", 3)
     keyed = bury(post, 1, key="k")
     bury(post, 7)
@@ -230,7 +230,7 @@ def test_two_clients_do_not_work_on_one_action_at_once(place: Place, monkeypatch
 
 
 @pytest.mark.promise("DEAD-2")
-def test_a_client_that_was_taken_for_dead_changes_nothing(sync_place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_was_believed_dead_changes_nothing(sync_place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was frozen between planning a step and running it; another client has finished meanwhile."""
     monkeypatch.setattr(bulk, "STEP_LETTERS", 2)
     monkeypatch.setattr(bulk, "LEASE_MS", 1)
