@@ -411,7 +411,7 @@ class LoggedAction(Struct, frozen=True):
     """One entry of the log of actions: who did what, through what, and what became of it."""
 
     user: str
-    #: What it was done through: web, command line.
+    #: What it was done through, such as web.
     via: str
     action: str
     queue: str | None

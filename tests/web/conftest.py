@@ -29,10 +29,13 @@ class Site:
         self.runner = runner
         self.post = Waypost(url, namespace=namespace)
         self.served = AsyncWaypost(url, namespace=namespace, retry_budget=0.2)
+        self.apps: list[Any] = []
 
     def client(self, **options: Any) -> Client:
         """A client of an app with these options."""
-        return Client(create_app(self.served, **options), self.runner)
+        app = create_app(self.served, **options)
+        self.apps.append(app)
+        return Client(app, self.runner)
 
     def bury(self, queue: str, *bodies: object, reason: str = "rejected", error: str | None = None) -> list[str]:
         """Make dead letters; their ids."""
@@ -44,6 +47,9 @@ class Site:
         return ids
 
     def close(self) -> None:
+        for app in self.apps:
+            # What a server does in the background ends before its client is closed.
+            self.runner.run(app.state.bulk.close())
         self.runner.run(self.served.close())
         self.post.close()
 

@@ -410,6 +410,10 @@ REQUESTS: dict[str, Any] = {
     "remove": documents.RemoveRequest(confirm="orders"),
     "stop_worker": documents.WorkerReference(name="a b"),
     "quiet_worker": documents.WorkerReference(name="a b"),
+    "bulk_redrive": documents.BulkRedrive(error="no such customer", type_name="shop.Order", rate="50/s"),
+    "bulk_purge": documents.BulkPurge(confirm="orders", died_before=datetime(2026, 1, 1, tzinfo=UTC)),
+    "change_bulk": documents.BulkChange(id="1m7fra5gs06ap4cfk9b5jsq9", change="pause"),
+    "edit_dead": documents.EditRequest(id="1m7fra5gs06ap4cfk9b5jsq9", body={"a": 1}),
     "save_schedule": documents.ScheduleSave(name="rollup", queue="reports", cron="0 9 * * *"),
 }
 

@@ -187,18 +187,6 @@ def form_values(text: str) -> dict[str, str]:
     return values
 
 
-def test_a_group_of_dead_letters_is_redriven(shop: Site) -> None:
-    shop.bury("orders", 3, reason="rejected", error="another error")
-    client = shop.client()
-    page = client.get("/s/main/queues/orders/dead").text
-    link = next(one for one in Markup(page).values("href") if "do/redrive" in one and "another" in one)
-    confirm = client.get(link)
-    assert "1 dead letter of" in confirm.text
-    done = client.form(link.partition("?")[0], form_values(confirm.text))
-    assert done.status == 303
-    assert shop.post.ledger("orders").dead_kept == 2
-
-
 def test_a_form_sent_twice_runs_once(shop: Site) -> None:
     client = shop.client()
     confirm = client.get("/s/main/do/trigger_schedule?queue=reports&key=rollup")

@@ -8,13 +8,16 @@ from starlette.responses import Response
 
 from waypost.policy import ACTIONS_MAX
 from waypost.views import LoggedAction
-from waypost.web import documents
+from waypost.web import bulk, documents
 from waypost.web.actions import ACTIONS
 from waypost.web.forms import to_text
 from waypost.web.reading import Place, answered
 
 if TYPE_CHECKING:
     from waypost.web.pages import Visit
+
+#: Bulk actions on the page; `waypost bulk list` and the API have all.
+BULK_SHOWN = 10
 
 
 async def logged_actions(place: Place, query: documents.ActionsQuery) -> documents.Actions:
@@ -37,9 +40,14 @@ def action_document(entry: LoggedAction) -> documents.Action:
 
 async def show_actions(visit: Visit) -> Response:
     """Who did what."""
-    listed = await logged_actions(visit.here, visit.query(documents.ActionsQuery))
+    query = visit.query(documents.ActionsQuery)
+    listed = await logged_actions(visit.here, query)
+    visit.here.bulk.start()
+    many = []
+    if query.cursor is None:
+        many = (await bulk.bulk_actions(visit.here, documents.ActionsQuery(limit=BULK_SHOWN))).bulk_actions
     return visit.draw(
-        "actions.html", title="Actions", listed=listed, kept=ACTIONS_MAX, undo_fields=undo_fields,
+        "actions.html", title="Actions", listed=listed, many=many, kept=ACTIONS_MAX, undo_fields=undo_fields,
         undo_url=lambda one: undo_url(visit, one),
         scopes={action.name: action.scope for action in ACTIONS.values()},
     )  # fmt: skip

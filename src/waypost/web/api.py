@@ -13,7 +13,9 @@ from starlette.routing import Route
 
 from waypost.web import (
     action_pages,
+    bulk,
     chart_views,
+    dead_letters,
     documents,
     exports,
     reading,
@@ -121,6 +123,9 @@ READS: tuple[Read, ...] = (
          documents.MessageDetail, get_message),
     Read("dead_groups", f"{QUEUE}/dead", "Dead letters grouped by reason and error; says how many were read.",
          documents.DeadGroups, lambda call: reading.dead_groups(call.place, call.queue)),
+    Read("dead_count", f"{QUEUE}/dead/count", "How many dead letters a filter means; says how many were read.",
+         documents.DeadCount, lambda call: dead_letters.count_letters(call.place, call.queue, call.query),
+         documents.DeadQuery),
     Read("search", f"{STORE}/search", "Find messages: by id, key or chain, or one queue by something else.",
          documents.SearchAnswer, lambda call: search.search(call.place, call.query, bodies=call.bodies),
          documents.SearchQuery),
@@ -140,6 +145,10 @@ READS: tuple[Read, ...] = (
          documents.Workers, lambda call: reading.workers(call.place)),
     Read("actions", f"{STORE}/actions", "The log of actions: who did what, what became of it, how it is undone.",
          documents.Actions, lambda call: action_pages.logged_actions(call.place, call.query), documents.ActionsQuery),
+    Read("bulk_actions", f"{STORE}/bulk", "Bulk actions, the newest first, and how far each is.",
+         documents.BulkActions, lambda call: bulk.bulk_actions(call.place, call.query), documents.ActionsQuery),
+    Read("bulk_action", f"{STORE}/bulk/{{id}}", "A bulk action, and how far it is.",
+         documents.BulkAction, lambda call: bulk.bulk_action(call.place, call.request.path_params["id"])),
     Read("timers", f"{STORE}/timers", "Queues that have timers, the soonest first.",
          documents.Timers, lambda call: reading.timers(call.place)),
 )  # fmt: skip

@@ -17,6 +17,7 @@ from waypost.checks import show
 from waypost.errors import ConfigurationError
 from waypost.web import api, pages
 from waypost.web.access import Access, Auth, Token
+from waypost.web.bulk import BulkRunner
 from waypost.web.guard import LOOPBACK_HOSTS, Guard, parse_networks
 from waypost.web.lake import check_lake
 from waypost.web.problems import PROBLEM_TYPE, Problem
@@ -76,21 +77,25 @@ def create_app(
     parse_networks(trusted_proxies)
     hidden = tuple(hide_bodies)
     lakes = lakes_of(lake, named)
-    places, own = {}, list[AsyncWaypost]()
+    places, own, runner = {}, list[AsyncWaypost](), BulkRunner()
     for name, store in named.items():
         post = AsyncWaypost(store, retry_budget=RETRY_BUDGET_SECONDS) if isinstance(store, str) else store
         if not isinstance(post, AsyncWaypost):
             raise ConfigurationError(f"a store is a URL or an AsyncWaypost, not {show(post)}")
         if isinstance(store, str):
             own.append(post)
-        places[name] = Place(name, post, StoreWatch(post), hidden, lakes.get(name))
+        places[name] = Place(name, post, StoreWatch(post), hidden, lakes.get(name), runner)
+        runner.serve(places[name])
     # A read-only server writes nothing, so no other server has to know its CSRF tokens.
     sharing = Sharing([] if read_only and not given and not tokens else [place.post for place in places.values()])
     service = Service(places, Access([*given, *tokens], auth, sharing=sharing), read_only=read_only)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        if not read_only:
+            runner.start(forever=True)
         yield
+        await runner.close()
         for place in places.values():
             await place.watch.close()
         for post in own:
@@ -102,7 +107,7 @@ def create_app(
         exception_handlers={HTTPException: answer_http_error},
         lifespan=lifespan,
     )
-    app.state.service = service
+    app.state.service, app.state.bulk = service, runner
     return app
 
 

@@ -413,6 +413,16 @@ class DeadGroup(Answer, frozen=True, kw_only=True):
     first_at: datetime | None
     last_at: datetime | None
     samples: list[str]
+    #: How many died in each twenty-fourth of the time from `first_at` to `last_at` of all groups.
+    over_time: list[int]
+
+
+class DeadCount(Answer, frozen=True, kw_only=True):
+    """How many dead letters a filter means: `count` of the `searched` that were read, of `total`."""
+
+    count: int
+    searched: int
+    total: int
 
 
 class DeadGroups(Answer, frozen=True, kw_only=True):
@@ -595,7 +605,7 @@ class Action(Answer, frozen=True, kw_only=True):
     id: str
     at: datetime
     user: str
-    #: What it was done through: web, command line.
+    #: What it was done through, such as web.
     via: str
     origin: str
     action: str
@@ -611,6 +621,40 @@ class Actions(Answer, frozen=True, kw_only=True):
     """A page of the log of actions, the newest first."""
 
     actions: list[Action]
+    next: str | None
+
+
+class BulkAction(Answer, frozen=True, kw_only=True):
+    """A redrive or purge of many dead letters, which goes on when the page or the server ends."""
+
+    id: str
+    #: redrive or purge.
+    verb: str
+    queue: str
+    filters: dict[str, Any]
+    rate: str | None
+    user: str
+    via: str
+    #: running, pausing, paused, cancelling, cancelled, done or failed.
+    state: str
+    #: Dead letters of the queue when it began; those moved or removed; those left because their key is in use.
+    total: int
+    done: int
+    left: int
+    #: Letters of which a server that ended has left no count.
+    unknown: int
+    started_at: datetime
+    ended_at: datetime | None
+    error: str | None
+    #: Whether a server works on it now.
+    carried: bool
+    text: str
+
+
+class BulkActions(Answer, frozen=True, kw_only=True):
+    """A page of bulk actions, the newest first."""
+
+    bulk_actions: list[BulkAction]
     next: str | None
 
 
@@ -649,6 +693,19 @@ class MessagesQuery(Request, frozen=True, kw_only=True):
     reason: Annotated[Text, Meta(description="Of dead letters.")] | None = None
     limit: Limit = PAGE_LIMIT
     cursor: Cursor | None = None
+
+
+class DeadQuery(Request, frozen=True, kw_only=True):
+    """Which dead letters to count; all that is given must fit."""
+
+    reason: Text | None = None
+    error_type: Text | None = None
+    error: Annotated[str, Meta(max_length=512)] | None = None
+    group: Text | None = None
+    key_prefix: Text | None = None
+    type_name: Text | None = None
+    died_before: datetime | None = None
+    died_after: datetime | None = None
 
 
 class SearchQuery(Request, frozen=True, kw_only=True):
@@ -744,6 +801,48 @@ class PurgeRequest(Request, frozen=True, kw_only=True):
     confirm: str
 
 
+class DeadFilter(Request, frozen=True, kw_only=True):
+    """Which dead letters; all that is given must fit. Letters that die after the start are not meant."""
+
+    reason: Text | None = None
+    error_type: Text | None = None
+    error: Annotated[str, Meta(max_length=512, description="The line of the error that says most.")] | None = None
+    group: Text | None = None
+    key_prefix: Text | None = None
+    type_name: Text | None = None
+    died_before: datetime | None = None
+    died_after: datetime | None = None
+    by: Annotated[str, Meta(max_length=128, description="Set by the server.")] = ""
+
+
+class BulkRedrive(DeadFilter, frozen=True, kw_only=True):
+    """Which dead letters to send again in the background, and how fast."""
+
+    rate: Annotated[str, Meta(max_length=32, description='At most this fast: "100/s".')] | None = None
+
+
+class BulkPurge(DeadFilter, frozen=True, kw_only=True):
+    """Which dead letters to remove for good. `confirm` is the name of the queue, to be sure."""
+
+    confirm: str
+
+
+class BulkChange(Request, frozen=True, kw_only=True):
+    """A bulk action, and what to do with it. What is done stays done."""
+
+    id: MessageId
+    change: Literal["pause", "resume", "cancel"]
+
+
+class EditRequest(Request, frozen=True, kw_only=True):
+    """A dead letter, and the message that takes its place. Without `headers` those of the letter stay."""
+
+    id: MessageId
+    body: Any = None
+    keep_body: bool = False
+    headers: dict[str, str] | None = None
+
+
 class CancelRequest(Request, frozen=True, kw_only=True):
     """The message to cancel: its id, or its key."""
 
@@ -835,6 +934,19 @@ class RedriveDone(Done, frozen=True, kw_only=True):
     duplicates: int
     #: More match: call again.
     more: bool
+
+
+class BulkDone(Done, frozen=True, kw_only=True):
+    """The bulk action."""
+
+    bulk: str
+    bulk_action: BulkAction
+
+
+class EditDone(Done, frozen=True, kw_only=True):
+    """The message that took the place of a dead letter."""
+
+    id: str
 
 
 class PurgeDone(Done, frozen=True, kw_only=True):

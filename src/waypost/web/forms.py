@@ -9,12 +9,10 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from waypost.web import documents, reading
+from waypost.web import documents
 from waypost.web.actions import Action
 from waypost.web.problems import Problem
 
-#: The ids that one form may carry.
-IDS_MAX = 1_000
 #: What each setting does, for the form, and its kind: a number, a choice, or text; `?` where it may be empty.
 SETTING_TEXTS: dict[str, tuple[str, str]] = {
     "lease": ("number?", "Seconds that a worker holds a message before it must renew. Empty: at most once."),
@@ -140,7 +138,9 @@ def fields_of(action: Action, given: Mapping[str, str], detail: documents.QueueD
     match action.name:
         case "purge" | "remove":
             visible = [Field("confirm", "text", "", "Type the name of the queue", "This cannot be undone.", (), True)]
-        case "redrive":
+        case "bulk_purge":
+            visible = [Field("confirm", "text", "", "Type the name of the queue", "This cannot be undone.", (), True)]
+        case "redrive" | "bulk_redrive":
             visible = [Field("rate", "text", "", "Rate", "At most this fast, as in 50/s. Empty: at once.")]
         case "reschedule":
             visible = [Field("delay", "number", "0", "Seconds from now", "0 makes it due now.", (), True)]
@@ -169,20 +169,6 @@ def schedule_fields() -> list[Field]:
         Field("group", "text", "", "Group", "Of its messages."),
         Field("body", "area", "null", "Body", "JSON, the body of its messages."),
     ]  # fmt: skip
-
-
-async def ids_of_group(place: reading.Place, queue: str, query: Mapping[str, str]) -> list[str]:
-    """The dead letters of one group, as many as a form carries."""
-    wanted = (query.get("reason", ""), query.get("error_type") or None, query.get("error") or None)
-    found: list[str] = []
-    async for key, letter in reading.grouped_letters(place, queue):
-        if key == wanted:
-            found.append(letter.id)
-            if len(found) == IDS_MAX:
-                break
-    if not found:
-        raise Problem(404, "no-such-letters", "these dead letters are not there any more")
-    return found
 
 
 def safe_return(target: str, root_path: str) -> str:

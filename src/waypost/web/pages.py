@@ -16,7 +16,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from waypost.errors import WaypostError
-from waypost.web import action_pages, documents, forms, reading, search
+from waypost.web import action_pages, dead_letters, documents, forms, reading, search
 from waypost.web.access import CSRF_FIELD, SESSION_COOKIE, SESSION_SECONDS, Caller, address_of
 from waypost.web.actions import ACTIONS, Action
 from waypost.web.api import cookie_path, set_visit, store_summary
@@ -192,6 +192,7 @@ async def show_message(visit: Visit) -> Response:
 
 async def show_dead(visit: Visit) -> Response:
     """Dead letters by reason and error."""
+    visit.here.bulk.start()
     groups = await reading.dead_groups(visit.here, visit.queue)
     return visit.draw("dead.html", title=f"Dead letters of {visit.queue}", groups=groups)
 
@@ -250,23 +251,36 @@ async def show_action(visit: Visit) -> Response:
         assert detail is not None
         fields = forms.setting_fields(detail)
         return visit.draw("settings.html", title=f"Settings of {queue}", detail=detail, fields=fields)
-    if action.name == "redrive" and "error" in visit.request.query_params:
-        given = {"ids": ",".join(await forms.ids_of_group(visit.here, queue, visit.request.query_params))}
-    return draw_confirm(visit, action, queue, given, detail)
+    if action.name == "edit_dead":
+        edited = await dead_letters.edit_fields(visit.here, queue, given.get("id", ""), bodies=visit.bodies)
+        return draw_confirm(visit, action, queue, given, detail, fields=edited)
+    meant = None
+    if action.name in ("bulk_redrive", "bulk_purge"):
+        wanted = convert(forms.to_document(action, given), documents.DeadQuery)
+        meant = await dead_letters.count_letters(visit.here, queue, wanted)
+    return draw_confirm(visit, action, queue, given, detail, meant=meant)
 
 
 def draw_confirm(
-    visit: Visit, action: Action, queue: str, given: Mapping[str, str], detail: documents.QueueDetail | None
+    visit: Visit,
+    action: Action,
+    queue: str,
+    given: Mapping[str, str],
+    detail: documents.QueueDetail | None,
+    *,
+    fields: list[forms.Field] | None = None,
+    meant: documents.DeadCount | None = None,
 ) -> Response:
     """The page that asks before a write."""
-    fields = forms.fields_of(action, given, detail)
+    assumed = {"confirm": queue} if action.name == "bulk_purge" else {}
     try:
-        shortcuts = action.forms(queue, convert(forms.to_document(action, given), action.request))
+        shortcuts = action.forms(queue, convert(forms.to_document(action, {**given, **assumed}), action.request))
     except Problem:
         shortcuts = None
     return visit.draw(
-        "confirm.html", title=action.summary, action=action, queue=queue, fields=fields, shortcuts=shortcuts,
-        detail=detail, given=given, changes=[], section=section_of(action),
+        "confirm.html", title=action.summary, action=action, queue=queue, shortcuts=shortcuts, detail=detail,
+        fields=forms.fields_of(action, given, detail) if fields is None else fields, given=given, changes=[],
+        meant=meant, section=section_of(action),
     )  # fmt: skip
 
 
@@ -295,11 +309,15 @@ async def run_action(visit: Visit) -> Response:
     done = await visit.service.act(action, visit.request, caller, visit.here, queue, content)
     text = done.text[:1].upper() + done.text[1:] + "."
     after = visit.url(".") if action.name == "remove" else target
+    if not after and getattr(done, "bulk", None):
+        after = visit.url(".", "actions")
     return visit.go(after or (visit.url(".", "queues", queue) if queue else visit.url(".", section_of(action))), text)
 
 
 def section_of(action: Action) -> str:
     """The page that a write without a queue belongs to."""
+    if action.name == "change_bulk":
+        return "actions"
     return "workers" if action.name.endswith("_worker") else "schedules"
 
 
@@ -315,7 +333,7 @@ async def preview_settings(visit: Visit, action: Action, queue: str, sent: dict[
     return visit.draw(
         "confirm.html", title=f"Change the settings of {queue}", action=action, queue=queue, fields=fields,
         shortcuts=action.forms(queue, document), detail=detail, given={}, changes=getattr(planned, "changes", []),
-        section="",
+        section="", meant=None,
     )  # fmt: skip
 
 

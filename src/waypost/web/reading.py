@@ -8,6 +8,7 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
+from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -17,7 +18,7 @@ from msgspec import Struct, structs
 from waypost import AsyncWaypost, CatchUp, StoredMessage
 from waypost import Schedule as ClientSchedule
 from waypost.errors import InvalidInput, Undecodable
-from waypost.formatting import format_count
+from waypost.formatting import error_line, format_count
 from waypost.identity import is_message_id
 from waypost.values import MessageState, chain_id, split_chain_id
 from waypost.web import alerts, documents, lake
@@ -41,6 +42,8 @@ BODY_BYTES_MAX = 64 * 1024
 GROUPED_MAX, GROUPED_SECONDS = 2_000, 1.0
 GROUPED_PAGE = 200
 SAMPLES = 3
+#: The parts into which the time of the letters that were read is divided.
+SPANS = 24
 STATES: tuple[MessageState, ...] = ("ready", "leased", "delayed", "waiting", "dead", "done")
 
 
@@ -54,6 +57,8 @@ class Place(Struct, frozen=True):
     hidden_bodies: tuple[str, ...] = ()
     #: Where its lake is, if it has one.
     lake: str | None = None
+    #: What carries on its bulk actions (`bulk.BulkRunner`).
+    bulk: Any = None
 
     async def may_show_bodies(self, queue: str, *, allowed: bool) -> bool:
         """Whether bodies of a queue may be shown to a user with or without the scope for it.
@@ -403,7 +408,7 @@ async def grouped_letters(place: Place, queue: str) -> AsyncIterator[tuple[Group
         async with answered():
             page = await place.post.page(queue, "dead", cursor=cursor, limit=GROUPED_PAGE)
         for letter in page.messages:
-            yield (letter.reason or "", letter.error_type, first_line(letter.error)), letter
+            yield (letter.reason or "", letter.error_type, error_line(letter.error)), letter
         searched += len(page.messages)
         cursor = page.cursor
         if cursor is None:
@@ -414,39 +419,50 @@ async def dead_groups(place: Place, queue: str) -> documents.DeadGroups:
     """The dead letters of a queue by reason and error, oldest first, as many as can be read in bounded time."""
     figures = await known_queue(place, queue)
     groups: dict[GroupKey, list[StoredMessage[Any]]] = {}
-    counts: dict[GroupKey, int] = {}
+    times: dict[GroupKey, list[datetime]] = {}
     async for key, letter in grouped_letters(place, queue):
-        counts[key] = counts.get(key, 0) + 1
+        times.setdefault(key, []).append(letter.ended_at or letter.published_at)
         # The first ones are samples, the last one tells when it last happened.
         groups.setdefault(key, [])[SAMPLES:] = [letter]
-    searched = sum(counts.values())
-    found = [dead_group(key, counts[key], letters) for key, letters in groups.items()]
+    searched = sum(map(len, times.values()))
+    every = [at for one in times.values() for at in one]
+    first, last = min(every, default=None), max(every, default=None)
+    found = [
+        dead_group(key, letters, times[key], counts_over_time(times[key], first, last))
+        for key, letters in groups.items()
+    ]
     found.sort(key=lambda group: -group.count)
     return documents.DeadGroups(
         queue=queue, groups=found, searched=searched, total=max(searched, figures.ledger.dead_kept)
     )
 
 
-def dead_group(key: GroupKey, count: int, letters: Sequence[StoredMessage[Any]]) -> documents.DeadGroup:
+def dead_group(
+    key: GroupKey, letters: Sequence[StoredMessage[Any]], times: Sequence[datetime], over_time: list[int]
+) -> documents.DeadGroup:
     """One group, from its first letters and its last."""
     reason, error_type, error = key
     return documents.DeadGroup(
         reason=reason,
         error_type=error_type,
         error=error,
-        count=count,
+        count=len(times),
+        over_time=over_time,
         first_at=letters[0].ended_at,
         last_at=letters[-1].ended_at,
         samples=[letter.id for letter in letters[:SAMPLES]],
     )
 
 
-def first_line(error: str | None) -> str | None:
-    """The line of an error that says most: the last one of a traceback, otherwise the first."""
-    lines = [line for line in (error or "").splitlines() if line.strip()]
-    if not lines:
-        return None
-    return (lines[-1] if lines[0].startswith("Traceback") else lines[0]).strip()[:300]
+def counts_over_time(times: Sequence[datetime], first: datetime | None, last: datetime | None) -> list[int]:
+    """How many letters died in each part of a time."""
+    counts = [0] * SPANS
+    if first is None or last is None:
+        return counts
+    length = max(last - first, timedelta(seconds=1)) / SPANS
+    for at in times:
+        counts[min(SPANS - 1, int((at - first) / length))] += 1
+    return counts
 
 
 async def timers(place: Place) -> documents.Timers:

@@ -80,6 +80,8 @@ class Service:
             check_name(target)
         key = request.headers.get("idempotency-key") or getattr(request.state, "idempotency_key", None)
         sent = msgspec.json.encode(content)
+        if hasattr(content, "by"):
+            content = msgspec.structs.replace(content, by=caller.user.name)
 
         async def run() -> Done:
             done, outcome = None, "failed"

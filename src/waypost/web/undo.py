@@ -50,6 +50,12 @@ UNDO: dict[str, Undo] = {
     "resume_schedule": another("pause_schedule", "Pause the schedule."),
     "trigger_schedule": undo_trigger,
     "redrive": lambda request, done: REDRIVEN,
+    "bulk_redrive": lambda request, done: ActionUndo("Cancel the rest of it while it runs. " + REDRIVEN.text),
+    "bulk_purge": lambda request, done: ActionUndo("Cancel the rest of it while it runs; what is removed is gone."),
+    "edit_dead": lambda request, done: ActionUndo("Cancel the new message, if no worker has claimed it yet."),
+    "change_bulk": lambda request, done: ActionUndo(
+        "Resume it if it was paused; a cancelled one must be started anew."
+    ),
     "save_schedule": lambda request, done: ActionUndo("Save it with its rule before, or remove it if it is new."),
     "remove_schedule": lambda request, done: ActionUndo("Save the schedule again; its counts of fires start anew."),
     "reschedule": lambda request, done: ActionUndo("Move the timer to its time before, while it is not due."),

@@ -1,0 +1,239 @@
+"""Bulk actions of the web server: started and changed by requests, carried on in the background, one server at a time.
+
+The server of a started app looks for unfinished bulk actions every few seconds. A mounted app is not notified when its
+server starts: there it begins when a page of dead letters or actions is read or a bulk action is started, and ends some
+time after the last of these.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from waypost.errors import WaypostError
+from waypost.views import BulkAction
+from waypost.web import documents
+from waypost.web.actions import ACTIONS, Action, Forms, call, check_confirmed, command
+from waypost.web.problems import Problem
+from waypost.web.reading import Place, answered
+
+log = logging.getLogger("waypost.web")
+
+#: How often a server looks for bulk actions that no other one carries on.
+POLL_SECONDS = 3.0
+#: One turn of an action, so that several get their turns.
+TURN_SECONDS = 1.0
+#: Without a lifespan: how long after the last request it goes on looking, if nothing is left to do.
+IDLE_SECONDS = 120.0
+#: Unfinished actions are among the newest: so many are looked through.
+LISTED = 50
+
+FILTER_FIELDS = (
+    "reason", "error_type", "error", "group", "key_prefix", "type_name", "died_before", "died_after",
+)  # fmt: skip
+
+
+class BulkRunner:
+    """Carries on the bulk actions of the stores of one server."""
+
+    def __init__(self) -> None:
+        self._places: list[Place] = []
+        self._task: asyncio.Task[None] | None = None
+        self._wanted_until = 0.0
+        self._wake = asyncio.Event()
+
+    def serve(self, place: Place) -> None:
+        """Carry on the bulk actions of this store too."""
+        self._places.append(place)
+
+    def start(self, *, forever: bool = False) -> None:
+        """Begin to look for bulk actions, in the event loop that runs; go on for some time."""
+        self._wanted_until = float("inf") if forever else max(self._wanted_until, time.monotonic() + IDLE_SECONDS)
+        loop = asyncio.get_running_loop()
+        if self._task is None or self._task.done() or self._task.get_loop() is not loop:
+            self._wake = asyncio.Event()
+            self._task = loop.create_task(self._run())
+
+    def notify(self) -> None:
+        """Look at once: a bulk action was started or resumed."""
+        self.start()
+        self._wake.set()
+
+    async def close(self) -> None:
+        """End it; what is unfinished is carried on by another server."""
+        task, self._task = self._task, None
+        if task is not None and task.get_loop() is asyncio.get_running_loop():
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def _run(self) -> None:
+        while True:
+            worked = False
+            for place in self._places:
+                try:
+                    worked = await self._turn(place) or worked
+                except WaypostError as error:
+                    log.debug("bulk actions of store %s cannot be carried on now: %s", place.name, error)
+                except Exception:
+                    log.exception("a bulk action failed", extra={"event": "web_bulk_failed"})
+            if not worked and time.monotonic() > self._wanted_until:
+                return
+            if not worked:
+                await self._pause()
+
+    async def _pause(self) -> None:
+        try:
+            async with asyncio.timeout(POLL_SECONDS):
+                await self._wake.wait()
+        except TimeoutError:
+            pass
+        self._wake.clear()
+
+    async def _turn(self, place: Place) -> bool:
+        """Give each unfinished action of a store its turn; whether one of them moved."""
+        found = await place.post.bulk_actions(limit=LISTED)
+        worked = False
+        for action in reversed(found.actions):
+            if action.state not in ("running", "pausing", "cancelling"):
+                continue
+            after = await place.post.run_bulk(action.id, seconds=TURN_SECONDS)
+            if (after.done, after.state) != (action.done, action.state):
+                worked = True
+                await place.watch.changed(action.queue)
+        return worked
+
+
+# ---- documents -------------------------------------------------------------------------------------------------
+
+
+def bulk_document(action: BulkAction) -> documents.BulkAction:
+    """A bulk action as the API shows it."""
+    fields = {name: getattr(action, name) for name in documents.BulkAction.__struct_fields__ if name != "text"}
+    return documents.BulkAction(**fields, text=progress_text(action))
+
+
+def progress_text(action: BulkAction) -> str:
+    """How far a bulk action is, in a sentence."""
+    verb = {"redrive": "sent again", "purge": "removed"}[action.verb]
+    text = f"{action.done:,} {verb}"
+    if action.left:
+        text += f", {action.left:,} stay dead because their key is in use"
+    if action.unknown:
+        text += f", up to {action.unknown:,} more of which a server that ended has left no count"
+    if action.state in ("running", "pausing", "cancelling") and not action.carried and action.rate is None:
+        text += "; no server works on it right now"
+    return text + (f"; {action.error}" if action.error else "")
+
+
+async def bulk_actions(place: Place, query: documents.ActionsQuery) -> documents.BulkActions:
+    """A page of bulk actions."""
+    async with answered():
+        page = await place.post.bulk_actions(cursor=query.cursor, limit=query.limit)
+    return documents.BulkActions(bulk_actions=[bulk_document(one) for one in page.actions], next=page.cursor)
+
+
+async def bulk_action(place: Place, id: str) -> documents.BulkAction:
+    """One bulk action."""
+    async with answered():
+        return bulk_document(await place.post.bulk_action(id))
+
+
+# ---- writes ----------------------------------------------------------------------------------------------------
+
+
+async def bulk_redrive(place: Place, queue: str, request: documents.BulkRedrive) -> documents.BulkDone:
+    """Save a redrive; the servers of this store carry it on."""
+    started = await place.post.start_bulk(
+        queue, "redrive", rate=request.rate, user=request.by or None, via="web", **filters_of(request)
+    )  # fmt: skip
+    return begun(place, started, "sending dead letters again")
+
+
+async def bulk_purge(place: Place, queue: str, request: documents.BulkPurge) -> documents.BulkDone:
+    """Save a purge; the servers of this store carry it on."""
+    check_confirmed(queue, request.confirm)
+    started = await place.post.start_bulk(queue, "purge", user=request.by or None, via="web", **filters_of(request))
+    return begun(place, started, "removing dead letters")
+
+
+def filters_of(request: documents.DeadFilter) -> Any:
+    """The filters that a request names."""
+    filters = {name: getattr(request, name) for name in FILTER_FIELDS if getattr(request, name) is not None}
+    for name in ("died_before", "died_after"):
+        if name in filters and filters[name].tzinfo is None:
+            raise Problem(422, "invalid-time", f"{name} needs a time zone, as in 2026-03-06T09:00:00Z")
+    return filters
+
+
+def begun(place: Place, started: BulkAction, what: str) -> documents.BulkDone:
+    """The answer to the start of a bulk action."""
+    place.bulk.notify()
+    text = f"{what} has begun, and goes on when this page is closed"
+    return documents.BulkDone(changed=True, text=text, bulk=started.id, bulk_action=bulk_document(started))
+
+
+async def change_bulk(place: Place, queue: str, request: documents.BulkChange) -> documents.BulkDone:
+    """Pause, resume or cancel a bulk action."""
+    changed = await place.post.change_bulk(request.id, request.change)
+    place.bulk.notify()
+    text = f"the bulk action is {changed.state}: {progress_text(changed)}"
+    return documents.BulkDone(changed=True, text=text, bulk=changed.id, bulk_action=bulk_document(changed))
+
+
+async def edit_dead(place: Place, queue: str, request: documents.EditRequest) -> documents.EditDone:
+    """Send a dead letter again with another body or other headers."""
+    given: dict[str, Any] = {} if request.keep_body else {"body": request.body}
+    published = await place.post.replace_dead(queue, request.id, headers=request.headers, **given)
+    if published is None:
+        raise Problem(404, "unknown-letter", f"{queue} has no dead letter {request.id} any more")
+    if published.status not in ("queued", "delayed"):
+        text = f"the letter stays dead: its key is in use by message {published.id}"
+        return documents.EditDone(changed=False, text=text, id=published.id)
+    return documents.EditDone(changed=True, text=f"message {published.id} takes its place", id=published.id)
+
+
+def bulk_forms(verb: str) -> Callable[[str, Any], Forms]:
+    """The start of a bulk action as a command."""
+
+    def forms(queue: str, request: documents.DeadFilter) -> Forms:
+        arguments: list[object] = []
+        options: dict[str, object] = {}
+        for name in (*FILTER_FIELDS, "rate"):
+            value = getattr(request, name, None)
+            if value is not None:
+                written = value.isoformat() if hasattr(value, "isoformat") else value
+                arguments += [f"--{name.replace('_name', '').replace('_', '-')}", written]
+                options[name] = value
+        return Forms(command("bulk", "start", queue, verb, *arguments), call("start_bulk", queue, verb, **options))
+
+    return forms
+
+
+def change_forms(queue: str, request: documents.BulkChange) -> Forms:
+    """A change of a bulk action as a command."""
+    return Forms(command("bulk", request.change, request.id), call("change_bulk", request.id, request.change))
+
+
+def edit_forms(queue: str, request: documents.EditRequest) -> Forms:
+    """An edit as a command; the body is not written out, because the log of actions must not have it."""
+    arguments = [] if request.keep_body else ["--body", "BODY"]
+    given = "" if request.keep_body else ", body"
+    return Forms(
+        command("dead", "edit", queue, request.id, *arguments), f"post.replace_dead({queue!r}, {request.id!r}{given})"
+    )  # fmt: skip
+
+
+BULK_ACTIONS: tuple[Action, ...] = (
+    Action("bulk_redrive", "POST", "/queues/{queue}/bulk/redrive", "operate", documents.BulkRedrive, documents.BulkDone,
+           "Send dead letters again, in the background.", bulk_redrive, bulk_forms("redrive")),
+    Action("bulk_purge", "POST", "/queues/{queue}/bulk/purge", "admin", documents.BulkPurge, documents.BulkDone,
+           "Remove dead letters for good, in the background.", bulk_purge, bulk_forms("purge")),
+    Action("change_bulk", "POST", "/bulk", "operate", documents.BulkChange, documents.BulkDone,
+           "Pause, resume or cancel a bulk action.", change_bulk, change_forms),
+    Action("edit_dead", "POST", "/queues/{queue}/edit", "operate", documents.EditRequest, documents.EditDone,
+           "Send a dead letter again with another body.", edit_dead, edit_forms),
+)  # fmt: skip
+ACTIONS.update({action.name: action for action in BULK_ACTIONS})

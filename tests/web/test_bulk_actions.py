@@ -1,0 +1,173 @@
+"""Bulk actions of the web page on every store: by filter, with a count first, carried on by any server."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from html import unescape
+from typing import Any
+
+import pytest
+
+from tests.waiting import until
+from tests.web.asgi import Client
+from tests.web.conftest import Site
+
+pytestmark = pytest.mark.promise("FACE-3", "DEAD-2")
+LETTERS = 240
+
+
+def carried_on(client: Client, id: str) -> dict[str, Any]:
+    """Wait until a bulk action has ended: the tasks of the app run while its requests do."""
+    found: dict[str, Any] = {}
+
+    def has_ended() -> bool:
+        client.run(pause())
+        found.update(client.api(f"/bulk/{id}"))
+        return found["state"] in ("done", "cancelled", "failed")
+
+    until(has_ended, "the end of the bulk action")
+    return found
+
+
+async def pause() -> None:
+    import asyncio
+
+    await asyncio.sleep(0.02)
+
+
+def test_a_filter_is_counted_first_and_then_redriven_in_the_background(site: Site) -> None:
+    site.bury("orders", 1, 2, 3, error="no such customer\nin detail")
+    (other,) = site.bury("orders", 4, error="timeout")
+    client = site.client()
+    (largest, _) = client.api("/queues/orders/dead")["groups"]
+    assert (largest["error"], largest["count"], sum(largest["over_time"])) == ("no such customer", 3, 3)
+    chosen = {"reason": largest["reason"], "error": largest["error"]}
+    assert client.api("/queues/orders/dead/count", **chosen) == {"count": 3, "searched": 4, "total": 4}
+    started = client.write("/queues/orders/bulk/redrive", chosen | {"rate": "1000/s", "by": "someone else"}).json()
+    assert started["bulk_action"]["user"] == "local"
+    ended = carried_on(client, started["bulk"])
+    assert (ended["state"], ended["done"], ended["filters"]) == ("done", 3, chosen)
+    assert [letter.id for letter in site.post.dead_letters("orders")] == [other]
+    (entry,) = client.api("/actions")["actions"]
+    assert entry["action"] == "bulk_redrive"
+    assert entry["command"] == (
+        "waypost bulk start orders redrive --reason rejected --error 'no such customer' --rate 1000/s"
+    )
+
+
+def test_a_purge_in_the_background_needs_the_name_and_its_scope(site: Site) -> None:
+    site.bury("orders", 1, 2)
+    client = site.client()
+    assert client.write("/queues/orders/bulk/purge", {"confirm": "other"}).problem == "not-confirmed"
+    started = client.write("/queues/orders/bulk/purge", {"confirm": "orders"}).json()
+    assert carried_on(client, started["bulk"])["text"] == "2 removed"
+    assert site.post.ledger("orders").dead_kept == 0
+
+
+def test_a_bulk_action_is_paused_resumed_and_cancelled_on_the_page_of_actions(site: Site) -> None:
+    site.bury("orders", 1, 2, 3)
+    client = site.client()
+    id = client.write("/queues/orders/bulk/redrive", {"rate": "1/h"}).json()["bulk"]
+    assert client.write("/bulk", {"id": id, "change": "pause"}).json()["changed"] is True
+    text = client.get("/s/main/actions").text
+    assert "Bulk actions" in text
+    assert 'value="resume"' in text
+    form = next(one for one in re.findall(r"<form.*?</form>", text, re.DOTALL) if 'value="cancel"' in one)
+    fields = {name: unescape(value) for name, value in re.findall(r'name="(\w+)" value="([^"]*)"', form)}
+    assert client.form("/s/main/do/change_bulk", fields).status == 303
+    assert carried_on(client, id)["state"] == "cancelled"
+    assert client.write("/bulk", {"id": id, "change": "resume"}).status == 422
+    assert "waypost bulk cancel" in client.get("/s/main/actions").text
+
+
+def test_the_pages_ask_with_the_count_and_the_same_as_a_command(site: Site) -> None:
+    site.bury("orders", 1, 2, error="<b>wrong</b>")
+    client = site.client()
+    text = client.get("/s/main/queues/orders/dead").text
+    links = [unescape(one) for one in re.findall(r'href="([^"]*/do/bulk_[^"]*error=[^"]*)"', text)]
+    assert len(links) == 2
+    for link in links:
+        asked = client.get(link)
+        assert asked.status == 200
+        assert "<b>2</b> dead letters" in asked.text
+        assert "waypost bulk start orders" in asked.text
+        assert "&lt;b&gt;wrong&lt;/b&gt;" in asked.text
+    fields = dict(re.findall(r'name="(csrf_token|once)" value="([^"]*)"', client.get(links[0]).text))
+    sent = fields | {"reason": "rejected", "error": "<b>wrong</b>", "rate": ""}
+    answer = client.form("/s/main/queues/orders/do/bulk_redrive", sent)
+    assert answer.header("location") == "/s/main/actions"
+    until(lambda: client.run(pause()) or site.post.ledger("orders").dead_kept == 0)
+
+
+def test_a_letter_is_edited_and_sent_again_once(site: Site) -> None:
+    (letter,) = site.bury("orders", {"amount": "ten"})
+    client = site.client()
+    text = client.get(f"/s/main/queues/orders/do/edit_dead?id={letter}").text
+    assert "&#34;amount&#34;: &#34;ten&#34;" in text
+    fields = dict(re.findall(r'name="(csrf_token|once)" value="([^"]*)"', text))
+    sent = fields | {"id": letter, "body": '{"amount": 10}', "headers": '{"by": "me"}'}
+    for _ in range(2):
+        assert client.form("/s/main/queues/orders/do/edit_dead", sent).status == 303
+    (stored,) = site.post.peek("orders")
+    assert stored.body == {"amount": 10}
+    assert stored.headers == {"by": "me", "waypost-edited-from": letter}
+    again = client.write("/queues/orders/edit", {"id": letter, "body": 1})
+    assert (again.status, again.problem) == (404, "unknown-letter")
+    assert "amount" not in json.dumps(client.api("/actions")), "the log of actions has a body"
+
+
+def test_only_who_may_see_a_body_edits_it_on_a_page(memory: Site) -> None:
+    (letter,) = memory.bury("orders", "secret text")
+    client = memory.client(hide_bodies=["orders"])
+    answer = client.get(f"/s/main/queues/orders/do/edit_dead?id={letter}")
+    assert answer.status == 403
+    assert "secret text" not in answer.text
+
+
+# ---- servers that end --------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def server(site: Site) -> Iterator[subprocess.Popen[str]]:
+    """A web server in a process of its own; it is killed at the end."""
+    command = [
+        sys.executable, "-m", "waypost.cli.main", "web", "--url", site.url, "--namespace", site.namespace,
+        "--port", "0", "--json",
+    ]  # fmt: skip
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline()
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.parametrize("site", ["sqlite", "valkey", "postgres"], indirect=True)
+def test_a_killed_server_is_followed_by_another_and_each_letter_is_moved_once(site: Site) -> None:
+    site.post.publish_many("orders", range(LETTERS))
+    for _ in range(LETTERS):
+        with site.post.receive("orders") as message:
+            assert message is not None
+            message.dead("rejected")
+    action = site.post.start_bulk("orders", "redrive", rate="40/s")
+    with server(site) as first:
+        until(lambda: site.post.bulk_action(action.id).done > 0, "the first step")
+        os.kill(first.pid, signal.SIGKILL)
+        first.wait()
+    killed_at = site.post.bulk_action(action.id)
+    assert not killed_at.has_ended, "it ended before its server was killed"
+    with server(site):
+        until(lambda: site.post.bulk_action(action.id).has_ended, "the end of the bulk action")
+    ended = site.post.bulk_action(action.id)
+    assert (ended.state, ended.done, ended.left, ended.unknown) == ("done", LETTERS, 0, 0)
+    ledger = site.post.ledger("orders")
+    assert (ledger.redriven, ledger.ready, ledger.dead_kept, ledger.balance) == (LETTERS, LETTERS, 0, 0)
