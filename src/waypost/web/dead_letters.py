@@ -61,7 +61,7 @@ def fits(letter: StoredMessage[Any], wanted: documents.DeadFilter | documents.De
 
 async def edit_fields(place: Place, queue: str, id: str, *, bodies: bool) -> list[Field]:
     """The form to edit a dead letter: its body and headers as JSON, if this user may see them."""
-    if not await place.shows_bodies(queue, allowed=bodies):
+    if not await place.may_show_bodies(queue, allowed=bodies):
         raise Problem(403, "missing-scope", "to edit a message you must see it: this needs the scope 'bodies', and the "
                       "queue may be hidden")  # fmt: skip
     async with answered():
