@@ -131,10 +131,10 @@ def test_every_operation_wants_its_scope(orders: Site) -> None:
     paths = [("GET", ROOT + read.path) for read in READS] + [("GET", f"{ROOT}/openapi.json")]
     writes = [(action.method, ROOT + STORE + action.path) for action in ACTIONS.values()]
     for method, path in [*paths, *writes]:
-        place = path.format(store="main", queue="orders", id="0" * 24, name="x")
+        place = path.replace(":path", "").format(store="main", queue="orders", id="0" * 24, name="x")
         assert client.send(method, place).problem == "not-signed-in", path
     for method, path in writes:
-        place = path.format(store="main", queue="orders", id="0" * 24, name="x")
+        place = path.replace(":path", "").format(store="main", queue="orders", id="0" * 24, name="x")
         assert client.send(method, place, headers=bearer(READER.secret)).problem == "missing-scope", path
 
 
