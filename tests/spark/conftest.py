@@ -86,6 +86,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
             "spark.sql.streaming.stopTimeout": "120s",  # or a stream that does not stop is waited for without end
             "spark.sql.warehouse.dir": str(folder / "warehouse"),
             "spark.sql.execution.arrow.maxRecordsPerBatch": "500",
+            # A server for Spark Connect is started in this JVM by the test that needs one, on a free port.
+            "spark.connect.grpc.binding.address": "127.0.0.1",
+            "spark.connect.grpc.binding.port": "0",
             **SETTINGS,
         },
         name="waypost tests",

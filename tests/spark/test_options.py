@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
-from waypost.errors import ConfigurationError, InvalidInput
+from waypost.errors import ConfigurationError, InvalidInput, MissingExtra
 from waypost.spark import session as sessions
 from waypost.spark.source.credentials import Place, with_password
 from waypost.spark.source.options import READ_OPTIONS, WRITE_OPTIONS, read_options, write_options
@@ -205,3 +205,11 @@ def test_temporary_files_planted_by_another_user_are_not_used(tmp_path: Path) ->
     assert made.name not in (f"waypost-java-{os.getuid()}", f"waypost-spark-{os.getuid()}")
     assert not made.exists(), "it is removed at the end"
     assert victim.read_text() == "mine"
+
+
+def test_a_session_over_spark_connect_names_the_extra_that_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "grpc", None)
+    with pytest.raises(MissingExtra, match=r'needs grpc, .*pip install "waypost\[spark-connect\]"'):
+        sessions.session("sc://127.0.0.1:1")
+    monkeypatch.undo()
+    sessions.check_connect_packages()

@@ -8,6 +8,7 @@ Nothing here is needed to use `format("waypost")`: any session of PySpark 4.3 fi
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
@@ -123,6 +124,7 @@ def session(
         raise ConfigurationError(f"log_level is one of Spark's, such as WARN or ERROR, not {log_level!r}")
     builder = SparkSession.builder.appName(name)
     if master.startswith("sc://"):
+        check_connect_packages()
         builder = builder.remote(master)
     else:
         # Executors would take whatever python3 the PATH has; on this machine it must be the one with our packages.
@@ -142,6 +144,33 @@ def session(
     if not master.startswith("sc://"):
         spark.sparkContext.setLogLevel(log_level)
     return spark
+
+
+#: Parts of a read or write where the number of cores is not known: a client of Spark Connect cannot see it.
+PARTS_DEFAULT = 4
+
+
+def parallelism(spark: SparkSession) -> int:
+    """Return how many tasks of a session run at the same time; a guess over Spark Connect."""
+    # A session of Spark Connect has no such attribute.
+    context = getattr(spark, "sparkContext", None)
+    return PARTS_DEFAULT if context is None else int(context.defaultParallelism)
+
+
+def check_connect_packages() -> None:
+    """Refuse to use Spark Connect without its packages: PySpark itself ends the process, with exit code 0."""
+    missing = []
+    for name in ("grpc", "grpc_status", "google.rpc", "pandas", "zstandard"):
+        try:
+            found = importlib.util.find_spec(name)
+        except ModuleNotFoundError:
+            found = None
+        if found is None:
+            missing.append(name)
+    if missing:
+        raise MissingExtra(
+            f'Spark Connect needs {", ".join(missing)}, not installed here: pip install "waypost[spark-connect]"'
+        )
 
 
 def settings(master: str, *, progress: bool, log_level: str) -> dict[str, str]:

@@ -41,7 +41,7 @@ from waypost.spark.lake.tables import (
     SILVER_OPEN_MESSAGES,
     LakeTable,
 )
-from waypost.spark.session import JAVA_OPTIONS
+from waypost.spark.session import JAVA_OPTIONS, parallelism
 from waypost.spark.source.bulk import Bulk, open_bulk
 from waypost.spark.source.credentials import Place
 from waypost.spark.source.reader import report_gone
@@ -109,7 +109,7 @@ class Pipeline:
         self.progress = progress
         self.batch_rows = batch_rows
         #: A part for each core: starting one costs more than what a finer cut would gain.
-        self.partitions = partitions or spark.sparkContext.defaultParallelism
+        self.partitions = partitions or parallelism(spark)
         self.reader = reader
         known = self.lake.state.source
         if store is None and store_env is None:
