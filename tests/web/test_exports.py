@@ -57,7 +57,7 @@ def test_every_list_is_exported_as_csv_and_json(site: Site) -> None:
     assert file == 'attachment; filename="orders-ready-messages.csv"'
 
 
-def test_a_file_is_cut_at_its_limit_and_says_so(memory: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_cut_at_its_limit_and_ends_with_a_note(memory: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exports, "EXPORT_MAX", 250)
     memory.post.publish_many("orders", range(300))
     client = client_of(memory)
