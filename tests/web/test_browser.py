@@ -197,7 +197,7 @@ def test_dead_letters_are_redriven_from_their_group(tab: Tab, shop: Shop) -> Non
     group.get_by_role("link", name="Redrive these").click()
     assert "waypost bulk start orders redrive" in page.locator(".forms").inner_text()
     page.get_by_role("button", name="Redrive").click()
-    page.get_by_text("Sending dead letters again has begun").wait_for()
+    page.locator(".notice.done", has_text="Sending dead letters again has begun").wait_for()
     # The page of actions shows its end without a reload.
     page.get_by_text("1 sent again").wait_for()
     assert shop.post.ledger("orders").dead_kept == 2

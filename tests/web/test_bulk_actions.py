@@ -87,18 +87,18 @@ def test_a_bulk_action_is_paused_resumed_and_cancelled_on_the_page_of_actions(si
     assert "waypost bulk cancel" in client.get("/s/main/actions").text
 
 
-def test_the_pages_ask_with_the_count_and_the_same_as_a_command(site: Site) -> None:
+def test_the_pages_show_the_count_and_the_same_as_a_command(site: Site) -> None:
     site.bury("orders", 1, 2, error="<b>wrong</b>")
     client = site.client()
     text = client.get("/s/main/queues/orders/dead").text
     links = [unescape(one) for one in re.findall(r'href="([^"]*/do/bulk_[^"]*error=[^"]*)"', text)]
     assert len(links) == 2
     for link in links:
-        asked = client.get(link)
-        assert asked.status == 200
-        assert "<b>2</b> dead letters" in asked.text
-        assert "waypost bulk start orders" in asked.text
-        assert "&lt;b&gt;wrong&lt;/b&gt;" in asked.text
+        page = client.get(link)
+        assert page.status == 200
+        assert "<b>2</b> dead letters" in page.text
+        assert "waypost bulk start orders" in page.text
+        assert "&lt;b&gt;wrong&lt;/b&gt;" in page.text
     fields = dict(re.findall(r'name="(csrf_token|once)" value="([^"]*)"', client.get(links[0]).text))
     sent = fields | {"reason": "rejected", "error": "<b>wrong</b>", "rate": ""}
     answer = client.form("/s/main/queues/orders/do/bulk_redrive", sent)

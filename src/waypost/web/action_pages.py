@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from waypost.web.pages import Visit
 
 #: Bulk actions on the page; `waypost bulk list` and the API have all.
-BULK_SHOWN = 10
+BULK_LIMIT = 10
 
 
 async def logged_actions(place: Place, query: documents.ActionsQuery) -> documents.Actions:
@@ -45,7 +45,7 @@ async def show_actions(visit: Visit) -> Response:
     visit.here.bulk.start()
     many = []
     if query.cursor is None:
-        many = (await bulk.bulk_actions(visit.here, documents.ActionsQuery(limit=BULK_SHOWN))).bulk_actions
+        many = (await bulk.bulk_actions(visit.here, documents.ActionsQuery(limit=BULK_LIMIT))).bulk_actions
     return visit.draw(
         "actions.html", title="Actions", listed=listed, many=many, kept=ACTIONS_MAX, undo_fields=undo_fields,
         undo_url=lambda one: undo_url(visit, one),
