@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from scripts import system_parts
 from tests.web.asgi import Client
+from tests.web.browser import PROGRAM
 from waypost import AsyncWaypost, Waypost
 from waypost.store.postgres import migrate
 from waypost.testing.bench import fresh_namespace
@@ -84,3 +87,18 @@ def memory(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
         made = make_site("memory", request, tmp_path, runner)
         yield made
         made.close()
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    """One browser for all tests; each has contexts of its own."""
+    if not system_parts.is_there(PROGRAM):
+        pytest.skip(f"needs {PROGRAM}")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        arguments = ["--no-sandbox"] if os.geteuid() == 0 else []  # it refuses to have one as root
+        path = system_parts.PARTS[PROGRAM][0]
+        browser = playwright.chromium.launch(executable_path=path, args=arguments)
+        yield browser
+        browser.close()

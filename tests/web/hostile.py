@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from waypost import Waypost
+from waypost.identity import Session
+from waypost.store.port import Heartbeat, ServedQueue
 
 #: Sixty ways into a page that forgets to escape: elements, attributes, URLs, encodings, templates, control characters.
 HOSTILE_TEXTS: tuple[str, ...] = (
@@ -71,6 +73,10 @@ HOSTILE_TEXTS: tuple[str, ...] = (
 )
 
 
+#: How long a worker of a test stays registered.
+WORKER_TTL_MS = 600_000
+
+
 class Prepared(Protocol):
     """What has a client to prepare a store with."""
 
@@ -80,7 +86,8 @@ class Prepared(Protocol):
 def fill_store(site: Prepared, text: str) -> list[str]:
     """Put a text into every place of a store that takes one; the ids of the messages that have it."""
     post = site.post
-    given: Any = {"headers": {"x": text}, "correlation_id": text}
+    post.configure("orders", lease=3600)  # what runs stays with its worker
+    given: Any = {"headers": {"x": text, text[:60]: "x"}, "correlation_id": text}
     ready = post.publish("orders", {"text": text, text: 1}, group=text[:100], key=text, **given)
     dead = post.publish("orders", text, group=text[:100], priority=9, **given)
     with post.receive("orders") as message:
@@ -89,4 +96,20 @@ def fill_store(site: Prepared, text: str) -> list[str]:
         message.dead(text[:60], f"{text}\n{text}")
     later = post.publish("orders", text, delay=3600, key=f"timer {text}", group=text[:100])
     post.save_schedule(text[:100], queue="orders", every=3600, key=f"rollup {text}"[:200], body=text)
-    return [ready.id, dead.id, later.id]
+    running = post.publish("orders", text, priority=9)
+    add_worker(post, text)
+    return [ready.id, dead.id, later.id, running.id]
+
+
+def add_worker(post: Waypost, text: str) -> None:
+    """Register a worker whose name and reasons are a text, and let it claim a message."""
+    worker = Heartbeat(
+        text, text, 1, text[:40], "running", "red", (text,), queues=(ServedQueue("orders", 1, 1, 1, 1),)
+    )  # fmt: skip
+    executor = post.store.connect(start_timeout=10)
+    try:
+        session = Session()
+        session.time.learn(executor.run(post.store.heartbeat(worker, WORKER_TTL_MS)))
+        executor.run(post.store.claim("orders", 1, session.operation("orders"), worker=text))
+    finally:
+        executor.close()

@@ -1,172 +1,116 @@
-"""The pages in a real Chromium: every screen, the actions, live updates, keys, sixty hostile texts, no scripts."""
+"""The pages in a real Chromium: every screen on every store, actions, live updates, keys, hostile texts, no scripts."""
 
 from __future__ import annotations
 
-import os
-import threading
-import time
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
 
-from scripts import system_parts
-from tests.unit.clients import ShakyStore
+from tests.fault.proxy import Proxy
+from tests.web.browser import PHONE, PROGRAM, Shop, Tab, wait_until
 from tests.web.hostile import HOSTILE_TEXTS, fill_store
-from waypost import AsyncWaypost, Waypost
-from waypost.web import create_app
-from waypost.web.server import bind
+from waypost.store.postgres import migrate
+from waypost.testing.bench import fresh_namespace
 
-PROGRAM = "chromium-headless-shell"
 pytestmark = [
     pytest.mark.promise("FACE-3"), pytest.mark.needs(PROGRAM), pytest.mark.xdist_group("browser"),
 ]  # fmt: skip
 SECRET = "correct-horse-battery"
-SECONDS_MAX = 20.0
-PHONE, DESK = {"width": 390, "height": 844}, {"width": 1280, "height": 900}
+STORES = ("sqlite", "valkey", "postgres")
 
 
-class Server:
-    """The app on a port of its own, in a thread."""
-
-    def __init__(self, stores: Any, **options: Any) -> None:
-        self.app = create_app(stores, **options)
-        self._listening = bind("127.0.0.1", 0)
-        self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
-        config = uvicorn.Config(self.app, log_config=None, access_log=False, timeout_graceful_shutdown=2)
-        self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._server.run, args=([self._listening],), daemon=True)
-        self._thread.start()
-
-    @property
-    def watch(self) -> Any:
-        return self.app.state.service.places["main"].watch
-
-    @property
-    def streams(self) -> int:
-        """Pages that the server keeps up to date."""
-        return len(self.watch._pages)
-
-    def stop(self) -> None:
-        self._server.should_exit = True
-        self._thread.join(SECONDS_MAX)
-        self._listening.close()
-
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    until = time.monotonic() + SECONDS_MAX
-    while not condition():
-        assert time.monotonic() < until, what
-        time.sleep(0.05)
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    if not system_parts.is_there(PROGRAM):
-        pytest.skip(f"needs {PROGRAM}")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        arguments = ["--no-sandbox"] if os.geteuid() == 0 else []  # it refuses to have one as root
-        path = system_parts.PARTS[PROGRAM][0]
-        browser = playwright.chromium.launch(executable_path=path, args=arguments)
-        yield browser
-        browser.close()
-
-
-class Shop:
-    """A store with some of everything, and a server that shows it."""
-
-    def __init__(self, url: str, **options: Any) -> None:
-        self.post = Waypost(url)
-        self.server = Server(url, **options)
-
-    def bury(self, queue: str, *bodies: object, reason: str = "rejected", error: str | None = None) -> list[str]:
-        ids = [self.post.publish(queue, body, priority=9).id for body in bodies]
-        for _ in bodies:
-            with self.post.receive(queue) as message:
-                assert message is not None
-                message.dead(reason, error)
-        return ids
+def place_of(kind: str, request: pytest.FixtureRequest, folder: Path) -> tuple[str, str]:
+    """The URL and namespace of a new store."""
+    namespace = fresh_namespace()
+    if kind == "sqlite":
+        return f"sqlite:///{folder / 'shop.db'}", namespace
+    url: str = request.getfixturevalue(f"{kind}_url")
+    if kind == "postgres":
+        migrate(url, namespace=namespace)
+    return url, namespace
 
 
 @pytest.fixture
 def shop(tmp_path: Path) -> Iterator[Shop]:
-    url = f"sqlite:///{tmp_path / 'shop.db'}"
-    made = Shop(url)
-    made.post.publish("orders", {"id": 7}, key="order:7", group="acme")
-    made.post.publish("mails", "later", delay=3600, key="welcome")
-    made.bury("orders", 1, 2, error="no such customer")
-    made.post.save_schedule("rollup", queue="reports", cron="0 9 * * *", key="rollup", body={})
-    yield made
-    made.server.stop()
-    made.post.close()
+    """A shop on SQLite, for what does not depend on the store."""
+    with Shop(f"sqlite:///{tmp_path / 'shop.db'}") as made:
+        made.fill()
+        yield made
 
 
-class Tab:
-    """A page of the browser that notes every complaint."""
-
-    def __init__(self, browser: Any, server: Server, **options: Any) -> None:
-        self.context = browser.new_context(**({"viewport": DESK} | options))
-        self.context.set_default_timeout(SECONDS_MAX * 1000)
-        self.server = server
-        self.complaints: list[str] = []
-        self.page = self.open_page()
-
-    def open_page(self) -> Any:
-        page = self.context.new_page()
-        page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        page.on(
-            "console", lambda line: self.complaints.append(line.text) if line.type in ("error", "warning") else None
-        )
-        page.on("dialog", lambda dialog: self.complaints.append(f"dialog {dialog.message}"))
-        return page
-
-    def note_line(self, line: Any) -> None:
-        if line.type in ("error", "warning"):
-            self.complaints.append(line.text)
-
-    def go(self, path: str) -> Any:
-        answer = self.page.goto(self.server.url + path)
-        assert answer.status == 200, (path, answer.status)
-        return self.page
+@pytest.fixture(params=STORES)
+def each_shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shop]:
+    """A shop on each store."""
+    with Shop(*place_of(request.param, request, tmp_path)) as made:
+        made.fill()
+        yield made
 
 
 @pytest.fixture
 def tab(chromium: Any, shop: Shop) -> Iterator[Tab]:
-    made = Tab(chromium, shop.server)
-    yield made
-    made.context.close()
+    with Tab(chromium, shop.server) as made:
+        yield made
+    assert made.complaints == []
+
+
+@pytest.fixture
+def each_tab(chromium: Any, each_shop: Shop) -> Iterator[Tab]:
+    with Tab(chromium, each_shop.server) as made:
+        yield made
     assert made.complaints == []
 
 
 def screens(shop: Shop) -> list[str]:
-    dead = next(iter(shop.post.dead_letters("orders"))).id
+    """A path for every page of the app: of each route one, and its variants."""
+    dead, waiting = (shop.post.peek("orders", 1, state)[0].id for state in ("dead", "ready"))
+    sample = {"{store}": "main", "{queue}": "orders", "{id}": dead}
+    found = []
+    for route in shop.server.app.routes:
+        path, methods = getattr(route, "path", ""), getattr(route, "methods", None)
+        if path.startswith("/s/") and "GET" in (methods or ()) and not path.endswith(("/events", "{action}")):
+            for name, value in sample.items():
+                path = path.replace(name, value)
+            found.append(path)
+    assert not [path for path in found if "{" in path], "a page has a parameter that this test does not know"
+    orders = "/s/main/queues/orders"
     return [
-        "/s/main", "/s/main/queues/orders", "/s/main/queues/orders?state=dead", "/s/main/queues/orders/dead",
-        f"/s/main/queues/orders/messages/{dead}", "/s/main/schedules", "/s/main/timers", "/s/main/workers",
-        "/s/main/search?q=or", "/s/main/queues/orders/do/configure", "/s/main/queues/orders/do/redrive?all=true",
-        "/s/main/do/save_schedule",
+        *(path for path in found if not path.endswith((".csv", ".json", "/export"))),
+        *(f"{orders}?state={state}&minutes=1440" for state in ("leased", "delayed", "waiting", "dead", "done")),
+        f"{orders}/messages/{waiting}", "/s/main/search?q=or", f"/s/main/search?q={'0' * 24}",
+        f"{orders}/do/configure", f"{orders}/do/redrive?all=true", f"{orders}/do/purge?state=ready",
+        f"{orders}/do/remove", "/s/main/do/save_schedule", "/s/main/do/trigger_schedule?queue=reports&key=rollup",
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("size", "scheme"), [(DESK, "light"), (PHONE, "dark")], ids=["desk", "phone"])
-def test_every_screen_fits_and_neither_browser_nor_axe_complains(
-    chromium: Any, shop: Shop, size: dict[str, int], scheme: str
-) -> None:
+def wider_than_the_screen(page: Any) -> int:
+    return int(page.evaluate("document.documentElement.scrollWidth - innerWidth"))
+
+
+def test_axe_finds_nothing_on_any_screen_light_or_dark(tab: Tab, shop: Shop) -> None:
     from axe_playwright_python.sync_playwright import Axe
 
-    tab = Tab(chromium, shop.server, viewport=size, color_scheme=scheme)
+    axe = Axe()
     for path in screens(shop):
         page = tab.go(path)
-        violations = Axe().run(page).response["violations"]
-        assert [(one["id"], one["nodes"][0]["html"]) for one in violations] == [], path
-        wider = page.evaluate("document.documentElement.scrollWidth - innerWidth")
-        assert wider <= 0, (path, wider)
-    tab.context.close()
-    assert tab.complaints == []
+        for scheme, options in (("light", {}), ("dark", {"runOnly": ["color-contrast"]})):
+            page.emulate_media(color_scheme=scheme)
+            violations = axe.run(page, options=options).response["violations"]
+            assert [(one["id"], one["nodes"][0]["html"]) for one in violations] == [], (path, scheme)
+        page.emulate_media(color_scheme="light")
+
+
+def test_every_screen_fits_a_phone_and_a_desk_on_every_store(each_tab: Tab, each_shop: Shop) -> None:
+    desk = each_tab.page.viewport_size
+    for path in screens(each_shop):
+        page = each_tab.go(path)
+        assert page.locator("main").inner_text().strip(), path
+        assert wider_than_the_screen(page) <= 0, path
+        page.set_viewport_size(PHONE)
+        assert wider_than_the_screen(page) <= 0, (path, "phone")
+        page.set_viewport_size(desk)
 
 
 def test_what_happens_in_the_store_appears_on_an_open_page(tab: Tab, shop: Shop) -> None:
@@ -280,7 +224,8 @@ def test_a_message_is_found_with_the_keyboard_alone(tab: Tab, shop: Shop) -> Non
     page.get_by_role("heading", name=first).wait_for()
 
 
-def test_eight_tabs_are_live_with_one_stream_and_hidden_ones_cost_nothing(tab: Tab, shop: Shop) -> None:
+def test_eight_tabs_are_live_with_one_stream_and_hidden_ones_cost_nothing(each_tab: Tab, each_shop: Shop) -> None:
+    tab, shop = each_tab, each_shop
     pages = [tab.page, *(tab.open_page() for _ in range(7))]
     for page in pages:
         page.goto(f"{shop.server.url}/s/main")
@@ -298,78 +243,104 @@ def test_eight_tabs_are_live_with_one_stream_and_hidden_ones_cost_nothing(tab: T
     wait_until(lambda: not shop.server.watch.is_reading, "the loop runs without a page")
 
 
-def test_sixty_hostile_texts_appear_as_text(tab: Tab, shop: Shop) -> None:
+def test_sixty_hostile_texts_appear_as_text_on_every_screen(each_tab: Tab, each_shop: Shop) -> None:
+    """Each text is a body, key, group, header, error, reason, worker, host, schedule and correlation id."""
+    tab, shop = each_tab, each_shop
     assert len(set(HOSTILE_TEXTS)) == 60
     ids = [id for text in HOSTILE_TEXTS for id in fill_store(shop, text)]
     requested: list[str] = []
-    tab.page.on(
-        "request", lambda request: None if request.url.startswith(shop.server.url) else requested.append(request.url)
-    )
+    tab.page.on("request", lambda request: requested.append(request.url))
     orders = "/s/main/queues/orders"
-    paths = [
-        "/s/main",
-        orders,
-        f"{orders}?state=dead",
-        f"{orders}?state=delayed",
-        f"{orders}/dead",
-        "/s/main/schedules",
-    ]
-    paths += [f"{orders}/messages/{id}" for id in ids[:: len(ids) // 12]]
-    for path in paths:
+    for path in [*screens(shop), *(f"{orders}/messages/{id}" for id in ids[:: len(ids) // 12])]:
         page = tab.go(path)
         page.evaluate("for (const one of document.querySelectorAll('details')) one.open = true")
         assert page.evaluate("window.hit") is None, path
     assert [url for url in requested if not url.startswith(shop.server.url)] == []
-    letters = tab.go(f"{orders}/dead").locator("li.panel pre").all_inner_texts()
-    found = {text.strip() for text in letters}
-    missing = [text for text in HOSTILE_TEXTS if text.isprintable() and "\n" not in text and text.strip() not in found]
-    assert missing == [], "a text is not shown as it is"
+    visible = {
+        "errors": tab.go(f"{orders}/dead").locator("li.panel pre").all_inner_texts(),
+        "workers": tab.go("/s/main/workers").locator("li h2").all_inner_texts(),
+    }
+    simple = [text for text in HOSTILE_TEXTS if text.isprintable() and "  " not in text]
+    for place, found in visible.items():
+        texts = {text.strip() for text in found} | {text.partition(":")[2].strip() for text in found}
+        assert [text for text in simple if text.strip() not in texts] == [], f"not shown as it is among {place}"
+
+
+def test_a_queue_is_paused_with_the_keyboard_alone(tab: Tab, shop: Shop) -> None:
+    page = tab.go("/s/main/queues/orders")
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.textContent.trim()") == "Pause":
+            break
+    page.keyboard.press("Enter")
+    page.get_by_text("Orders is paused.").wait_for()
+    assert shop.post.stats("orders").paused
+
+
+def test_an_empty_queue_is_removed(tab: Tab, shop: Shop) -> None:
+    shop.post.configure("empty", lease=30)
+    page = tab.go("/s/main/queues/empty/do/remove")
+    page.get_by_label("Type the name of the queue").fill("empty")
+    page.get_by_role("button", name="Remove the queue").click()
+    page.locator("table.queues").wait_for()
+    assert "empty" not in shop.post.queues()
 
 
 def test_reading_and_acting_work_without_scripts(chromium: Any, shop: Shop) -> None:
-    tab = Tab(chromium, shop.server, java_script_enabled=False)
-    page = tab.go("/s/main")
-    page.get_by_role("link", name="orders").click()
-    page.get_by_role("button", name="Pause").click()
-    page.get_by_text("Orders is paused.").wait_for()
-    page.locator("#messages tbody a").first.click()
-    page.get_by_role("heading", name="Timeline").wait_for()
-    tab.context.close()
+    with Tab(chromium, shop.server, java_script_enabled=False) as tab:
+        for path in screens(shop):
+            assert tab.go(path).locator("main").inner_text().strip(), path
+        page = tab.go("/s/main")
+        page.get_by_role("link", name="orders").click()
+        page.get_by_role("button", name="Pause").click()
+        page.get_by_text("Orders is paused.").wait_for()
+        page.locator("#messages tbody a").first.click()
+        page.get_by_role("heading", name="Timeline").wait_for()
     assert shop.post.stats("orders").paused
 
 
 def test_people_sign_in_and_come_back_to_their_page(chromium: Any, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'secret.db'}"
-    shop = Shop(url, secret=SECRET)
-    shop.post.publish("orders", 1)
-    tab = Tab(chromium, shop.server)
-    page = tab.page
-    page.goto(f"{shop.server.url}/s/main/queues/orders?state=dead")
-    page.get_by_label("Secret").fill("not the right one")
-    page.get_by_role("button", name="Sign in").click()
-    page.get_by_text("this secret is not known").wait_for()
-    page.goto(f"{shop.server.url}/s/main/queues/orders?state=dead")
-    page.get_by_label("Secret").fill(SECRET)
-    page.get_by_role("button", name="Sign in").click()
-    page.wait_for_url("**/s/main/queues/orders?state=dead")
-    assert page.evaluate("document.cookie") == ""
-    page.get_by_role("button", name="Sign out").click()
-    page.wait_for_url("**/sign-in")
-    tab.context.close()
-    shop.server.stop()
-    shop.post.close()
+    with Shop(url, secret=SECRET) as shop, Tab(chromium, shop.server) as tab:
+        shop.post.publish("orders", 1)
+        page = tab.page
+        page.goto(f"{shop.server.url}/s/main/queues/orders?state=dead")
+        page.get_by_label("Secret").fill("not the right one")
+        page.get_by_role("button", name="Sign in").click()
+        page.get_by_text("this secret is not known").wait_for()
+        page.goto(f"{shop.server.url}/s/main/queues/orders?state=dead")
+        page.get_by_label("Secret").fill(SECRET)
+        page.get_by_role("button", name="Sign in").click()
+        page.wait_for_url("**/s/main/queues/orders?state=dead")
+        assert page.evaluate("document.cookie") == ""
+        page.get_by_role("button", name="Sign out").click()
+        page.wait_for_url("**/sign-in")
 
 
-def test_a_page_reports_that_the_store_is_away_and_recovers(chromium: Any) -> None:
-    store: Any = ShakyStore()
-    server = Server(AsyncWaypost(store=store, retry_budget=0))
-    tab = Tab(chromium, server)
-    page = tab.go("/s/main")
-    page.get_by_text("All is well").wait_for()
-    store.faults = ["refuse"] * 100_000
-    page.get_by_text("The store cannot be read").first.wait_for()
-    store.faults = []
-    page.get_by_text("All is well").wait_for()
-    tab.context.close()
-    server.stop()
-    assert tab.complaints == []
+@pytest.mark.parametrize("kind", ["valkey", "postgres"])
+def test_pages_report_a_slow_and_a_failing_store_and_recover(
+    chromium: Any, kind: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("watching", "reading"):
+        monkeypatch.setattr(f"waypost.web.{module}.ANSWER_SECONDS", 2.0)
+    url, namespace = place_of(kind, request, tmp_path)
+    port = int(re.findall(r":(\d+)", url)[-1])
+    with Proxy(port, bytes_per_second=500_000) as proxy:
+        served = url.replace(f":{port}", f":{proxy.port}")
+        with Shop(url, namespace, served_url=served) as shop, Tab(chromium, shop.server) as tab:
+            shop.post.configure("orders", lease=30)
+            overview, detail = tab.go("/s/main"), tab.open_page()
+            detail.goto(f"{shop.server.url}/s/main/queues/orders")
+            for fault in (proxy.silence, proxy.refuse):
+                overview.get_by_text("All is well").wait_for()
+                detail.locator("#connection").wait_for(state="hidden")
+                fault()
+                if fault == proxy.refuse:
+                    proxy.cut()
+                overview.locator("#status.alarm", has_text="store").wait_for()
+                detail.locator("#connection", has_text="store").wait_for()
+                proxy.heal()
+            overview.get_by_text("All is well").wait_for()
+            detail.locator("#connection").wait_for(state="hidden")
+            shop.post.publish("invoices", 1)
+            overview.locator("tr", has_text="invoices").wait_for()

@@ -45,7 +45,8 @@ def form_token(answer: Answer) -> str:
 
 SCREENS = (
     "/s/main", "/s/main/queues/orders", "/s/main/queues/orders?state=dead&minutes=1440",
-    "/s/main/queues/orders?state=delayed", "/s/main/queues/orders/dead", "/s/main/schedules", "/s/main/timers",
+    "/s/main/queues/orders?state=delayed", "/s/main/queues/orders?state=leased", "/s/main/queues/orders/dead",
+    "/s/main/schedules", "/s/main/timers",
     "/s/main/workers", "/s/main/search", "/s/main/search?q=ord", "/s/main/search?q=000000000000000000000000",
     "/s/main/queues/orders/do/configure", "/s/main/queues/orders/do/redrive?all=true",
     "/s/main/queues/orders/do/purge?state=ready", "/s/main/queues/orders/do/remove",
