@@ -140,6 +140,7 @@ def screens_of(post: Waypost) -> dict[str, str]:
         return screens
     queue = "/s/main/queues/orders"
     screens |= {
+        "charts": "/s/main/charts?queue=orders&queue=mails&minutes=360",
         "queue": queue, "queue-day": f"{queue}?state=dead&minutes=1440", "dead": f"{queue}/dead",
         "settings": f"{queue}/do/configure", "purge": f"{queue}/do/purge?state=ready", "remove": f"{queue}/do/remove",
     }  # fmt: skip
