@@ -134,7 +134,7 @@ def screens_of(post: Waypost) -> dict[str, str]:
     screens = {
         "queues": "/s/main", "schedules": "/s/main/schedules", "timers": "/s/main/timers", "workers": "/s/main/workers",
         "search": "/s/main/search?q=re", "search-nothing": f"/s/main/search?q={'0' * 24}",
-        "new-schedule": "/s/main/do/save_schedule", "problem": "/s/main/queues/nothing",
+        "actions": "/s/main/actions", "new-schedule": "/s/main/do/save_schedule", "problem": "/s/main/queues/nothing",
     }  # fmt: skip
     if "orders" not in post.queues():
         return screens

@@ -89,9 +89,12 @@ def memory(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
         made.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
-    """One browser for all tests; each has contexts of its own."""
+    """One browser for all tests of a file; each has contexts of its own.
+
+    Playwright runs an event loop in this thread until it is closed, so that tests of other files could not run theirs.
+    """
     if not system_parts.is_there(PROGRAM):
         pytest.skip(f"needs {PROGRAM}")
     from playwright.sync_api import sync_playwright
