@@ -12,11 +12,14 @@ from typing import Any, Self
 import uvicorn
 
 from waypost import AsyncWaypost, Waypost
+from waypost.store.port import Heartbeat, ServedQueue
 from waypost.web import create_app
 from waypost.web.server import bind
 
 PROGRAM = "chromium-headless-shell"
 SECONDS_MAX = 30.0
+#: A worker that every shop has, and how long it stays registered.
+WORKER, WORKER_TTL_MS = "shop:1", 600_000
 PHONE, DESK = {"width": 390, "height": 844}, {"width": 1280, "height": 900}
 
 
@@ -78,6 +81,7 @@ class Shop:
         self.post.publish("mails", "later", delay=3600, key="welcome")
         self.bury("orders", 1, 2, error="no such customer")
         self.post.save_schedule("rollup", queue="reports", cron="0 9 * * *", key="rollup", body={})
+        register_worker(self.post, Heartbeat(WORKER, queues=(ServedQueue("mails", 1),)))
 
     def bury(self, queue: str, *bodies: object, reason: str = "rejected", error: str | None = None) -> list[str]:
         """Make dead letters; their ids."""
@@ -101,6 +105,15 @@ class Shop:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+def register_worker(post: Waypost, heartbeat: Heartbeat) -> int:
+    """Register a worker that is no process; return the store's time."""
+    executor = post.store.connect(start_timeout=SECONDS_MAX)
+    try:
+        return executor.run(post.store.heartbeat(heartbeat, WORKER_TTL_MS))
+    finally:
+        executor.close()
 
 
 class Tab:

@@ -6,11 +6,12 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
 from tests.fault.proxy import Proxy
-from tests.web.browser import PHONE, PROGRAM, Shop, Tab, wait_until
+from tests.web.browser import PHONE, PROGRAM, WORKER, Shop, Tab, wait_until
 from tests.web.hostile import HOSTILE_TEXTS, fill_store
 from waypost.store.postgres import migrate
 from waypost.testing.bench import fresh_namespace
@@ -66,7 +67,7 @@ def each_tab(chromium: Any, each_shop: Shop) -> Iterator[Tab]:
 def screens(shop: Shop) -> list[str]:
     """A path for every page of the app: of each route one, and its variants."""
     dead, waiting = (shop.post.peek("orders", 1, state)[0].id for state in ("dead", "ready"))
-    sample = {"{store}": "main", "{queue}": "orders", "{id}": dead}
+    sample = {"{store}": "main", "{queue}": "orders", "{id}": dead, "{name:path}": WORKER, "{name}": WORKER}
     found = []
     for route in shop.server.app.routes:
         path, methods = getattr(route, "path", ""), getattr(route, "methods", None)
@@ -251,7 +252,9 @@ def test_sixty_hostile_texts_appear_as_text_on_every_screen(each_tab: Tab, each_
     requested: list[str] = []
     tab.page.on("request", lambda request: requested.append(request.url))
     orders = "/s/main/queues/orders"
-    for path in [*screens(shop), *(f"{orders}/messages/{id}" for id in ids[:: len(ids) // 12])]:
+    messages = [f"{orders}/messages/{id}" for id in ids[:: len(ids) // 12]]
+    workers = [f"/s/main/workers/{quote(text, safe='')}" for text in HOSTILE_TEXTS[:6]]
+    for path in [*screens(shop), *messages, *workers]:
         page = tab.go(path)
         page.evaluate("for (const one of document.querySelectorAll('details')) one.open = true")
         assert page.evaluate("window.hit") is None, path
