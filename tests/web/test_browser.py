@@ -170,7 +170,7 @@ def test_a_message_is_cancelled_a_timer_moved_and_a_queue_purged(tab: Tab, shop:
     page.get_by_role("link", name="Move").click()
     page.get_by_label("Seconds from now").fill("60")
     page.get_by_role("button", name="Move").click()
-    page.get_by_text("Welcome is moved.").wait_for()
+    page.locator(".notice", has_text="is moved to").wait_for()
     page = tab.go("/s/main/queues/orders/dead")
     page.get_by_role("link", name="Purge all").click()
     page.get_by_label("Type the name of the queue").fill("orders")
@@ -347,3 +347,4 @@ def test_pages_report_a_slow_and_a_failing_store_and_recover(
             detail.locator("#connection").wait_for(state="hidden")
             shop.post.publish("invoices", 1)
             overview.locator("tr", has_text="invoices").wait_for()
+            assert detail.locator("#queue-head h1").inner_text().endswith("orders")
