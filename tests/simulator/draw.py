@@ -74,6 +74,8 @@ class Drawing:
         for _ in range(self.random.choice((0, 1, 2, 3))):
             self._scene(processes)
         delays = self.random.choice(DELAY_RANGES)
+        if delays == DELAY_RANGES[0]:
+            self._gone_beside_another(processes)
         meetings = Meetings(self.seed, self.queues, processes, self.length)
         meetings.draw()
         steps = tuple(sorted((*self.steps, *meetings.steps), key=lambda step: step.at))
@@ -126,7 +128,8 @@ class Drawing:
             plans.append(
                 ProcessPlan(
                     f"worker-{number}", f"machine-{self.random.randint(1, 2)}", handlers, relays,
-                    promoter=self._chance(0.3), retry_budget=self.random.choice((5.0, 30.0, 120.0)),
+                    # It polls every second, which costs more than all else: some scenarios suffice.
+                    promoter=self._chance(0.15), retry_budget=self.random.choice((5.0, 30.0, 120.0)),
                 )
             )  # fmt: skip
         for number in range(1, self.random.choice((1, 2)) + 1):
@@ -447,6 +450,23 @@ class Drawing:
         after = round(lease * self.random.choice((0.1, 2.0)), 3)
         for worker in workers:
             self.steps.append(Step(round(at + 0.3, 3), worker, "crash", {"after": after} | self._point("crash")))
+
+    def _gone_beside_another(self, processes: Sequence[ProcessPlan]) -> None:
+        """A worker crashes at work, while another one waits for the end of its leases, over a link that is fast.
+
+        So a claim comes to the millisecond in which they end.
+        """
+        serving = {
+            queue.name: [plan.name for plan in processes if any(one.queue == queue.name for one in plan.handlers)]
+            for queue in self.queues
+        }
+        for queue, workers in serving.items():
+            if len(workers) > 1 and self.leases[queue] is not None:
+                at, lease = self._moment(20.0), self.leases[queue] or 5.0
+                for pause in (0.0, 0.1, 0.2):
+                    self._some_messages(at + pause, "publisher-1", queue, 0.5 * lease, ("ok",))
+                after = {"after": round(3 * lease, 3)}
+                self.steps.append(Step(round(at + 0.6, 3), self.random.choice(workers), "crash", after))
 
     def _crowd(self, at: float, workers: list[str], publisher: str, queue: str, lease: float) -> None:
         """Many publish at once."""

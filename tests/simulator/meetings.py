@@ -6,6 +6,7 @@ a redrive. So two of three seeds go through the list of all pairs in turn, a few
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from random import Random
@@ -24,16 +25,15 @@ from tests.simulator.scenario import (
 )
 
 #: How many pairs a scenario has.
-PAIRS_PER_SEED = 4
+PAIRS_PER_SEED = 5
 #: Neighbours in the list of pairs have much in common: a scenario takes them from all over it.
 STRIDE = 97
 #: A queue without handlers: its timers are left to the promoter.
 UNSERVED = "unserved"
 #: The longest stretch of time before its fault that a scene needs.
 BEFORE_SECONDS = 8.0
-#: What all workers of a queue do, what all workers do, and what clients do.
+#: What all workers of a queue do. One of all workers fires schedules, the first promotes timers; clients do the rest.
 OF_HANDLERS = ("claim", "settle", "extend", "handler", "stop")
-OF_WORKERS = ("fire_schedule", "promote")
 
 
 def pairs_of_seed(seed: int) -> list[tuple[str, str]]:
@@ -68,30 +68,28 @@ class Meetings:
             self._scene(round(at, 3), fault, operation, number)
         if any(operation == "promote" for _, operation in self.pairs):
             self.queues.append(QueueSetting(UNSERVED, {"lease": 30.0, "journal": "full"}))
-            self.processes = [
-                replace(plan, promoter=True) if plan in self._workers else plan for plan in self.processes
-            ]
+            first = self._workers[0]
+            self.processes = [replace(plan, promoter=True) if plan is first else plan for plan in self.processes]
 
     def _scene(self, at: float, fault: str, operation: str, number: int) -> None:
-        # The shortest lease: it is renewed most often.
-        served = [handler.queue for plan in self._workers for handler in plan.handlers]
-        leases = {one.name: one.settings["lease"] or 5.0 for one in self.queues if one.name in served}
-        queue = min(leases, key=lambda name: leases[name])
+        queue, lease = self._queue()
         publisher = self.random.choice(self._publishers)
         if fault in STORE_FAULTS:
             victims = [STORE]
         elif operation in OF_HANDLERS:
             victims = [plan.name for plan in self._workers if any(one.queue == queue for one in plan.handlers)]
-        elif operation in OF_WORKERS:
+        elif operation == "fire_schedule":
             victims = [plan.name for plan in self._workers]
+        elif operation == "promote":
+            victims = [self._workers[0].name]
         else:
             victims = [publisher]
-        arguments = self._fault(fault, leases[queue])
+        arguments = self._fault(fault, lease)
         lasts = arguments.get("seconds", 0.0)
         for victim in victims:
             named = {"name": f"{victim}+copy{number}"} if fault == "clone" else {}
             self.steps.append(Step(at, victim, fault, arguments | named))
-        scene = Scene(at, lasts, queue, leases[queue], f"meeting-{number}")
+        scene = Scene(at, lasts, queue, lease, f"meeting-{number}")
         workers = [plan.name for plan in self._workers if any(one.queue == queue for one in plan.handlers)]
         acting = [publisher, f"{publisher}+copy{number}"] if fault == "clone" else [publisher]
         helper = OPERATOR if len(self._publishers) == 1 else next(n for n in self._publishers if n != publisher)
@@ -99,6 +97,21 @@ class Meetings:
             for who in acting if moment > at else acting[:1]:
                 self.steps += self._operation(operation, round(moment, 3), who, helper, workers, scene)
         self.steps += self._around(operation, publisher, scene)
+
+    def _queue(self) -> tuple[str, float]:
+        """The queue for a scene: without limits if there is one, with room for more, and with a short lease."""
+        room: Counter[str] = Counter()
+        for plan in self._workers:
+            for handler in plan.handlers:
+                room[handler.queue] += handler.concurrency
+        limits = ("max_running", "rate", "max_pending")
+
+        def order(one: QueueSetting) -> tuple[bool, int, bool, float]:
+            lease = one.settings["lease"]
+            return lease is None, sum(name in one.settings for name in limits), room[one.name] < 4, lease or 0.0
+
+        chosen = min((one for one in self.queues if one.name in room), key=order)
+        return chosen.name, chosen.settings["lease"] or 5.0
 
     def _fault(self, fault: str, lease: float) -> dict[str, Any]:
         seconds = round(max(2.0, self.random.choice((0.4, 0.7, 1.2)) * lease), 3)
@@ -115,7 +128,8 @@ class Meetings:
             case "slow_link":
                 return {"seconds": seconds, "delay": 0.3, "bytes_per_second": 50_000.0}
             case "late_replies" | "reorder":
-                return {"seconds": seconds, "share": 1.0, "delay": round(lease * self.random.choice((0.3, 1.2)), 3)}
+                # Later than its own end, an answer would let the operation come after it.
+                return {"seconds": seconds, "share": 1.0, "delay": round(seconds * self.random.choice((0.1, 0.4)), 3)}
             case "lose_notifications":
                 # Long enough for a poll to find what no wake-up announces.
                 return {"seconds": max(20.0, seconds), "share": 1.0}
@@ -124,7 +138,7 @@ class Meetings:
                 return {"down": 1.0} | ({"lose": lose} if lose else {})
             case "clock_step" | "wall_clock_step":
                 return {"by": self.random.choice((-3600.0, -30.0, -2.0, 2.0, 30.0, 3600.0))}
-        return {"seconds": seconds, "share": 0.5}
+        return {"seconds": max(4.0, seconds), "share": 0.4}
 
     # ---- operations --------------------------------------------------------------------------------------------
 

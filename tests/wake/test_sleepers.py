@@ -25,6 +25,7 @@ from waypost.operations import receive, wait
 from waypost.testing.servers import ValkeyServer
 from waypost.values import Claimed, Published
 from waypost.views import Observed
+from waypost.worker.consumer import Consumer
 
 STORES = ("memory", "sqlite", "valkey", "postgres")
 LONG_SECONDS = 600.0
@@ -115,6 +116,42 @@ def test_an_idle_worker_sends_its_store_nothing(scene: Scene) -> None:
         scene.other.publish("elsewhere", 1, delay=0.6)
         assert until(lambda: scene.other.stats("elsewhere").next_due_in == timedelta(0), "the time")
         assert scene.count() == before
+
+
+@pytest.mark.promise("WAKE-2", "WAKE-5")
+def test_a_worker_that_is_woken_and_has_no_room_any_more_wakes_another(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full, room = threading.Event(), Consumer._room
+    started: list[int] = []
+
+    def no_room_when_full(self: Consumer) -> int:
+        # The worker of the scene: it has another concurrency.
+        return 0 if full.is_set() and self.handler.concurrency == 3 else room(self)
+
+    monkeypatch.setattr(Consumer, "_room", no_room_when_full)
+    handled(scene, concurrency=3)
+
+    @scene.other.handler("orders", concurrency=1)
+    def handle(body: int) -> None:
+        started.append(body)
+
+    worker = scene.other.worker()
+    worker.start()
+    try:
+        scene.asleep()
+        with scene.harness.working():
+            scene.asleep(2)
+            # So that the publish names the worker of the scene; a notification for all reaches both.
+            name = scene.other._context.wakeups.sleeper(worker.name)
+            scene.other._run(receive.unregister(scene.other._context, "orders", name))
+            scene.asleep(1)
+            full.set()
+            scene.other.publish("orders", 1)
+            assert until(lambda: [*started, *scene.started] == [1], "the start")
+            full.clear()
+    finally:
+        worker.stop(5)
 
 
 @pytest.mark.promise("TIMER-2", "WAKE-5")

@@ -30,8 +30,9 @@ from waypost.policy import (
     RetryPolicy,
 )
 from waypost.redaction import redact_sent_on
-from waypost.store.port import BlockingWaiter, Call, Hold, Woken
-from waypost.values import Claimed, ExtendStatus, Lease, ObservedOutcome, Settlement, SettleStatus
+from waypost.store.port import BlockingWaiter, Call, Hold, Idle, Woken
+from waypost.values import Claimed, ExtendStatus, Lease, ObservedOutcome, Polled, Settlement, SettleStatus
+from waypost.wake.port import ALL_SLEEPERS
 from waypost.wake.wakeups import WakeEvent
 
 T = TypeVar("T")
@@ -130,6 +131,21 @@ def unregister(context: ClientContext, queue: str, sleeper: str) -> Flow[None]:
         report_side_effects(context, queue, claimed)
     except WaypostError as error:
         log.debug("queue %s: sleeper %s stays registered until it expires: %s", queue, sleeper, error)
+
+
+def pass_wake_up_on(context: ClientContext, queue: str, sleeper: str) -> Flow[None]:
+    """Unregister a sleeper that has no room any more, and wake the others if it may have been woken for a message.
+
+    After it is unregistered no publish names it; what one that named it before has published is found by the poll.
+    """
+    yield from unregister(context, queue, sleeper)
+    try:
+        for call in context.store.poll([Idle(queue)]):
+            polled: Polled = yield call
+            if any(one.needs_claim for one in polled.queues):
+                context.wakeups.notify("ready", queue, [ALL_SLEEPERS])
+    except WaypostError as error:
+        log.debug("queue %s: other workers find out by their polls: %s", queue, error)
 
 
 def safety_poll_seconds(lease_ms: int | None, *, woken: bool) -> float:

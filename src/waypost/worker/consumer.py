@@ -248,6 +248,9 @@ class Consumer:
             await self._learn_limits()
             limit = self._room()
             if limit <= 0:
+                if self._listener.asleep:
+                    # It had room to claim ahead when it was registered, and its handlers take longer now.
+                    await self._listener.pass_wake_up_on(self._executor)
                 # No free capacity is a reason not to claim; outcomes that the store does not accept are not.
                 await waiter.sleep_for_room(owes_none=len(self.settler) < UNSETTLED_MAX)
                 wait = None

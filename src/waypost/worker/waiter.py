@@ -155,6 +155,11 @@ class NotificationListener:
             self.asleep = False
             await drive_async(executor, receive.unregister(self._context, self._queue, self._name))
 
+    async def pass_wake_up_on(self, executor: AsyncExecutor) -> None:
+        """Be a sleeper no longer: its consumer has no room for what it would be woken for."""
+        self.asleep = False
+        await drive_async(executor, receive.pass_wake_up_on(self._context, self._queue, self._name))
+
 
 #: A shorter blocking wait is not worth its two commands.
 WAIT_SECONDS_MIN = 0.5
