@@ -227,8 +227,9 @@ def test_clones_publish_all_that_they_confirm(mode: str, store: LossyStore, capl
         assert len({one.id for one in both}) == 1400
         ledger = post.ledger("orders")
         assert (ledger.published, ledger.balance) == (1411, 0)
-    # Behind pgbouncer the client also reports that nothing can wake it.
-    assert {getattr(record, "event", "") for record in caplog.records} - {"wake_broken"} == {"session_renewed"}
+    # Behind pgbouncer the client also reports that nothing can wake it, and the first one of a Valkey server its risks.
+    events = {getattr(record, "event", "") for record in caplog.records}
+    assert events - {"wake_broken", "durability"} == {"session_renewed"}
 
 
 @pytest.mark.promise("LEASE-18")

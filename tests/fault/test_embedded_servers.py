@@ -214,6 +214,7 @@ def assert_refused(server: EmbeddedServer) -> None:
 def test_a_nats_client_without_the_token_is_refused() -> None:
     pytest.importorskip("nats")
     import nats
+    from nats.aio.client import Client
 
     try:
         server = NatsServer()
@@ -224,9 +225,13 @@ def test_a_nats_client_without_the_token_is_refused() -> None:
         async def ignore(error: Exception) -> None:
             return
 
-        client = await nats.connect(url, allow_reconnect=False, connect_timeout=5, error_cb=ignore)
-        await client.flush()
-        await client.close()
+        client = Client()
+        try:
+            await client.connect(url, allow_reconnect=False, connect_timeout=5, error_cb=ignore)
+            await client.flush()
+        finally:
+            # A client that was refused keeps its socket until it is closed.
+            await client.close()
 
     with server:
         check_private(server)

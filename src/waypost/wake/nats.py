@@ -17,12 +17,14 @@ from waypost.wake.port import Topic
 from waypost.wake.transport import join_notifications, split_notifications
 
 try:
-    import nats
+    from nats.aio.client import Client
 except ImportError as error:
     raise MissingExtra('wake-ups over NATS need its driver: pip install "waypost[nats]"') from error
 
 T = TypeVar("T")
 
+#: How long the end of a connection that failed may take.
+CLOSE_SECONDS = 1.0
 #: How often the driver checks an idle connection.
 PING_SECONDS = 5
 
@@ -31,6 +33,18 @@ def subject_of(topic: Topic) -> str:
     """The subject of a topic. All characters of a queue name are allowed in a subject, but not dots at any place."""
     queue = re.sub(r"\.(?=\.|$)", "._", topic.queue)
     return f"waypost.{topic.namespace}.{topic.kind}.{queue}"
+
+
+async def connect_nats(url: str, timeout: float, **options: Any) -> Any:
+    """Return a connected client. Where it cannot connect in time or is refused, nats-py leaves its socket open."""
+    client = Client()
+    try:
+        await asyncio.wait_for(client.connect(url, **options), timeout)
+    except BaseException:
+        with contextlib.suppress(Exception):
+            await asyncio.wait_for(client.close(), CLOSE_SECONDS)
+        raise
+    return client
 
 
 class NatsTransport:
@@ -60,14 +74,11 @@ class NatsTransport:
         async def on_end() -> None:
             await on_error(ConnectionError("the connection ended"))
 
-        self._client = await asyncio.wait_for(
-            nats.connect(
-                self._url, name="waypost", allow_reconnect=False, max_reconnect_attempts=1, reconnect_time_wait=0,
-                connect_timeout=max(1, round(self._timeout)),
-                ping_interval=PING_SECONDS, max_outstanding_pings=1, error_cb=on_error, closed_cb=on_end,
-                disconnected_cb=on_end,
-            ),
-            self._timeout + 1,
+        self._client = await connect_nats(
+            self._url, self._timeout + 1, name="waypost", allow_reconnect=False, max_reconnect_attempts=1,
+            reconnect_time_wait=0, connect_timeout=max(1, round(self._timeout)),
+            ping_interval=PING_SECONDS, max_outstanding_pings=1, error_cb=on_error, closed_cb=on_end,
+            disconnected_cb=on_end,
         )  # fmt: skip
         # A failed attempt before another server of the list answered does not count as a failure of this connection.
         self._failure = None

@@ -49,7 +49,7 @@ class NatsTarget:
 
     async def open(self) -> None:
         """Connect."""
-        import nats
+        from waypost.wake.nats import connect_nats
 
         self._broken = broken = asyncio.Event()
 
@@ -61,12 +61,10 @@ class NatsTarget:
 
         # The relay reconnects: a client that did so would keep waiting for confirmations of the lost connection.
         options = {"connect_timeout": CONFIRM_SECONDS, **self._options}
-        self._client = await asyncio.wait_for(
-            nats.connect(
-                self._url, allow_reconnect=False, error_cb=on_error, disconnected_cb=on_end, closed_cb=on_end, **options
-            ),
-            CONFIRM_SECONDS + 1,
-        )
+        self._client = await connect_nats(
+            self._url, CONFIRM_SECONDS + 1, allow_reconnect=False, error_cb=on_error, disconnected_cb=on_end,
+            closed_cb=on_end, **options,
+        )  # fmt: skip
         self._stream = self._client.jetstream(publish_async_max_pending=100_000)
 
     async def send(self, records: Sequence[RelayRecord]) -> list[Confirmation]:
