@@ -813,7 +813,10 @@ class AsyncWaypost(BaseClient):
     async def records(
         self, kind: str, *, names: Iterable[str] = (), cursor: str | None = None, limit: int = 100
     ) -> StoredRecords:
-        """Return the shared records of a `kind`, the newest first, page by page, or those of these `names`."""
+        """Return the shared records of a `kind`, the newest first, page by page, or those of these `names`.
+
+        `limit` is the most of a page, `cursor` that of the page before.
+        """
         flow = records.records(self._context, kind, names=list(check_items("names", names)), cursor=cursor, limit=limit)
         return StoredRecords.from_record(await self._run(flow))
 
@@ -827,7 +830,10 @@ class AsyncWaypost(BaseClient):
         return await self._run(action_log.log_action(self._context, action))
 
     async def actions(self, *, cursor: str | None = None, limit: int = 50) -> LoggedActions:
-        """Return the log of actions, the newest first, page by page: who did what, and what became of it."""
+        """Return the log of actions, the newest first, page by page: who did what, and what became of it.
+
+        `limit` is the most of a page, `cursor` that of the page before.
+        """
         return await self._run(action_log.actions(self._context, cursor=cursor, limit=limit))
 
     # ---- running a queue ---------------------------------------------------------------------------------
@@ -905,6 +911,8 @@ class AsyncWaypost(BaseClient):
     ) -> Published | None:
         """Send a dead letter again with another `body` or other `headers`; None if there is no such letter any more.
 
+        `queue` and `id` are those of the letter.
+
         A new message takes its place in one step, however often the call is repeated: its header `waypost-edited-from`
         has the id of the letter, and key, group, priority and correlation id are those of the letter. If the key is in
         use by now the status is `duplicate`, and the letter stays. Raises `QueueFull` as a publish does.
@@ -928,27 +936,37 @@ class AsyncWaypost(BaseClient):
         """Start to `redrive` or `purge` the dead letters of a `queue` that the filters choose, and return at once.
 
         What is to be done is saved in the store, and goes on when this program ends: web servers (`waypost web`) and
-        `run_bulk` carry it on, one at a time. Letters that die after the start are not meant. The filters are those of
-        `purge`; `rate` ("100/s") bounds a redrive. `user` and `via` are what the list of bulk actions shows.
+        `run_bulk` carry it on, one at a time. Letters that die after the start are not meant. The filters (`reason`,
+        `error_type`, `error`, `group`, `key_prefix`, `type_name`, `died_before`, `died_after`) are those of `purge`;
+        `verb` is one of the two, `rate` ("100/s") bounds a redrive. `user` and `via` are what the list of bulk actions shows.
 
             action = post.start_bulk("orders", "redrive", error_type="builtins.TimeoutError", rate="50/s")
         """
         return await self._run(self._start_bulk_flow(queue, verb, rate, user, via, filters))
 
     async def bulk_action(self, id: str) -> BulkAction:
-        """Return a bulk action and how far it is."""
+        """Return the bulk action with this `id` and how far it is."""
         return await self._run(self._find_bulk_flow(id))
 
     async def bulk_actions(self, *, cursor: str | None = None, limit: int = 50) -> BulkActions:
-        """Return the bulk actions of the store, the newest first, page by page; it keeps the newest 200."""
+        """Return the bulk actions of the store, the newest first, page by page; it keeps the newest 200.
+
+        `limit` is the most of a page, `cursor` that of the page before.
+        """
         return await self._run(self._list_bulk_flow(cursor, limit))
 
     async def change_bulk(self, id: str, change: Literal["pause", "resume", "cancel"]) -> BulkAction:
-        """Pause, resume or cancel a bulk action. A step of up to 100 letters that is under way ends first."""
+        """Pause, resume or cancel the bulk action with this `id`, as `change` says.
+
+        A step of up to 100 letters that is under way ends first.
+        """
         return await self._run(self._change_bulk_flow(id, change))
 
     async def run_bulk(self, id: str, *, seconds: Duration = 60) -> BulkAction:
-        """Carry on a bulk action until it ends or for so many `seconds`; nothing if another program works on it."""
+        """Carry on a bulk action until it ends or for so many `seconds`; nothing if another program works on it.
+
+        `id` is that of the action.
+        """
         return await self._run(self._run_bulk_flow(id, check_seconds("seconds", seconds)))
 
     async def remove_queue(self, queue: QueueName) -> bool:
