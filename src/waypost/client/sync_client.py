@@ -891,7 +891,7 @@ class Waypost(BaseClient):
         What is to be done is saved in the store, and goes on when this program ends: web servers (`waypost web`) and
         `run_bulk` carry it on, one at a time. Letters that die after the start are not meant. The filters (`reason`,
         `error_type`, `error`, `group`, `key_prefix`, `type_name`, `died_before`, `died_after`) are those of `purge`;
-        `verb` is one of the two, `rate` ("100/s") bounds a redrive. `user` and `via` are what the list of bulk actions shows.
+        `verb` is one of the two, `rate` ("100/s") bounds a redrive. `user` and `via` are for the list of actions.
 
             action = post.start_bulk("orders", "redrive", error_type="builtins.TimeoutError", rate="50/s")
         """
