@@ -91,6 +91,7 @@ bench: .venv/ready  ## Benchmarks: the core, the worker, latency and timers, and
 	$(RUN) -m benchmarks.spark --quick
 	$(RUN) -m benchmarks.metrics_and_traces --quick
 	$(RUN) -m benchmarks.web --quick
+	$(RUN) -m benchmarks.faststream --quick
 
 faults: .venv/ready  ## Fault figures: what survives which fault. QUICK=1: a smaller run
 	$(RUN) -m tests.fault.figures $(if $(QUICK),--quick)

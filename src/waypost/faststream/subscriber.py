@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
@@ -103,6 +103,7 @@ class WaypostSubscriber(SubscriberUsecase[Any]):
     async def start(self) -> None:
         """Start to handle messages; with its broker, in the one worker that the broker starts."""
         await super().start()
+        self.lock = nullcontext()  # the worker waits for the handlers that run; a lock would cost each message time
         self._post_start()
         if self.calls:
             await self._broker_config.workers.add(self, self.client)
