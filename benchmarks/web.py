@@ -122,13 +122,14 @@ def fill_queues(post: Waypost, count: int) -> dict[str, str]:
 def page_routes(app: Any) -> list[str]:
     """The pages that every store has, without the live stream and the forms of actions."""
     routes = [route.path for route in app.routes if isinstance(route, Route) and "GET" in (route.methods or ())]
-    return [path for path in routes if path.startswith("/s/") and not path.endswith(("/events", "{action}"))]
+    others = ("/events", "{action}", "{name:path}")
+    return [path for path in routes if path.startswith("/s/") and not path.endswith(others)]
 
 
 def screens(app: Any, ids: dict[str, str]) -> dict[str, str]:
     """The path of each screen and of each read of the API, by the name of its figure."""
     sample = {"{store}": "main", "{queue}": "orders", "{id}": ids["dead"]}
-    queries = {"id": ids["waiting"], "q": ids["waiting"]}
+    queries = {"search": f"id={ids['waiting']}", "charts": "queues=orders", "preview": "cron=0+9+*+*+*"}
 
     def fill(path: str) -> str:
         for name, value in sample.items():
@@ -144,9 +145,10 @@ def screens(app: Any, ids: dict[str, str]) -> dict[str, str]:
     found |= {f"search-{kind}": f"/s/main/search?q={id}" for kind, id in (ids | {"unknown": UNKNOWN_ID}).items()}
     found |= {"search-queue": "/s/main/search?q=or", "settings": f"{orders}/do/configure"}
     for read in api.READS:
-        needed = [field for field in read.query.__struct_fields__ if field in queries]
-        query = f"?{needed[0]}={queries[needed[0]]}" if needed and read.name == "search" else ""
-        found[f"api-{read.name.replace('_', '-')}"] = fill(api.ROOT + read.path) + query
+        # Of a worker and of a bulk action there is none here.
+        if "{name:path}" not in read.path and read.name != "bulk_action":
+            query = f"?{queries[read.name]}" if read.name in queries else ""
+            found[f"api-{read.name.replace('_', '-')}"] = fill(api.ROOT + read.path) + query
     return found
 
 
