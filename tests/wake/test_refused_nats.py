@@ -28,7 +28,7 @@ def open_target(url: str) -> None:
 
 @pytest.mark.promise("WAKE-3", "BOX-4")
 @pytest.mark.parametrize("connect", [open_transport, open_target])
-def test_a_refused_connection_leaves_no_socket(nats: NatsServer, connect: Callable[[str], None]) -> None:
+def test_a_refused_connection_keeps_no_socket_open(nats: NatsServer, connect: Callable[[str], None]) -> None:
     gc.collect()
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
