@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.spark.drivers import run_driver
-from tests.spark.remote_driver import ROWS
+from tests.spark.remote_driver import HELD, ROWS
 from waypost.store.postgres import migrate
 from waypost.testing.bench import fresh_namespace
 from waypost.testing.postgres import PostgresServer
@@ -29,16 +29,16 @@ def connect_url(spark: SparkSession) -> Iterator[str]:
 
 
 @pytest.mark.promise("SPARK-11")
-def test_reading_publishing_and_consuming_work_over_spark_connect(
-    connect_url: str, postgres: PostgresServer, tmp_path: Path
-) -> None:
+def test_everything_works_over_spark_connect(connect_url: str, postgres: PostgresServer, tmp_path: Path) -> None:
     namespace = fresh_namespace()
     migrate(postgres.socket_url, namespace=namespace)
     code, lines = run_driver(
-        "tests.spark.remote_driver", connect_url, "source", str(tmp_path), namespace, postgres.socket_url
+        "tests.spark.remote_driver", connect_url, "all", str(tmp_path), namespace, postgres.socket_url
     )
     assert code == 0, lines
     assert lines == [
         {"ready": ROWS, "published": ROWS},
         {"done": ROWS, "rows": ROWS},
+        {"clean": True, "accounted": {"done": ROWS, "ready": HELD}},
+        {"queue": "orders", "rows": ROWS + HELD, "corrupt": 0, "total": sum(range(ROWS))},
     ]

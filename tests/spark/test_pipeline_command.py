@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import shutil
 import signal
@@ -223,8 +224,14 @@ def test_commands_answer_on_every_store(shop: Shop, tmp_path: Path, capsys: pyte
     shop.post.publish_many("orders", [{"id": n} for n in range(5)])
     shop.work("orders", 3)
     place = ["--store", shop.url, "--namespace", shop.namespace, "--lake", lake]
-    assert main(["pipeline", "run", *place, "--json"]) == 0
-    assert '"queues":["orders"]' in capsys.readouterr().out
+    metrics = tmp_path / "lake.prom"
+    assert main(["pipeline", "run", *place, "--json", "--metrics", str(metrics)]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["queues"] == ["orders"]
+    assert report["events_added"] == report["rows_added"]["bronze/journal"] == report["events"]
+    assert report["offsets"]["orders"]["lag_events"] == 0
+    assert report["seconds"].keys() == {"start", "run", "total"}
+    assert 'waypost_lake_lag_events{queue="orders"} 0' in metrics.read_text()
     assert main(["pipeline", "audit", *place]) == 0
     assert capsys.readouterr().out.endswith("0 unaccounted of 5\n")
     assert main(["pipeline", "report", "--lake", lake]) == 0

@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from waypost.spark.lake.audit import Audit, FindingEvent
+    from waypost.spark.lake.freshness import RunReport
     from waypost.spark.lake.pipeline import Pipeline
 
 #: The variable that passes a URL with a password to the tasks on this machine, which inherit it.
@@ -53,6 +55,7 @@ def add(commands: Any) -> None:
     run.add_argument("--reader", metavar="NAME", help="register as a reader of the journal, so that trimming waits")
     run.add_argument("--format", help="of the files of the tables: parquet, no other")
     run.add_argument("--moved", action="store_true", help="it is the same store under a new URL")
+    run.add_argument("--metrics", metavar="FILE", help="write how fresh the lake is to a file, for Prometheus")
     ingest = _add_action(actions, "ingest", run_ingest, "load the messages of a queue into the lake, with their bodies")
     _add_store(ingest)
     ingest.add_argument("--queue", required=True, help="the queue; its journal must be at level full")
@@ -67,6 +70,17 @@ def add(commands: Any) -> None:
     )
     tidy = _add_action(actions, "tidy", run_tidy, "merge small files, and delete old rows")
     tidy.add_argument("--keep-days", type=int, metavar="N", help="delete rows of bronze and silver older than N days")
+    views = add_command(
+        actions, "views", run_views, "print CREATE VIEW statements for the tables of a lake", store=False,
+        json_text="the statements as one JSON object", more="This command does not need Spark.",
+        examples=("waypost pipeline views --lake lake --catalog main.waypost",
+                  "waypost pipeline views --lake lake --dialect duckdb"),
+    )  # fmt: skip
+    views.add_argument("--lake", required=True, metavar="DIR", help="the lake that `waypost pipeline run` fills")
+    views.add_argument("--catalog", metavar="NAME", help="the schema, or catalog and schema, of the views")
+    views.add_argument(
+        "--dialect", choices=("spark", "duckdb"), default="spark", help="spark with Delta, or duckdb (spark)"
+    )
     upgrade = add_command(
         actions, "upgrade", run_upgrade, "convert a lake of release 0.1 to Delta tables, once", store=False,
         json_text="its path as one JSON object", more="This command does not need Spark.",
@@ -232,28 +246,78 @@ def run_pipeline(options: argparse.Namespace) -> int:
     """Load the journal into the lake and return the exit code."""
     from waypost.worker.signals import StopSignals
 
+    began = time.monotonic()
     with open_session(options, LARGE if options.follow else estimate_events(options)) as (spark, report_progress):
+        started = time.monotonic()
         pipeline = make_pipeline(options, spark, report_progress)
+        before = count_rows(pipeline)
         if options.follow:
             stop = threading.Event()
             with StopSignals(lambda name: stop.set()):
                 pipeline.follow(options.every, stop)
         else:
             pipeline.run()
-        _print_end(pipeline, options.json)
+        ended = time.monotonic()
+        seconds = {"start": started - began, "run": ended - started, "total": ended - began}
+        _print_end(pipeline, options, report_run(pipeline, before, seconds))
     return 0
 
 
-def _print_end(pipeline: Pipeline, as_json: bool) -> None:
+def count_rows(pipeline: Pipeline) -> dict[str, int]:
+    """Return how many rows each table has, by its commits; no file is read."""
+    lake = pipeline.lake
+    return {name: sum(file.rows for file in lake.data_files(name)) for name in lake.table_names()}
+
+
+def report_run(pipeline: Pipeline, before: dict[str, int], seconds: dict[str, float]) -> RunReport:
+    """Return what a run did, and how far the lake is behind the journal now."""
+    from waypost.spark.lake.freshness import RunReport, measure_lag
+    from waypost.spark.lake.tables import BRONZE_JOURNAL
+    from waypost.spark.source.bulk import open_bulk
+
+    lake = pipeline.lake
+    added = {name: rows - before.get(name, 0) for name, rows in count_rows(pipeline).items()}
+    with open_bulk(pipeline.place) as bulk:
+        lag = measure_lag(bulk, lake.state.offsets, {queue: seen.not_seen for queue, seen in lake.state.seen.items()})
+    return RunReport(
+        lake.files.root, time.time_ns() // 1_000_000, lake.step,
+        {name: round(value, 3) for name, value in seconds.items()}, added.get(BRONZE_JOURNAL.name, 0), added, lag,
+    )  # fmt: skip
+
+
+def _print_end(pipeline: Pipeline, options: argparse.Namespace, report: RunReport) -> None:
     state, lake = pipeline.lake.state, pipeline.lake.files.root
     events = sum(seen.events for seen in state.seen.values())
     not_seen = {queue: seen.not_seen for queue, seen in sorted(state.seen.items()) if seen.not_seen}
-    if as_json:
-        write_json({"lake": lake, "events": events, "queues": sorted(state.seen), "not_seen": not_seen})
+    if options.metrics:
+        from waypost.spark.lake.freshness import write_metrics
+
+        write_metrics(report, options.metrics)
+    if options.json:
+        import msgspec
+
+        found: dict[str, Any] = {"lake": lake, "events": events, "queues": sorted(state.seen), "not_seen": not_seen}
+        write_json(found | msgspec.to_builtins(report))
         return
     write(f"{events:,} events of {len(state.seen)} queues in the lake {lake}")
     for queue, number in not_seen.items():
         write(f"{queue}: {number:,} events not seen, the journal was trimmed before them")
+
+
+def run_views(options: argparse.Namespace) -> int:
+    """Print the statements and return the exit code."""
+    from waypost.spark.lake.lake import Lake
+    from waypost.spark.lake.views import create_views
+
+    lake = Lake(options.lake)
+    statements = create_views(
+        [(name, lake.files.uri(name)) for name in lake.table_names()], options.catalog, options.dialect
+    )
+    if options.json:
+        write_json({"lake": lake.files.root, "statements": statements})
+    else:
+        write("\n".join(statements))
+    return 0
 
 
 @map_spark_errors

@@ -1,0 +1,101 @@
+"""What a run reports, its metrics, and the views of a lake. None of it needs Spark."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
+
+import duckdb
+import pytest
+from deltalake import DeltaTable
+
+from tests.spark.shop import Shop
+from waypost.cli.commands.pipeline import _print_end, count_rows, report_run
+from waypost.cli.main import main
+from waypost.errors import InvalidInput
+from waypost.spark.lake.freshness import QueueLag, RunReport, format_metrics, measure_lag, write_metrics
+from waypost.spark.lake.lake import Lake
+from waypost.spark.lake.views import create_views, view_name
+
+if TYPE_CHECKING:
+    from waypost.spark.lake.pipeline import Pipeline
+
+
+@pytest.mark.promise("SPARK-4")
+def test_the_lag_of_a_lake_is_what_the_journal_has_and_the_lake_has_not(orders: Shop) -> None:
+    orders.post.publish_many("orders", range(5))
+    orders.post.publish_many("mails", range(2))
+    with orders.bulk() as bulk:
+        found = measure_lag(bulk, {"orders": 2, "mails": 2}, {"orders": 1})
+    assert found["mails"] == QueueLag(2, 2, 0, 0.0, 0)
+    lag = found["orders"]
+    assert (lag.offset, lag.newest, lag.lag_events, lag.not_seen) == (2, 5, 3, 1)
+    assert lag.lag_seconds >= 0
+
+
+def test_metrics_of_a_run_are_a_file_that_prometheus_reads(tmp_path: Path) -> None:
+    report = RunReport("lake", 1500, 7, {"total": 2.5}, 40, {}, {"orders": QueueLag(40, 43, 3, 1.5, 2)})
+    text = format_metrics(report)
+    samples = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    assert samples == {
+        "waypost_lake_run_timestamp_seconds": "1.5",
+        "waypost_lake_run_seconds": "2.5",
+        "waypost_lake_run_events": "40",
+        'waypost_lake_offset{queue="orders"}': "40",
+        'waypost_lake_lag_events{queue="orders"}': "3",
+        'waypost_lake_lag_seconds{queue="orders"}': "1.5",
+        'waypost_lake_not_seen_events{queue="orders"}': "2",
+    }
+    for _ in range(2):
+        write_metrics(report, str(tmp_path / "lake.prom"))
+    assert [path.name for path in tmp_path.iterdir()] == ["lake.prom"]
+    assert (tmp_path / "lake.prom").read_text() == text
+
+
+@pytest.mark.promise("SPARK-4")
+def test_views_of_a_lake_are_statements_that_an_engine_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = str(tmp_path / "it's a lake")
+    lake = Lake(root)
+    lake.create()
+    assert main(["pipeline", "views", "--lake", root, "--dialect", "duckdb", "--catalog", "waypost"]) == 0
+    statements = capsys.readouterr().out.splitlines()
+    assert len(statements) == len(lake.table_names()) > 5
+    with duckdb.connect() as connection:
+        # The function is of an extension that is fetched from the network; what it is given is what counts here.
+        connection.execute("CREATE SCHEMA waypost")
+        connection.execute("CREATE MACRO delta_scan(path) AS TABLE SELECT path AS path")
+        for statement in statements:
+            connection.execute(statement)
+        for name in lake.table_names():
+            found = connection.execute(f"SELECT path FROM waypost.{view_name(name)}").fetchall()
+            assert DeltaTable(found[0][0].removeprefix("file://")).version() >= 0
+
+
+def test_a_view_has_a_plain_name_and_its_folder_is_quoted() -> None:
+    assert create_views([("messages/mails:eu", "file:///a`b")], "main.lake", "spark") == [
+        "CREATE OR REPLACE VIEW main.lake.messages_mails_eu AS SELECT * FROM delta.`file:///a``b`;"
+    ]
+    with pytest.raises(InvalidInput, match="--catalog is a schema"):
+        create_views([], "a; DROP TABLE b", "spark")
+
+
+def test_a_run_reports_what_it_added_and_how_long_it_took(
+    orders: Shop, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    orders.post.publish("orders", "one")
+    lake = Lake(str(tmp_path / "lake"))
+    made = cast("Pipeline", SimpleNamespace(lake=lake, place=orders.place))
+    before = count_rows(made)
+    assert before == {}
+    lake.create()
+    report = report_run(made, before, {"total": 1.23456})
+    assert (report.events_added, report.seconds, report.step) == (0, {"total": 1.235}, lake.step)
+    assert set(report.rows_added) == set(lake.table_names())
+    _print_end(made, argparse.Namespace(json=True, metrics=str(tmp_path / "lake.prom")), report)
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["offsets"] == {}
+    assert printed["lake"] == lake.files.root
+    assert (tmp_path / "lake.prom").exists()
