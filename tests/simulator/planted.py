@@ -86,7 +86,7 @@ def replace(stack: ExitStack, owner: Any, name: str, make: Callable[[Any], Any])
 # ---- the twelve of the lease protocol ----------------------------------------------------------------------------
 
 
-@fault("settle by id", "fence", seed=6)
+@fault("settle by id", "fence", seed=4)
 def settle_by_id(stack: ExitStack) -> None:
     def held(self: QueueModel, id: str, token: int, nonce: bytes) -> Record | None:
         record = self.messages.get(id)
@@ -95,7 +95,7 @@ def settle_by_id(stack: ExitStack) -> None:
     replace(stack, QueueModel, "held", lambda _: held)
 
 
-@fault("settle by state", "fence", "states", seed=10)
+@fault("settle by state", "fence", "states", seed=37)
 def settle_by_state(stack: ExitStack) -> None:
     """The last holder of a message may settle it as long as it has not been claimed again."""
 
@@ -112,7 +112,7 @@ def settle_by_state(stack: ExitStack) -> None:
     replace(stack, QueueModel, "settle", make)
 
 
-@fault("extend without token", "fence", seed=6)
+@fault("extend without token", "fence", seed=4)
 def extend_without_token(stack: ExitStack) -> None:
     def make(original: Any) -> Any:
         def extend(self: QueueModel, now: int, hold: Hold) -> ExtendStatus:
@@ -187,7 +187,7 @@ def delete_before_insert(stack: ExitStack) -> None:
     replace(stack, QueueModel, "bury", make)
 
 
-@fault("wake-up as the only signal", "poll", "liveness", seed=7)
+@fault("wake-up as the only signal", "poll", "liveness", seed=42)
 def only_wakeups(stack: ExitStack) -> None:
     replace(stack, Waiter, "polled", lambda _: lambda self, answer, sent_at, answered_at: None)
     replace(stack, receive, "safety_poll_seconds", lambda _: lambda lease_ms, *, woken: 1e6)
@@ -250,7 +250,7 @@ def fire_without_comparing(stack: ExitStack) -> None:
     replace(stack, MemoryStore, "fire_schedule", make)
 
 
-@fault("drain that drops claimed work", "drain", seed=11)
+@fault("drain that drops claimed work", "drain", seed=14)
 def drain_drops(stack: ExitStack) -> None:
     def make_give_back(original: Any) -> Any:
         def give_back_ready(self: Consumer) -> None:
@@ -294,7 +294,7 @@ def no_local_end(stack: ExitStack) -> None:
     replace(stack, Renewer, "_end_leases", lambda _: lambda self: lease_clock.now() + 1.0)
 
 
-@fault("a late claim answer is taken for a fresh one", "start", "past lease", seed=6)
+@fault("a late claim answer is taken for a fresh one", "start", "past lease")
 def late_answers(stack: ExitStack) -> None:
     def make(original: Any) -> Any:
         def local_lease(claimed: Claimed) -> tuple[float, float]:
@@ -321,7 +321,7 @@ def exit_is_free(stack: ExitStack) -> None:
     replace(stack, Message, "settlement", make)
 
 
-@fault("tokens given twice after a crash of the store", "tokens grow", seed=4)
+@fault("tokens given twice after a crash of the store", "tokens grow")
 def tokens_after_crash(stack: ExitStack) -> None:
     def make(original: Any) -> Any:
         def come_up(self: StoreNode, *, from_snapshot: bool) -> None:
@@ -375,7 +375,7 @@ def wrong_renewal(stack: ExitStack) -> None:
     replace(stack, QueueModel, "extend", make)
 
 
-@fault("off by one at the lease end", "lease end", seed=43)
+@fault("off by one at the lease end", "lease end", seed=10)
 def off_by_one(stack: ExitStack) -> None:
     replace(stack, QueueModel, "_reclaim", lambda old: lambda self, now, operation: old(self, now + 1, operation))
     replace(stack, QueueModel, "next_lease", lambda old: lambda self, now: old(self, now + 1))
