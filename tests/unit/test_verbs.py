@@ -28,7 +28,7 @@ SHARED_SCRIPTS = {
     "elect": ["elect", "resign"],
     "journal": ["journal", "journal_forget", "journal_reader", "journal_trim", "trace"],
     "outgoing": ["forwarded", "outgoing"],
-    "watch": ["result", "watch", "watch_chain"],
+    "watch": ["links", "result", "watch", "watch_chain"],
 }
 #: Scripts of the blocking wait, which is no verb of its own: it goes before a claim.
 WAIT_SCRIPTS = ["start_wait", "unblock"]
@@ -62,7 +62,8 @@ def arguments(verb: str) -> dict[str, Any]:
         "notices": [Notice("0" * 24, "ended", "orders", "orders/1", "orders/2")], "state": "ready", "cursor": None,
         "changes": {"lease": 5}, "idle": [Idle("orders")], "heartbeat": Heartbeat("w"), "ttl_ms": 1000, "name": "w",
         "role": "scheduler", "after": 0, "read_to": None, "up_to": 0, "version": None, "next_ms": None,
-        "schedule": StoredSchedule("k", "v", b"spec", False, None, None), "key": "k", "queues": ["orders"],
+        "schedule": StoredSchedule("k", "v", b"spec", False, None, None), "key": "k", "queues": ["orders"], "kind": "view",
+        "data": b"",
         "step": FireStep("k", "v", 0, 0, 0, None, 0, None, None), "request": "stop",
     }  # fmt: skip
     parameters = list(VERBS[verb].parameters.values())[1:]
