@@ -11,8 +11,9 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import Callable
 from typing import NamedTuple
+
+from waypost.store_time import StoreTime
 
 #: Ids contain the publisher's clock; journals are searched from this much earlier, because clocks differ.
 CLOCK_DIFFERENCE_MS = 120_000
@@ -23,10 +24,6 @@ MARK_BYTES = 8
 NONCE_BYTES = 12
 #: A session ends with this number. Stores pack numbers into four bytes and keep them in signed columns.
 OPERATIONS_MAX = 2**31 - 1
-#: The bound of the store's time advances slightly slower than the monotonic clock, which may be too fast.
-TIME_PACE = 0.99
-#: After this time the bound is six seconds behind: the store's time is queried before the next operation.
-TIME_STALE_SECONDS = 600.0
 
 PAIRS = [a + b for a in ALPHABET for b in ALPHABET]
 TRIPLES = [a + b for a in ALPHABET for b in PAIRS]
@@ -60,41 +57,6 @@ def new_mark() -> bytes:
 def new_nonce() -> bytes:
     """Return the nonce that fences the leases of one attempt of a claim."""
     return os.urandom(NONCE_BYTES)
-
-
-class StoreTime:
-    """A lower bound of the store's time, from its replies and the monotonic clock. Never from the client's clock.
-
-    A suspended machine or a frozen process makes the bound older than necessary, never newer.
-    """
-
-    __slots__ = ("_monotonic", "_seen")
-
-    def __init__(self, monotonic: Callable[[], float] | None = None) -> None:
-        self._monotonic = time.monotonic if monotonic is None else monotonic
-        #: The store's time in a reply, and when that came by the monotonic clock.
-        self._seen: tuple[int, float] | None = None
-
-    def now_ms(self) -> int:
-        """Return the bound; 0 before the first reply, which every store refuses as too old."""
-        if self._seen is None:
-            return 0
-        store_ms, at = self._seen
-        return store_ms + int((self._monotonic() - at) * 1000 * TIME_PACE)
-
-    @property
-    def is_stale(self) -> bool:
-        """Whether the bound may be so far behind that repeats would be refused too early."""
-        return self._seen is None or self._monotonic() - self._seen[1] > TIME_STALE_SECONDS
-
-    def learn(self, store_ms: int) -> None:
-        """Use the time of a reply, if it is later than the current bound."""
-        if store_ms > self.now_ms():
-            self._seen = (store_ms, self._monotonic())
-
-    def correct(self, store_ms: int) -> None:
-        """Use the time with which a store refused ours, even if its clock was set back."""
-        self._seen = (store_ms, self._monotonic())
 
 
 class Session:

@@ -62,9 +62,8 @@ def arguments(verb: str) -> dict[str, Any]:
         "notices": [Notice("0" * 24, "ended", "orders", "orders/1", "orders/2")], "state": "ready", "cursor": None,
         "changes": {"lease": 5}, "idle": [Idle("orders")], "heartbeat": Heartbeat("w"), "ttl_ms": 1000, "name": "w",
         "role": "scheduler", "after": 0, "read_to": None, "up_to": 0, "version": None, "next_ms": None,
-        "schedule": StoredSchedule("k", "v", b"spec", False, None, None), "key": "k", "queues": ["orders"], "kind": "view",
-        "data": b"",
-        "step": FireStep("k", "v", 0, 0, 0, None, 0, None, None), "request": "stop",
+        "schedule": StoredSchedule("k", "v", b"spec", False, None, None), "key": "k", "queues": ["orders"],
+        "kind": "view", "data": b"", "step": FireStep("k", "v", 0, 0, 0, None, 0, None, None), "request": "stop",
     }  # fmt: skip
     parameters = list(VERBS[verb].parameters.values())[1:]
     return {one.name: samples[one.name] for one in parameters if one.default is inspect.Parameter.empty}

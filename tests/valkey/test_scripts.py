@@ -36,7 +36,8 @@ KEYWORDS = {
 COMMANDS = {
     "DEL", "EXISTS", "GET", "HDEL", "HEXISTS", "HGET", "HGETALL", "HINCRBY", "HLEN", "HMGET", "HSCAN", "HSET", "HSETNX",
     "HSTRLEN", "HVALS", "LINDEX", "LLEN", "LPOP", "LPUSH", "LRANGE", "LTRIM", "PERSIST", "PEXPIRE", "PTTL",
-    "PUBLISH", "RPUSH", "SADD", "SCARD", "SET", "SMEMBERS", "SPOP", "SREM", "TIME", "UNLINK", "XADD", "XLEN", "XRANGE",
+    "PUBLISH", "RPUSH", "SADD", "SCARD", "SET", "SMEMBERS", "SPOP", "SRANDMEMBER", "SREM", "TIME", "UNLINK",
+    "XADD", "XLEN", "XRANGE",
     "XREVRANGE", "XTRIM",
     "ZADD", "ZCARD", "ZCOUNT", "ZMSCORE", "ZPOPMIN", "ZRANGE", "ZRANGEBYSCORE", "ZRANK", "ZREM", "ZREMRANGEBYSCORE",
     "ZREVRANGE", "ZSCAN", "ZSCORE",
@@ -64,13 +65,13 @@ CONSTANTS = {
     "HOLDERS": "keys", "WAITING": "waiting", "DEAD": "dead", "ERRORS": "errors", "JOURNAL": "journal",
     "READERS": "readers", "SLEEPERS": "sleepers", "RATE": "rate", "COMPLETED": "completed", "OUTGOING": "outgoing",
     "ARRIVALS": "arrivals", "OPERATIONS": "operations", "REGISTER": "workers", "RECORDS": "records",
-    "SCHEDULES": "schedules", "SHARED": "shared", "SHARED_DATA": "shared data",
+    "SCHEDULES": "schedules", "REQUESTS": "requests", "SHARED": "shared", "SHARED_DATA": "shared data",
 }  # fmt: skip
 
 #: Parts that scripts include.
-PARTS = {"base", "shared", "moves", "accept", "chains", "drafts", "once", "register", "leader", "known_answer"}
+PARTS = {"base", "wake", "shared", "moves", "accept", "chains", "drafts", "once", "register", "leader", "known_answer"}
 #: Keys that depend on an argument, and the line in the opening of a script that can touch those of chains.
-DERIVED = {"window:<key>", "result:<id>", "leader:<role>"}
+DERIVED = {"window:<key>", "result:<id>", "end:<id>", "leader:<role>"}
 OF_CHAINS = "the keys of chains"
 
 TOKEN = re.compile(

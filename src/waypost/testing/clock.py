@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 
-from waypost.identity import StoreTime
+from waypost.store_time import StoreTime
 
 #: The start of a minute in January 2027: minute counters then begin with the first event.
 START_MS = 1_800_000_000_000

@@ -2,7 +2,7 @@
 --
 -- KEYS: as in register.
 -- Arguments: name, request.
--- Touches: workers (read), requests.
+-- Touches: workers, requests.
 -- Invariant: only a worker that is registered has a request. The first write removes.
 -- Reply: 1 if there is such a worker, otherwise 0.
 
