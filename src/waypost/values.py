@@ -534,7 +534,10 @@ class WorkerQueueRecord(Struct, frozen=True):
 
 
 class DeadFilter(Struct, frozen=True, omit_defaults=True):
-    """Which dead letters are meant; what is None does not matter. `error` is the line of the error that says most."""
+    """Which dead letters are meant; what is None does not matter.
+
+    `error` is the line of the error that says most. Empty text as `error_type` or `error`: letters that have none.
+    """
 
     reason: str | None = None
     error_type: str | None = None

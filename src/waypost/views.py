@@ -465,6 +465,8 @@ class BulkAction(Struct, frozen=True):
     error: str | None
     #: Whether a program works on it now.
     carried: bool
+    #: Steps that were planned so far; one that finds no letter counts too.
+    steps: int = 0
 
     @property
     def has_ended(self) -> bool:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.unit.clients import MODES, open_client
 from waypost import Waypost
-from waypost.errors import InvalidInput, InvalidPolicy, StoreUnavailable
+from waypost.errors import InvalidInput, InvalidName, InvalidPolicy, StoreUnavailable
 from waypost.operations import bulk
 from waypost.store.postgres import migrate
 from waypost.testing.bench import fresh_namespace
@@ -309,6 +309,44 @@ def test_wrong_bulk_actions_are_refused(post: Any) -> None:
     with pytest.raises(InvalidInput, match="there is no bulk action"):
         post.run_bulk("nothing")
     assert post.bulk_actions().actions == []
+
+
+@pytest.mark.promise("DEAD-2")
+def test_empty_text_means_letters_without_an_error(post: Any) -> None:
+    plain = bury(post, 2, "rejected")
+    other = bury(post, 1, "rejected", "timeout")
+    started = post.start_bulk("orders", "redrive", reason="rejected", error_type="", error="")
+    assert started.filters == {"reason": "rejected", "error_type": "", "error": ""}
+    assert post.run_bulk(started.id).done == 2
+    assert dead(post) == other
+    assert post.purge("orders", "dead", error="") == 0
+    assert {message.id for message in post.messages("orders")} == set(plain)
+    with pytest.raises(InvalidName):
+        post.start_bulk("orders", "redrive", reason="")
+
+
+@pytest.mark.promise("DEAD-2")
+def test_a_start_removes_an_ended_bulk_action_and_never_one_that_has_not_ended(
+    post: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk, "KEPT_MAX", 3)
+    monkeypatch.setattr(bulk, "SPARE", 1)
+    post.publish("orders", 1)
+    first, second, third = (post.start_bulk("orders", "redrive").id for _ in range(3))
+    with pytest.raises(InvalidInput, match="none of them has ended"):
+        post.start_bulk("orders", "redrive")
+    post.run_bulk(second)
+    fourth = post.start_bulk("orders", "redrive").id
+    assert {one.id for one in post.bulk_actions().actions} == {first, third, fourth}
+
+
+def test_a_bulk_action_of_another_release_is_left_out_of_the_list(post: Any) -> None:
+    post.publish("orders", 1)
+    post.save_record(bulk.KIND, "new", b'{"verb": "move"}')
+    started = post.start_bulk("orders", "redrive").id
+    assert [one.id for one in post.bulk_actions().actions] == [started]
+    with pytest.raises(InvalidInput, match="another release"):
+        post.run_bulk("new")
 
 
 def test_a_filter_is_kept_as_it_was_given() -> None:

@@ -383,3 +383,13 @@ def test_a_password_in_the_url_of_a_store_is_on_no_page(memory: Site) -> None:
 def test_stores_without_a_usable_name_are_refused(stores: Any) -> None:
     with pytest.raises(ConfigurationError):
         create_app(stores)
+
+
+def test_the_log_of_actions_has_no_body_of_a_schedule(memory: Site) -> None:
+    client = memory.client()
+    body = {"name": "nightly", "queue": "cards", "every": 3600, "body": {"card": "4111"}}
+    assert client.write("/schedules", body, method="PUT").status == 200
+    (entry,) = client.api("/actions")["actions"]
+    assert "4111" not in str(entry)
+    assert entry["command"].endswith("--body BODY")
+    assert entry["python"].endswith("body=body)")

@@ -18,6 +18,8 @@ import pytest
 from tests.waiting import until
 from tests.web.asgi import Client
 from tests.web.conftest import Site
+from waypost.errors import OutcomeUnknown
+from waypost.web import bulk
 
 pytestmark = pytest.mark.promise("FACE-3", "DEAD-2")
 LETTERS = 240
@@ -132,6 +134,75 @@ def test_only_who_may_see_a_body_edits_it_on_a_page(memory: Site) -> None:
 
 
 # ---- servers that end --------------------------------------------------------------------------------------------
+
+
+def test_the_card_of_letters_without_an_error_takes_only_those(memory: Site) -> None:
+    plain = memory.bury("orders", 1, 2)
+    memory.bury("orders", 3, error="timeout")
+    client = memory.client()
+    text = client.get("/s/main/queues/orders/dead").text
+    (link,) = (unescape(one) for one in re.findall(r'href="([^"]*/do/bulk_redrive[^"]*error=)"', text))
+    page = client.get(link).text
+    assert "<b>2</b> dead letters" in page
+    form = next(one for one in re.findall(r"<form.*?</form>", page, re.DOTALL) if 'name="error"' in one)
+    fields = {name: unescape(value) for name, value in re.findall(r'name="(\w+)" value="([^"]*)"', form)}
+    assert client.form(link.partition("?")[0], fields).status == 303
+    (started,) = client.api("/bulk")["bulk_actions"]
+    assert started["filters"] == {"reason": "rejected", "error_type": "", "error": ""}
+    assert carried_on(client, started["id"])["done"] == 2
+    assert {message.id for message in memory.post.messages("orders")} == set(plain)
+
+
+def test_a_read_only_server_carries_on_no_bulk_action(memory: Site) -> None:
+    memory.bury("orders", 1)
+    started = memory.post.start_bulk("orders", "redrive")
+    client = memory.client(read_only=True)
+    for page in ("/s/main/queues/orders/dead", "/s/main/actions"):
+        assert client.get(page).status == 200
+        assert client.app.state.bulk._task is None
+    assert memory.post.bulk_action(started.id).state == "running"
+
+
+def test_old_bulk_actions_are_carried_on_however_many_are_newer(memory: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk, "LISTED", 2)
+    memory.bury("orders", 1)
+    old = memory.post.start_bulk("orders", "redrive")
+    for _ in range(5):
+        memory.post.change_bulk(memory.post.start_bulk("orders", "purge", reason="none").id, "pause")
+    client = memory.client()
+    client.get("/s/main/actions")
+    assert carried_on(client, old.id)["done"] == 1
+
+
+def test_a_mounted_server_waits_for_the_rate_of_a_bulk_action_after_the_last_request(
+    memory: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk, "IDLE_SECONDS", 0.0)
+    monkeypatch.setattr(bulk, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(bulk, "TURN_SECONDS", 0.01)
+    memory.bury("orders", 1, 2)
+    started = memory.post.start_bulk("orders", "redrive", rate="1/s")
+    client = memory.client()
+    client.get("/s/main/actions")
+    until(lambda: client.run(pause()) or memory.post.bulk_action(started.id).state == "done")
+    until(lambda: client.run(pause()) or client.app.state.bulk._task.done())
+    assert memory.post.bulk_action(started.id).done == 2
+
+
+def test_an_error_of_one_bulk_action_holds_up_no_other(memory: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory.bury("orders", 1)
+    broken, sound = memory.post.start_bulk("orders", "purge"), memory.post.start_bulk("orders", "redrive")
+    run = memory.served.run_bulk
+
+    async def run_bulk(id: str, **options: Any) -> Any:
+        if id == broken.id:
+            raise OutcomeUnknown("the answer is lost")
+        return await run(id, **options)
+
+    monkeypatch.setattr(memory.served, "run_bulk", run_bulk)
+    client = memory.client()
+    client.get("/s/main/actions")
+    assert carried_on(client, sound.id)["done"] == 1
 
 
 @contextmanager

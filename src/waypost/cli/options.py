@@ -91,8 +91,8 @@ def add_message_filters(parser: argparse.ArgumentParser) -> None:
 def add_dead_filters(parser: argparse.ArgumentParser) -> None:
     """Add the options that choose dead letters. All that are given must fit."""
     parser.add_argument("--reason", help="those with this reason")
-    parser.add_argument("--error-type", metavar="CLASS", help="those with this class of error")
-    parser.add_argument("--error", metavar="TEXT", help="those whose error is this line")
+    parser.add_argument("--error-type", metavar="CLASS", help="those with this class of error; '': none")
+    parser.add_argument("--error", metavar="TEXT", help="those whose error is this line; '': none")
     parser.add_argument("--group", help="those of this group")
     parser.add_argument("--key-prefix", metavar="TEXT", help="those whose key begins so")
     parser.add_argument("--type", dest="type_name", metavar="NAME", help="those whose body is of this type")

@@ -796,7 +796,7 @@ def dead_filter(what: str, given: DeadFilters) -> DeadFilter:
     options: dict[str, Any] = dict(given)
     before, after = options.pop("died_before", None), options.pop("died_after", None)
     for name, value in options.items():
-        if value is not None:
+        if value is not None and (value != "" or name not in bulk.MAY_BE_NONE):
             check_text(name, value, KEY_CHARACTERS_MAX)
     return DeadFilter(
         **options,
@@ -823,7 +823,7 @@ def bulk_view(found: bulk.Bulk) -> BulkAction:
     return BulkAction(
         found.id, record.verb, record.queue, filters, record.rate, record.user, record.via, record.state, record.total,
         record.done, record.left, record.unknown, to_datetime(record.start_ms), to_datetime(record.ended_ms),
-        record.error, record.state in bulk.ACTIVE and record.lease_ms > found.now_ms,
+        record.error, record.state in bulk.ACTIVE and record.lease_ms > found.now_ms, record.steps,
     )  # fmt: skip
 
 

@@ -134,9 +134,9 @@ class DeadFilters(TypedDict, total=False):
 
     #: Why they are dead.
     reason: str | None
-    #: The class of the error.
+    #: The class of the error; empty text: those that have none.
     error_type: str | None
-    #: The line of the error that says most: the last of a traceback, otherwise the first.
+    #: The line of the error that says most: the last of a traceback, otherwise the first; empty text: none.
     error: str | None
     group: str | None
     #: How their keys begin.

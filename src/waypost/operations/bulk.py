@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -33,7 +34,7 @@ from waypost.formatting import error_line
 from waypost.identity import SESSION_BYTES, Operation, new_mark
 from waypost.operations.flow import ClientContext, Flow, Sleep
 from waypost.operations.records import records, save_record
-from waypost.policy import parse_rate
+from waypost.policy import RECORDS_PAGE_MAX, parse_rate
 from waypost.values import DeadFilter, Page, RecordPage, SharedRecord, Stored
 
 T = TypeVar("T")
@@ -41,6 +42,8 @@ T = TypeVar("T")
 KIND = "waypost-bulk"
 #: Bulk actions that the store keeps, those that have ended among them.
 KEPT_MAX = 200
+#: Starts at the same time may exceed that by so many before the store removes the oldest, ended or not.
+SPARE = 100
 #: Letters that are read in one step. Their bodies are read too.
 STEP_LETTERS = 100
 #: How long a client works on an action before it must have saved it again.
@@ -55,6 +58,9 @@ Change = Literal["pause", "resume", "cancel"]
 VERBS: tuple[Verb, ...] = ("redrive", "purge")
 #: States in which a client has something to do.
 ACTIVE: frozenset[State] = frozenset(("running", "pausing", "cancelling"))
+ENDED: frozenset[State] = frozenset(("done", "cancelled", "failed"))
+#: Parts of a filter for which empty text means letters that have none.
+MAY_BE_NONE = frozenset(("error_type", "error"))
 #: An error that may be gone at the next attempt.
 PASSING = (StoreUnavailable, OutcomeUnknown, StoreFull)
 
@@ -124,8 +130,9 @@ def start(
         parse_rate(rate)
     for name in ("reason", "error_type", "error", "group", "key_prefix", "type_name"):
         value = getattr(filter, name)
-        if value is not None:
+        if value is not None and (value or name not in MAY_BE_NONE):
             check_text(name, value, TEXT_CHARACTERS_MAX)
+    yield from _make_room(context)
     total = (yield from context.attempt(context.store.stats(queue))).ledger.dead_kept
     now = yield from context.attempt(context.store.time())
     record = BulkRecord(
@@ -137,6 +144,38 @@ def start(
     return saved
 
 
+def _make_room(context: ClientContext) -> Flow[None]:
+    """Remove the oldest bulk actions that have ended where there are too many; refuse another if none has ended."""
+    found: list[SharedRecord] = []
+    cursor = None
+    while True:
+        page = yield from records(context, KIND, cursor=cursor, limit=RECORDS_PAGE_MAX)
+        found += page.records
+        cursor = page.cursor
+        if cursor is None:
+            break
+    surplus = len(found) + 1 - KEPT_MAX
+    for record in reversed(found):
+        if surplus <= 0:
+            return
+        if _has_ended(record):
+            yield from save_record(context, KIND, record.name, None, version=record.version)
+            surplus -= 1
+    if surplus > 0:
+        raise InvalidInput(
+            f"the store keeps at most {KEPT_MAX} bulk actions, and none of them has ended: wait until one has, or "
+            "cancel one"
+        )
+
+
+def _has_ended(record: SharedRecord) -> bool:
+    """Whether a bulk action has ended; one that another release wrote is not known to have."""
+    try:
+        return msgspec.json.decode(record.data, type=BulkRecord).state in ENDED
+    except msgspec.DecodeError:
+        return False
+
+
 def find(context: ClientContext, id: str) -> Flow[Bulk]:
     """Return a bulk action, or raise `InvalidInput`."""
     page = yield from records(context, KIND, names=[check_text("id", id, 128)])
@@ -146,9 +185,13 @@ def find(context: ClientContext, id: str) -> Flow[Bulk]:
 
 
 def list_bulk(context: ClientContext, *, cursor: str | None, limit: int) -> Flow[tuple[list[Bulk], str | None]]:
-    """Return a page of bulk actions, the newest first."""
+    """Return a page of bulk actions, the newest first, without those that only another release can read."""
     page = yield from records(context, KIND, cursor=cursor, limit=limit)
-    return [_read(record, page) for record in page.records], page.cursor
+    found = []
+    for record in page.records:
+        with suppress(InvalidInput):
+            found.append(_read(record, page))
+    return found, page.cursor
 
 
 def change(context: ClientContext, id: str, how: Change) -> Flow[Bulk]:
@@ -169,7 +212,7 @@ def change(context: ClientContext, id: str, how: Change) -> Flow[Bulk]:
 
 def _changed_state(bulk: Bulk, how: Change) -> State:
     record = bulk.record
-    if record.state in ("done", "cancelled", "failed"):
+    if record.state in ENDED:
         raise InvalidInput(f"bulk action {bulk.id} has ended ({record.state}): there is nothing to {how}")
     if how == "resume":
         return record.state if record.state == "cancelling" else "running"
@@ -339,7 +382,7 @@ def fits(letter: Stored, filter: DeadFilter) -> bool:
     if filter.after_ms is not None and ended < filter.after_ms:
         return False
     wanted = ((filter.error_type, letter.error_type), (filter.error, error_line(letter.error)))
-    if any(want is not None and want != have for want, have in wanted):
+    if any(want is not None and want != (have or "") for want, have in wanted):
         return False
     if filter.key_prefix is not None and not (letter.key or "").startswith(filter.key_prefix):
         return False
@@ -383,7 +426,7 @@ def _save(context: ClientContext, bulk: Bulk, record: BulkRecord, owner: str | N
         record = structs.replace(record, owner=owner, lease_ms=bulk.now_ms + LEASE_MS)
     record = structs.replace(record, change=os.urandom(8).hex())
     data = msgspec.json.encode(record)
-    answer = yield from save_record(context, KIND, bulk.id, data, version=bulk.version, keep=KEPT_MAX)
+    answer = yield from save_record(context, KIND, bulk.id, data, version=bulk.version, keep=KEPT_MAX + SPARE)
     if not answer.saved or answer.record is None:
         return None
     return Bulk(bulk.id, record, answer.record.version, answer.now_ms)

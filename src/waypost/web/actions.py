@@ -50,6 +50,15 @@ class Action(Struct, frozen=True):
     forms: Callable[[str, Any], Forms]
 
 
+class Placeholder(Struct, frozen=True):
+    """A variable in a call that stands for a value which must not be written out."""
+
+    name: str
+
+    def __repr__(self) -> str:
+        return self.name
+
+
 def command(*arguments: object) -> str:
     """A command line, quoted for a shell."""
     return shlex.join(["waypost", *(str(argument) for argument in arguments)])
@@ -330,7 +339,7 @@ SCHEDULE_DEFAULTS = {
 
 
 def save_forms(queue: str, request: documents.ScheduleSave) -> Forms:
-    """A save of a schedule as a command."""
+    """A save of a schedule as a command; the body is not written out, because the log of actions must not have it."""
     arguments: list[object] = ["schedules", "save", request.name, "--queue", request.queue]
     rule: dict[str, object] = {"every": request.every}
     if request.cron is not None:
@@ -345,8 +354,8 @@ def save_forms(queue: str, request: documents.ScheduleSave) -> Forms:
             arguments += [f"--{name.replace('_', '-')}", text]
             options[name] = CatchUp(value) if name == "missed" and isinstance(value, int) else value
     if not request.keep_body and request.body is not None:
-        arguments += ["--body", msgspec.json.encode(request.body).decode()]
-        options["body"] = request.body
+        arguments += ["--body", "BODY"]
+        options["body"] = Placeholder("body")
     return Forms(command(*arguments), call("save_schedule", request.name, **options))
 
 

@@ -77,7 +77,7 @@ def create_app(
     parse_networks(trusted_proxies)
     hidden = tuple(hide_bodies)
     lakes = lakes_of(lake, named)
-    places, own, runner = {}, list[AsyncWaypost](), BulkRunner()
+    places, own, runner = {}, list[AsyncWaypost](), BulkRunner(read_only=read_only)
     for name, store in named.items():
         post = AsyncWaypost(store, retry_budget=RETRY_BUDGET_SECONDS) if isinstance(store, str) else store
         if not isinstance(post, AsyncWaypost):
@@ -92,8 +92,7 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        if not read_only:
-            runner.start(forever=True)
+        runner.start(forever=True)
         yield
         await runner.close()
         for place in places.values():

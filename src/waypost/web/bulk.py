@@ -2,7 +2,7 @@
 
 The server of a started app looks for unfinished bulk actions every few seconds. A mounted app is not notified when its
 server starts: there it begins when a page of dead letters or actions is read or a bulk action is started, and ends some
-time after the last of these.
+time after the last of these, once no bulk action is left to carry on.
 """
 
 from __future__ import annotations
@@ -26,10 +26,12 @@ log = logging.getLogger("waypost.web")
 POLL_SECONDS = 3.0
 #: One turn of an action, so that several get their turns.
 TURN_SECONDS = 1.0
-#: Without a lifespan: how long after the last request it goes on looking, if nothing is left to do.
+#: Without a lifespan: how long after the last request it goes on looking, if no action is unfinished.
 IDLE_SECONDS = 120.0
-#: Unfinished actions are among the newest: so many are looked through.
+#: Bulk actions that are read at once.
 LISTED = 50
+#: States in which a server has something to do.
+ACTIVE = ("running", "pausing", "cancelling")
 
 FILTER_FIELDS = (
     "reason", "error_type", "error", "group", "key_prefix", "type_name", "died_before", "died_after",
@@ -37,13 +39,16 @@ FILTER_FIELDS = (
 
 
 class BulkRunner:
-    """Carries on the bulk actions of the stores of one server."""
+    """Carries on the bulk actions of the stores of one server; that of a read-only server does nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, read_only: bool = False) -> None:
+        self._read_only = read_only
         self._places: list[Place] = []
         self._task: asyncio.Task[None] | None = None
         self._wanted_until = 0.0
         self._wake = asyncio.Event()
+        #: Stores that had an unfinished bulk action when they were last read.
+        self._active: set[str] = set()
 
     def serve(self, place: Place) -> None:
         """Carry on the bulk actions of this store too."""
@@ -51,6 +56,8 @@ class BulkRunner:
 
     def start(self, *, forever: bool = False) -> None:
         """Begin to look for bulk actions, in the event loop that runs; go on for some time."""
+        if self._read_only:
+            return
         self._wanted_until = float("inf") if forever else max(self._wanted_until, time.monotonic() + IDLE_SECONDS)
         loop = asyncio.get_running_loop()
         if self._task is None or self._task.done() or self._task.get_loop() is not loop:
@@ -79,7 +86,7 @@ class BulkRunner:
                     log.debug("bulk actions of store %s cannot be carried on now: %s", place.name, error)
                 except Exception:
                     log.exception("a bulk action failed", extra={"event": "web_bulk_failed"})
-            if not worked and time.monotonic() > self._wanted_until:
+            if not worked and not self._active and time.monotonic() > self._wanted_until:
                 return
             if not worked:
                 await self._pause()
@@ -94,16 +101,34 @@ class BulkRunner:
 
     async def _turn(self, place: Place) -> bool:
         """Give each unfinished action of a store its turn; whether one of them moved."""
-        found = await place.post.bulk_actions(limit=LISTED)
+        found = await unfinished(place)
+        (self._active.add if found else self._active.discard)(place.name)
         worked = False
-        for action in reversed(found.actions):
-            if action.state not in ("running", "pausing", "cancelling"):
+        for action in reversed(found):
+            try:
+                after = await place.post.run_bulk(action.id, seconds=TURN_SECONDS)
+            except WaypostError as error:
+                log.debug("bulk action %s cannot be carried on now: %s", action.id, error)
                 continue
-            after = await place.post.run_bulk(action.id, seconds=TURN_SECONDS)
-            if (after.done, after.state) != (action.done, action.state):
+            except Exception:
+                log.exception("a bulk action failed", extra={"event": "web_bulk_failed", "bulk": action.id})
+                continue
+            if (after.steps, after.done, after.state) != (action.steps, action.done, action.state):
                 worked = True
                 await place.watch.changed(action.queue)
         return worked
+
+
+async def unfinished(place: Place) -> list[BulkAction]:
+    """The bulk actions of a store that a server has something to do for, the newest first."""
+    found: list[BulkAction] = []
+    cursor = None
+    while True:
+        page = await place.post.bulk_actions(cursor=cursor, limit=LISTED)
+        found += [action for action in page.actions if action.state in ACTIVE]
+        cursor = page.cursor
+        if cursor is None:
+            return found
 
 
 # ---- documents -------------------------------------------------------------------------------------------------

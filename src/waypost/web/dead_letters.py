@@ -41,8 +41,8 @@ NO_FILTER = ("by", "rate", "confirm")
 def fits(letter: StoredMessage[Any], wanted: documents.DeadFilter | documents.DeadQuery) -> bool:
     """Whether a filter means a letter; the same rule as that of bulk actions."""
     pairs = (
-        (wanted.reason, letter.reason), (wanted.error_type, letter.error_type), (wanted.group, letter.group),
-        (wanted.error, error_line(letter.error)),
+        (wanted.reason, letter.reason), (wanted.error_type, letter.error_type or ""), (wanted.group, letter.group),
+        (wanted.error, error_line(letter.error) or ""),
     )  # fmt: skip
     if any(want is not None and want != have for want, have in pairs):
         return False

@@ -29,6 +29,7 @@ Limit = Annotated[int, Meta(ge=1, le=PAGE_LIMIT_MAX, description="At most so man
 Cursor = Annotated[str, Meta(max_length=1_024, description="`next` of the page before; without it, the first page.")]
 MessageId = Annotated[str, Meta(min_length=1, max_length=64)]
 Text = Annotated[str, Meta(min_length=1, max_length=512)]
+ErrorText = Annotated[str, Meta(max_length=512, description="Empty: letters that have none.")]
 
 
 class Answer(Struct, frozen=True, kw_only=True):
@@ -699,8 +700,8 @@ class DeadQuery(Request, frozen=True, kw_only=True):
     """Which dead letters to count; all that is given must fit."""
 
     reason: Text | None = None
-    error_type: Text | None = None
-    error: Annotated[str, Meta(max_length=512)] | None = None
+    error_type: ErrorText | None = None
+    error: ErrorText | None = None
     group: Text | None = None
     key_prefix: Text | None = None
     type_name: Text | None = None
@@ -805,8 +806,8 @@ class DeadFilter(Request, frozen=True, kw_only=True):
     """Which dead letters; all that is given must fit. Letters that die after the start are not meant."""
 
     reason: Text | None = None
-    error_type: Text | None = None
-    error: Annotated[str, Meta(max_length=512, description="The line of the error that says most.")] | None = None
+    error_type: ErrorText | None = None
+    error: Annotated[ErrorText, Meta(description="The line of the error that says most; empty: none.")] | None = None
     group: Text | None = None
     key_prefix: Text | None = None
     type_name: Text | None = None

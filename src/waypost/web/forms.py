@@ -28,6 +28,8 @@ SETTING_TEXTS: dict[str, tuple[str, str]] = {
     "completed": ("number", "Finished messages that are kept to be listed. 0: none."),
     "hide_bodies": ("false true", "Whether these pages show bodies, headers and results of its messages to no user."),
 }  # fmt: skip
+#: Filters of dead letters for which empty text means those that have none.
+MAY_BE_NONE = ("error_type", "error")
 
 
 class Field(Struct, frozen=True):
@@ -84,7 +86,8 @@ def setting_value(name: str, text: str) -> Any:
 
 def from_query(action: Action, query: Mapping[str, str]) -> dict[str, str]:
     """The fields of a write that its link has filled in."""
-    return {name: query[name] for name in action.request.__struct_fields__ if query.get(name)}
+    fields = action.request.__struct_fields__
+    return {name: query[name] for name in fields if query.get(name) or (name in MAY_BE_NONE and name in query)}
 
 
 def to_document(action: Action, sent: Mapping[str, str]) -> dict[str, Any]:
@@ -111,7 +114,7 @@ def to_document(action: Action, sent: Mapping[str, str]) -> dict[str, Any]:
             case "missed":
                 document[name] = int(text) if text.isdecimal() else text or "skip"
             case _:
-                if text.strip():
+                if text.strip() or name in MAY_BE_NONE:
                     document[name] = text
     return document
 
