@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from shutil import copytree, rmtree
 from typing import Any
 
 import duckdb
@@ -17,7 +18,7 @@ from deltalake import DeltaTable, Schema
 from waypost.errors import StoreError
 from waypost.spark.delta.parquet import DataFile, FileWriter, describe_file, write_rows
 from waypost.spark.delta.steps import STEPS_KEPT, StepConflict, Steps
-from waypost.spark.delta.table import APP_ID, Change, DeltaFolder, Snapshot
+from waypost.spark.delta.table import APP_ID, Change, DeltaFolder, Snapshot, TableMismatch
 from waypost.spark.files import LocalFiles
 
 COLUMNS = pa.schema([("queue", pa.string()), ("number", pa.int64()), ("message_id", pa.string())])
@@ -90,12 +91,12 @@ def test_a_step_whose_process_died_is_completed_by_the_next_that_opens_the_lake(
     for died_after in range(4):
         done = 0
 
-        def commit(folder: DeltaFolder, step: int, change: Change, left: int = died_after) -> Snapshot:
+        def commit(folder: DeltaFolder, step: int, change: Change, left: int = died_after, **options: Any) -> Snapshot:
             nonlocal done
             done += 1
             if done > left:
                 raise OSError("no space left")
-            return real(folder, step, change)
+            return real(folder, step, change, **options)
 
         number = died_after + 1
         with monkeypatch.context() as broken:
@@ -146,6 +147,62 @@ def test_of_many_that_commit_at_once_one_wins_each_step_and_nothing_is_doubled(t
     newest = Steps(files, "_steps").newest()
     assert newest is not None
     assert newest.number == 24
+
+
+@pytest.mark.promise("SPARK-4")
+def test_a_step_that_another_process_left_unsynced_is_synced_before_a_writer_gets_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, steps = make(tmp_path, "a", "b")
+    real = DeltaFolder.sync
+    for lost in ("a", "_steps"):
+        newest = steps.roll_forward()
+        after = 0 if newest is None else newest.number
+
+        def sync(folder: DeltaFolder, version: int, lost: str = lost) -> None:
+            if folder.name == lost:
+                raise OSError("killed")
+            real(folder, version)
+
+        with monkeypatch.context() as killed:
+            killed.setattr(DeltaFolder, "sync", sync)
+            with pytest.raises(OSError, match="killed"):
+                steps.commit(after, "run", "", {name: added(files, name, after + 1) for name in "ab"}, {})
+        synced: list[str] = []
+        with monkeypatch.context() as watched:
+            watched.setattr(files, "sync_file", synced.append)
+            found, _ = Steps(files, "_steps").snapshots(["a", "b"], to_write=True)
+        assert found is not None
+        assert found.number == after + 1
+        assert {f"{name}/_delta_log/{after + 1:020}.json" for name in ("a", "b", "_steps")} <= set(synced)
+
+
+def test_a_table_of_another_time_than_the_steps_is_refused_by_name(tmp_path: Path) -> None:
+    """As in a copy of a lake that was changing."""
+    files, steps = make(tmp_path, "a", "b")
+    versions: dict[str, int] = {}
+    for number in range(4):
+        if number == 2:
+            copytree(tmp_path / "lake", tmp_path / "copy2")
+        changes = {name: added(files, name, number + 1) for name in (("a", "b") if number < 3 else ("b",))}
+        _, made = steps.commit(number, "run", "", changes, versions)
+        versions |= {name: snapshot.version for name, snapshot in made.items()}
+
+    for name in ("a", "b", "_steps"):
+        # One folder is as it was two steps before the last.
+        copytree(tmp_path / "lake", tmp_path / name)
+        rmtree(tmp_path / name / name)
+        copytree(tmp_path / "copy2" / name, tmp_path / name / name)
+    mixed = {name: Steps(LocalFiles(str(tmp_path / name)), "_steps") for name in ("a", "b", "_steps")}
+    for to_write in (False, True):
+        with pytest.raises(TableMismatch, match=r"/[ab] has step [34], and the newest step of the lake is 2: .*copy"):
+            mixed["_steps"].snapshots(["a", "b"], to_write=to_write)
+        # The newest step changes b, not a.
+        with pytest.raises(TableMismatch, match="/a has version 2, and the newest step of the lake has it at 3"):
+            mixed["a"].snapshots(["a", "b"], to_write=to_write)
+        with pytest.raises(TableMismatch, match="/b has version 2, and step 4 of the lake needs 3 or later"):
+            mixed["b"].snapshots(["a", "b"], to_write=to_write)
+        assert steps.snapshots(["a", "b"], to_write=to_write)[1]["b"].rows == 4
 
 
 def test_a_stale_handle_cannot_repeat_a_step(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, cast
 
 import duckdb
 import polars
@@ -18,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable
+from msgspec import structs
 from pyspark.sql import functions as f
 
 from tests.spark.lakes import eventually, live, plant, rows, tables, totals
@@ -113,6 +115,52 @@ def test_tables_agree_with_the_journal_and_the_ledger(
     assert found.is_clean
     assert found.published == found.accounted == ledger.published
     assert found.not_seen == 0
+
+
+def make_without_spark(shop: Shop, lake: Path) -> Pipeline:
+    """Return a pipeline that can do what needs no Spark."""
+    return Pipeline(cast("Any", None), str(lake), store=shop.url, namespace=shop.namespace, partitions=1)
+
+
+@pytest.mark.promise("SPARK-4")
+def test_a_run_accepts_events_that_another_run_loads_meanwhile(
+    orders: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders.post.publish_many("orders", range(5))
+    made, other = (make_without_spark(orders, tmp_path / "lake") for _ in range(2))
+    made.prepare()
+
+    def load_elsewhere(number: int) -> None:
+        other.lake.refresh(to_write=True)
+        other.lake.commit("run", {}, structs.replace(other.lake.state, offsets={"orders": number}))
+
+    load_elsewhere(5)
+    with orders.bulk() as bulk:
+        bounds = bulk.bounds
+
+        def bounds_before(queue: str) -> tuple[int, int]:
+            found = bounds(queue)
+            orders.post.publish_many("orders", range(5))
+            load_elsewhere(found[1] + 5)
+            return found
+
+        monkeypatch.setattr(bulk, "bounds", bounds_before)
+        made._load(bulk)
+        assert made.lake.state.offsets == {"orders": 5}
+        made.lake.refresh()
+    assert made.lake.state.offsets == {"orders": 10}
+
+
+@pytest.mark.promise("SPARK-4")
+def test_of_two_stores_that_begin_one_lake_the_second_is_refused(orders: Shop, tmp_path: Path) -> None:
+    with Shop(f"sqlite:///{tmp_path}/others.db", "wp") as others:
+        for shop in (orders, others):
+            shop.post.publish("orders", 1)
+        first, second = (make_without_spark(shop, tmp_path / "lake") for shop in (orders, others))
+        first.prepare()
+        with pytest.raises(ConfigurationError, match="not from this store"):
+            second.prepare()
+    assert Lake(str(tmp_path / "lake")).state.source == first.source
 
 
 @pytest.mark.promise("SPARK-4")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pyarrow as pa
@@ -18,6 +19,7 @@ from tests.spark.lakes import live, tables
 from tests.spark.shop import Shop
 from waypost.cli.main import main
 from waypost.errors import InvalidInput, StoreError
+from waypost.spark.lake.ingest import Ingest
 from waypost.spark.lake.lake import Lake
 from waypost.spark.lake.pipeline import Pipeline
 from waypost.spark.lake.sums import SUMS, merge_sums, sum_events, sum_late
@@ -54,7 +56,7 @@ class OldLake:
 
     def finish(self) -> None:
         folder = self.path / "_state"
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         (folder / "pipeline.json").write_text(json.dumps(self.state))
 
 
@@ -122,6 +124,11 @@ def test_a_lake_of_0_1_is_converted_and_continued(
     with orders.bulk() as bulk:
         # What was loaded already is not needed any more.
         bulk.run(bulk.store.journal_trim("orders", newest + len(ahead)))
+    for file in (tmp_path / "old").rglob("*.parquet"):
+        os.utime(file, (1, 1))
+    # Files that are in no table since a day are deleted; those of the second batch are merged before.
+    converted.tidy()
+    assert tables(converted) == tables(second)
     converted.run()
     assert tables(converted) == tables(second)
     assert converted.lake.state.seen == second.lake.state.seen
@@ -140,3 +147,17 @@ def test_there_must_be_a_lake_to_convert(tmp_path: Path) -> None:
     state.write_text("{")
     with pytest.raises(StoreError, match="is not the state of a lake"):
         upgrade(str(tmp_path / "old"))
+
+
+def test_messages_that_0_1_ingested_are_refused_by_name_and_their_state_is_kept(tmp_path: Path) -> None:
+    lake, state = tmp_path / "old", tmp_path / "old" / "_state"
+    for folder in ("checkpoint", "ingest-eu+orders"):
+        (state / folder / "offsets").mkdir(parents=True)
+        (state / folder / "offsets" / "0").write_text("v1")
+    OldLake(lake, "parquet").finish()
+    (state / "ingest-eu+orders.json").write_text("{}")
+    for _ in range(2):
+        upgrade(str(lake))
+        assert sorted(path.name for path in state.iterdir()) == ["ingest-eu+orders", "ingest-eu+orders.json"]
+    with pytest.raises(StoreError, match=r"queue eu:orders were loaded .* by release 0\.1 .* into a new lake"):
+        Ingest(cast("Any", None), str(lake), "eu:orders", store=f"sqlite:///{tmp_path}/orders.db")

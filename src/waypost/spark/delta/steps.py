@@ -21,7 +21,15 @@ from deltalake.exceptions import DeltaError
 
 from waypost.errors import StoreError
 from waypost.spark.delta.parquet import read_rows, write_rows
-from waypost.spark.delta.table import APP_ID, Change, DeltaFolder, MissingTable, Snapshot
+from waypost.spark.delta.table import (
+    APP_ID,
+    COPY_AGAIN,
+    Change,
+    DeltaFolder,
+    MissingTable,
+    Snapshot,
+    TableMismatch,
+)
 from waypost.spark.files import Files
 
 #: Steps whose rows are kept.
@@ -101,16 +109,26 @@ class Steps:
 
     def roll_forward(self) -> Step | None:
         """Bring every table up to the newest step; return it."""
-        step = self.newest()
+        step = self._newest_on_disk(to_write=True)
         if step is not None:
             self.follow(step)
         return step
 
-    def follow(self, step: Step) -> dict[str, Snapshot]:
+    def _newest_on_disk(self, *, to_write: bool) -> Step | None:
+        """Return the newest step, synced to disk: after a power failure no table may have a step that has no row."""
+        snapshot = self.table.snapshot()
+        try:
+            self.table.sync(snapshot.version)
+        except OSError:
+            if to_write:
+                raise
+        return self._newest(snapshot)
+
+    def follow(self, step: Step, *, sync: bool = True) -> dict[str, Snapshot]:
         """Commit a step to each table that it changes, unless it is there already; return their versions."""
         with ThreadPoolExecutor(THREADS) as pool:
             commits = {
-                name: pool.submit(self.folder(name).commit, step.number, change)
+                name: pool.submit(self.folder(name).commit, step.number, change, after=step.inputs.get(name), sync=sync)
                 for name, change in step.changes.items()
             }
             return {name: commit.result() for name, commit in commits.items()}
@@ -119,13 +137,16 @@ class Steps:
         """Return the newest step, and the version of each table after it; completes it first.
 
         Without the right to write to the lake, an incomplete step is left out: the step before it is returned, unless
-        the caller is going to write.
+        the caller is going to write. What a writer gets is on disk.
         """
+        before_number = -1
         while True:
-            step = self.newest()
+            step = self._newest_on_disk(to_write=to_write)
             try:
                 if step is not None:
-                    self.follow(step)
+                    self.follow(step, sync=to_write)
+            except TableMismatch:
+                raise
             except (OSError, DeltaError, StoreError):
                 if (
                     to_write
@@ -139,8 +160,28 @@ class Steps:
                 opened = dict(zip(tables, pool.map(self._open, tables), strict=True))
             # A table that a newer release brings is created by the next run.
             found = {name: snapshot for name, snapshot in opened.items() if snapshot is not None}
-            if all(snapshot.step <= (step.number if step else 0) for snapshot in found.values()):
+            number = step.number if step else 0
+            ahead = {name: snapshot.step for name, snapshot in found.items() if snapshot.step > number}
+            if not ahead:
+                self._check_versions(step, found)
                 return step, found
+            if number == before_number:
+                # A step has its row before it is in a table, so the row would have been found by now.
+                name = min(ahead)
+                raise TableMismatch(
+                    f"the table {self.files.path(name)} has step {ahead[name]}, and the newest step of the lake is "
+                    f"{number}: {COPY_AGAIN}"
+                )
+            before_number = number
+
+    def _check_versions(self, step: Step | None, found: Mapping[str, Snapshot]) -> None:
+        """Refuse tables that are older than the newest step had them."""
+        for name, version in (step.inputs if step else {}).items():
+            if name in found and found[name].version < version:
+                raise TableMismatch(
+                    f"the table {self.files.path(name)} has version {found[name].version}, and the newest step of the "
+                    f"lake has it at {version} or later: {COPY_AGAIN}"
+                )
 
     def _open(self, name: str) -> Snapshot | None:
         try:
@@ -177,8 +218,10 @@ class Steps:
         if self.table.try_commit(handle, step.number, Change(tuple(added), tuple(old))):
             return
         # The answer may have been lost on the way: what counts is whose row is there.
-        if added[0].path not in {file.path for file in self.table.snapshot().files}:
+        now = self.table.snapshot()
+        if added[0].path not in {file.path for file in now.files}:
             raise self._conflict(step.number)
+        self.table.sync(now.version)
 
     def _conflict(self, number: int) -> StepConflict:
         return StepConflict(

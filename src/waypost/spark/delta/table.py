@@ -35,12 +35,19 @@ READER_VERSION, WRITER_VERSION = 1, 2
 #: How long the log of a table is kept, and files that are in no version of it any more.
 LOG_KEPT: Final = "interval 7 days"
 FILES_KEPT_HOURS: Final = 24
+COPY_AGAIN: Final = (
+    "it was copied at another moment than the rest of the lake; copy the lake again while no run changes it"
+)
 #: How often a commit is tried when others are faster.
 TRIES_MAX: Final = 100
 
 
 class MissingTable(StoreError):
     """Raised when there is no Delta table at a path."""
+
+
+class TableMismatch(StoreError):
+    """Raised when a table and the steps of its lake are of different times, as in a copy of a changing lake."""
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -133,13 +140,25 @@ class DeltaFolder:
         done = table.transaction_version(APP_ID)
         return Snapshot(table.version(), done or 0, _data_files(table), pa.schema(table.schema().to_arrow()))
 
-    def commit(self, step: int, change: Change) -> Snapshot:
-        """Commit a step, unless it is committed already; return the version after it. On disk when this returns."""
+    def commit(self, step: int, change: Change, *, after: int | None = None, sync: bool = True) -> Snapshot:
+        """Commit a step, unless it is committed already; return the version after it. On disk when this returns.
+
+        A table that has not reached version `after` is refused. With `sync=False` an entry that another process wrote
+        may not be on disk yet.
+        """
         for _ in range(TRIES_MAX):
             table = self.open()
             done = table.transaction_version(APP_ID)
             if done is not None and done >= step:
+                if sync:
+                    # The process that wrote it may have died before it synced it.
+                    self.sync(table.version())
                 return self._snapshot(table)
+            if after is not None and table.version() < after:
+                raise TableMismatch(
+                    f"the table {self.files.path(self.name)} has version {table.version()}, and step {step} of the "
+                    f"lake needs {after} or later: {COPY_AGAIN}"
+                )
             if self.try_commit(table, step, change):
                 return self._snapshot(table)
         raise StoreError(f"{self.files.path(self.name)}: step {step} was not committed in {TRIES_MAX} tries")

@@ -19,12 +19,13 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import StringType, StructField, StructType
 
 from waypost.checks import check_queue
-from waypost.errors import ConfigurationError
+from waypost.errors import ConfigurationError, StoreError
 from waypost.spark.delta.data_source import TO, Target, write_frame
 from waypost.spark.delta.steps import StepConflict
 from waypost.spark.delta.table import Change
+from waypost.spark.files import open_lake_files
 from waypost.spark.lake.journal import check_offsets, plan_ranges
-from waypost.spark.lake.lake import Lake, Source
+from waypost.spark.lake.lake import OLD_FOLDER, Lake, Source
 from waypost.spark.lake.pipeline import ignore_progress, make_source
 from waypost.spark.lake.tables import LakeTable
 from waypost.spark.source.bulk import Bulk, open_bulk
@@ -80,6 +81,18 @@ def corrupt_table(queue: str) -> LakeTable:
     return _table(f"messages_corrupt/{folder_of(queue)}", {**ABOUT, "body": "BINARY", "text": "STRING"})
 
 
+def refuse_old_messages(root: str, queue: str) -> None:
+    """Refuse messages that release 0.1 loaded: their table is not converted."""
+    files, name = open_lake_files(root), folder_of(queue)
+    if files.exists(f"{OLD_FOLDER}/ingest-{name}.json"):
+        raise StoreError(
+            f"messages of queue {queue} were loaded into the lake {files.root} by release 0.1 of waypost, and their "
+            f"table messages/{name} is not converted: load them into a new lake; or, to load here what the journal "
+            f"still has, move messages/{name} away and delete {OLD_FOLDER}/ingest-{name}.json and "
+            f"{OLD_FOLDER}/ingest-{name}"
+        )
+
+
 def _table(name: str, columns: dict[str, str]) -> LakeTable:
     ddl = ", ".join(f"`{column}` {kind}" for column, kind in columns.items())
     return LakeTable(
@@ -122,6 +135,7 @@ class Ingest:
         progress: Callable[[str], None] = ignore_progress,
     ) -> None:
         self.spark, self.queue, self.schema = spark, queue, schema
+        refuse_old_messages(lake, queue)
         self.table, self.aside = rows_table(queue, schema), corrupt_table(queue)
         self.lake = Lake(lake, steps=f"_ingest/{folder_of(queue)}", tables=(self.table, self.aside))
         self.batch_rows, self.allow_gaps, self.progress = batch_rows, allow_gaps, progress

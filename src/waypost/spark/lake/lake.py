@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 LAYOUT = 2
 STEPS = "_steps"
 #: The state of a lake of release 0.1, before its tables were Delta tables.
+OLD_FOLDER = "_state"
 OLD_STATE = "_state/pipeline.json"
 
 

@@ -111,6 +111,7 @@ class Pipeline:
         #: A part for each core: starting one costs more than what a finer cut would gain.
         self.partitions = partitions or parallelism(spark)
         self.reader = reader
+        self.moved = moved
         known = self.lake.state.source
         if store is None and store_env is None:
             if known is None:
@@ -120,11 +121,11 @@ class Pipeline:
             if queues is None and known is not None:
                 queues = known.queues
             self.source = make_source(store, store_env, namespace, queues)
-            self._check_source(known, moved)
+            self._check_source(known)
 
-    def _check_source(self, known: Source | None, moved: bool) -> None:
+    def _check_source(self, known: Source | None) -> None:
         given = self.source
-        if known is None or moved:
+        if known is None or self.moved:
             return
         if (known.url, known.url_env, known.namespace) != (given.url, given.url_env, given.namespace):
             raise ConfigurationError(
@@ -177,6 +178,8 @@ class Pipeline:
         self.place.open()
         self.lake.create()
         while self.lake.state.source != self.source:
+            # Another process may have recorded its store since the lake was opened.
+            self._check_source(self.lake.state.source)
             try:
                 self.lake.commit("source", {}, msgspec.structs.replace(self.lake.state, source=self.source))
             except StepConflict:
@@ -184,14 +187,15 @@ class Pipeline:
 
     def _load(self, bulk: Bulk, *, quiet: bool = False) -> None:
         """Load the events that the journal has now, batch by batch."""
+        self.lake.refresh(to_write=True)
+        self._merge_unmerged()
         queues = list(self.source.queues) if self.source.queues else bulk.run(bulk.store.queues())
         if self.reader is not None:
             for queue in set(queues) - self.lake.state.offsets.keys():
                 bulk.run(bulk.store.journal_reader(queue, self.reader, None))
-        # Fixed once: a run must end even if events come faster than they are read.
+        # Fixed once: a run must end even if events come faster than they are read. Read after the lake, in which
+        # another run may have put newer events meanwhile.
         ends = {queue: bulk.bounds(queue)[1] for queue in queues}
-        self.lake.refresh(to_write=True)
-        self._merge_unmerged()
         check_offsets(self.lake.state.offsets, ends)
         self._report_removed(bulk, ends)
         batches = events = 0
@@ -253,6 +257,8 @@ class Pipeline:
         """Merge all small files, delete rows older than some days, and files that are in no table since a day."""
         self.lake.create()
         self.lake.refresh(to_write=True)
+        # Their files are in no table yet, so they would be deleted below.
+        self._merge_unmerged()
         fewer = compact(self.lake, self.spark)
         self.progress(f"compaction: {fewer} files fewer")
         if keep_days is not None:

@@ -22,7 +22,7 @@ from waypost.spark.delta.parquet import DataFile, describe_file, write_rows
 from waypost.spark.delta.table import Change
 from waypost.spark.files import Files, open_lake_files
 from waypost.spark.lake import gold
-from waypost.spark.lake.lake import OLD_STATE, Lake, Seen, Source, State
+from waypost.spark.lake.lake import OLD_FOLDER, OLD_STATE, Lake, Seen, Source, State
 from waypost.spark.lake.sums import SUMS
 from waypost.spark.lake.tables import (
     BRONZE_JOURNAL,
@@ -36,7 +36,9 @@ from waypost.spark.lake.tables import (
 )
 
 OLD_SUMS: Final = "silver/sums"
-OLD_FOLDER: Final = "_state"
+#: What the pipeline has there beside its state. The state of ingested messages stays: they are not converted.
+OLD_CHECKPOINT: Final = "_state/checkpoint"
+OLD_LOCK: Final = "_state/pipeline.lock"
 
 
 class OldFolder(msgspec.Struct, frozen=True):
@@ -74,7 +76,12 @@ def upgrade(root: str, progress: Callable[[str], None] = lambda text: None) -> L
         _convert(lake, old, progress)
     else:
         progress("the lake is converted already")
-    files.remove(OLD_FOLDER)
+    files.remove(OLD_CHECKPOINT)
+    files.remove_file(OLD_LOCK)
+    files.remove_file(OLD_STATE)
+    left = [name for name in files.walk(OLD_FOLDER) if not name.endswith(".crc")]
+    if not left:
+        files.remove(OLD_FOLDER)
     files.remove(OLD_SUMS)
     return lake
 
