@@ -260,8 +260,10 @@ class Poller:
         self._context.session.time.learn(at_ms)
         if heartbeats:
             self.error = None
-            self._started_ms = at_ms if self._started_ms is None else self._started_ms
-            self._check_request(requested, self._started_ms)
+            if self._started_ms is None:
+                # What the first heartbeat finds was requested of an earlier worker of the same name.
+                self._started_ms, self._requested = at_ms, requested
+            self._check_request(requested)
         elif isinstance(self.error, StoreUnavailable | OutcomeUnknown):
             self.error = None
         try:
@@ -269,9 +271,9 @@ class Poller:
         except RuntimeError:
             log.debug("the event loop is gone", extra={"event": "loop_gone"})
 
-    def _check_request(self, requested: Requested | None, started_ms: int) -> None:
-        """Pass a new request on. One from before the start was for an earlier worker of the same name."""
-        if requested is None or requested == self._requested or requested.at_ms < started_ms:
+    def _check_request(self, requested: Requested | None) -> None:
+        """Pass a new request on."""
+        if requested is None or requested == self._requested:
             return
         self._requested = requested
         log.info(

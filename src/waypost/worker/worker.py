@@ -200,7 +200,8 @@ class Worker:
         deadline = time.monotonic() + check_seconds("timeout", timeout)
         names = set(queues)
         chosen = [consumer for consumer in self._consumers if consumer.queue in names]
-        await asyncio.gather(*(self._stop_consumer(consumer, deadline) for consumer in chosen))
+        # A caller that gives up does not stop a consumer half-way.
+        await asyncio.gather(*(asyncio.shield(self._stop_consumer(consumer, deadline)) for consumer in chosen))
 
     def _stop_consumer(self, consumer: Consumer, deadline: float) -> asyncio.Task[None]:
         """Stop a consumer, once."""

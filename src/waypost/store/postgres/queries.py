@@ -64,15 +64,16 @@ LOCATE = """
         OFFSET 0
     ) known WHERE state IS NOT NULL OR ended IS NOT NULL ORDER BY name"""
 #: Which queues have an event of a message in their journal. Entries of one message are found by an index; of those
-#: with many messages a bounded number is searched, from the time on when the id was made.
+#: with many messages a bounded number is searched, from the time on when the id was made; a queue that has more of
+#: them may have one.
 LOCATE_IN_JOURNALS = """
     SELECT q.name, NULL::smallint, NULL::text FROM {queue} q
     WHERE q.name = ANY ($1) AND (
         EXISTS (SELECT 1 FROM {entry} t
             WHERE t.queue = q.number AND t.count = 1 AND t.ids IS NOT NULL AND t.ids[1] = $2)
-        OR EXISTS (SELECT 1 FROM (
+        OR (SELECT count(*) >= $4 OR coalesce(bool_or($2 = ANY (many.ids)), false) FROM (
             SELECT t.ids FROM {entry} t WHERE t.queue = q.number AND t.count > 1 AND t.at_ms >= $3
-            ORDER BY t.xid, t.seq LIMIT $4) many WHERE $2 = ANY (many.ids)))
+            ORDER BY t.xid, t.seq LIMIT $4) many))
     ORDER BY q.name"""
 
 

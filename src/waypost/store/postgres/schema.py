@@ -84,6 +84,10 @@ def sql(*, schema: str = "public", namespace: str = "wp", since: int = 0) -> str
     """Return the script that `migrate` runs on a database at version `since`."""
     names = Names(schema, namespace)
     parts = [names.fill(migration_text(name)) for version, name in MIGRATIONS if version > since]
+    if since and parts:
+        # Every function reads the queue first: in another order, a call in progress and a migration could wait for
+        # each other.
+        parts.insert(0, names.fill("LOCK TABLE {queue} IN ACCESS EXCLUSIVE MODE;"))
     # A function may call one that is made later in the same script.
     parts.append("SET LOCAL check_function_bodies = off;")
     parts += [names.fill(function_text(name)) for name in FUNCTIONS]

@@ -219,7 +219,7 @@ class QueueRecords:
             self.number, _, self.policy_text, paused = row[:4]
             self.paused = bool(paused)
             self.numbers = dict(zip(NUMBERS, row[4:], strict=False))
-        self._before = row
+        self._before = None if row is None else row[: 4 + len(NUMBERS)]
         self.messages: dict[str, Record] = {}
         self.holders: dict[str, Holder | None] = {}
         #: The number of messages that became claimable in the current step: this many sleepers are woken.

@@ -26,9 +26,11 @@ _REQUESTED = "SELECT request, request_ms FROM {worker} WHERE name = ? AND reques
 
 def heartbeat(step: Step, name: str, record: bytes, ttl_ms: int) -> int:
     """Keep a worker until its expiry; if there are too many, remove those that expire first. Returns store time."""
-    step.execute(_SWEEP, (step.now, WORKERS_SWEPT_MAX))
     row = (record, step.now, step.now + ttl_ms, name)
-    if step.execute(_UPDATE, row).rowcount == 0:
+    known = step.execute(_UPDATE, row).rowcount > 0
+    # Behind its own renewal: one that is late keeps what was requested of it.
+    step.execute(_SWEEP, (step.now, WORKERS_SWEPT_MAX))
+    if not known:
         step.execute(_INSERT, row)
         step.execute(_CUT, (name, policy.WORKERS_MAX))
     return step.now

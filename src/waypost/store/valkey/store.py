@@ -112,8 +112,8 @@ ID_BYTES = 24
 #: With durability `fsync`: what must not be lost. A lost claim or renewal is harmless, the lease just ends.
 KEPT_ON_DISK = frozenset(
     (
-        "publish", "settle", "cancel", "redrive", "replace_dead", "purge", "configure", "pause", "resume", "arrive",
-        "save_schedule", "fire_schedule", "trigger_schedule", "check", "remove",
+        "publish", "settle", "cancel", "reschedule", "redrive", "replace_dead", "purge", "configure", "pause", "resume",
+        "arrive", "save_schedule", "fire_schedule", "trigger_schedule", "check", "remove",
     )
 )  # fmt: skip
 #: The text of each durability.

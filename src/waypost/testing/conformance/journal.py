@@ -366,3 +366,11 @@ class TestLocate:
         bench.publish(queue="other")
         assert bench.locate_in_journals(ids[50], ["other", QUEUE]) == [QUEUE]
         assert bench.trace(ids[50]) != []
+
+    @pytest.mark.promise("SEE-5")
+    def test_a_queue_with_more_batches_than_are_searched_is_not_left_out(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("waypost.policy.SCANNED_MAX", 2)
+        ids = [bench.publish_count(3) for _ in range(4)]
+        assert bench.locate_in_journals(ids[-1][1], [QUEUE]) == [QUEUE]

@@ -192,6 +192,14 @@ class TestWorkerRequests:
         assert self.poll(bench, "a") is None
 
     @pytest.mark.promise("SEE-4")
+    def test_a_worker_whose_heartbeat_is_late_learns_of_a_request(self, bench: Bench) -> None:
+        self.poll(bench, "a")
+        assert self.request(bench, "a", "stop")
+        expected = Requested("stop", bench.now_ms)
+        bench.after(TTL_MS / 1000 + 1)
+        assert self.poll(bench, "a") == expected
+
+    @pytest.mark.promise("SEE-4")
     def test_a_request_for_an_earlier_worker_of_the_same_name_is_not_listed(self, bench: Bench) -> None:
         self.poll(bench, "a", started_ms=bench.now_ms)
         assert self.request(bench, "a", "stop")

@@ -12,6 +12,8 @@
 local many, id, place = tonumber(ARGV[FIRST_ARGUMENT]), ARGV[FIRST_ARGUMENT + 1], ARGV[FIRST_ARGUMENT + 2]
 -- How many entries of a journal are searched here. A script over many queues must not block the server for long.
 local ENTRIES_MAX = 32
+-- Nor are entries that may be large, by the size of the newest: bodies are in the journal of some queues.
+local ENTRY_BYTES_MAX = 16384
 
 local function value_of(command, ...)
   local value = redis.pcall(command, ...)
@@ -39,8 +41,9 @@ local function find_in_journal(base, since)
   local key = base .. 'journal'
   local newest = redis.pcall('XREVRANGE', key, '+', '-', 'COUNT', 1)
   if newest.err or not newest[1] or kept_until(newest[1][2][2], 1) < since then return '' end
-  local entries = call('XRANGE', key, '-', '+', 'COUNT', ENTRIES_MAX + 1)
-  if #entries > ENTRIES_MAX then return '?' end
+  if call('XLEN', key) > ENTRIES_MAX then return '?' end
+  if #newest[1][2][2] > ENTRY_BYTES_MAX then return '?' end
+  local entries = call('XRANGE', key, '-', '+', 'COUNT', ENTRIES_MAX)
   for i = 1, #entries do
     if string.find(entries[i][2][2], id, 1, true) then return '1' end
   end
