@@ -119,3 +119,21 @@ def test_a_write_whose_entry_cannot_be_kept_is_done_all_the_same(memory: Site, m
     client = memory.client()
     monkeypatch.setattr(memory.served, "log_action", refuse)
     assert client.write("/queues/orders/pause").json()["changed"] is True
+
+
+def test_a_change_of_settings_logs_and_undoes_nothing_of_another_user(
+    memory: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory.post.publish("orders", 1)
+    configure = memory.served.configure
+
+    async def after_another(queue: str, **options: Any) -> Any:
+        memory.post.configure("orders", max_running=7)
+        return await configure(queue, **options)
+
+    monkeypatch.setattr(memory.served, "configure", after_another)
+    client = memory.client()
+    done = client.write("/queues/orders/settings", {"max_pending": 50}, method="PATCH").json()
+    assert [one["name"] for one in done["changes"]] == ["max_pending"]
+    (entry,) = client.api("/actions")["actions"]
+    assert set(entry["undo"]["options"]) == {"max_pending"}

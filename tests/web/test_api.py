@@ -428,3 +428,26 @@ def test_every_write_has_a_form_as_a_command_and_as_python(name: str) -> None:
     assert arguments[0] == "waypost"
     assert make_parser().parse_args(arguments[1:]).command == arguments[1]
     compile(forms.python, "form", "eval")
+
+
+def test_a_queue_that_is_removed_while_it_is_read_is_no_error(memory: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory.post.publish("orders", 1, delay=60)
+    client = memory.client()
+    watch = client.app.state.service.places["main"].watch
+    forgotten: list[str] = []
+
+    def forget(name: str) -> None:
+        method = getattr(memory.served, name)
+
+        async def run(*given: Any, **options: Any) -> Any:
+            del watch.readings["orders"]
+            forgotten.append(name)
+            return await method(*given, **options)
+
+        monkeypatch.setattr(memory.served, name, run)
+
+    forget("policy")
+    assert client.api("/queues/orders")["queue"]["name"] == "orders"
+    forget("page")
+    assert [one["queue"] for one in client.api("/timers/next")["timers"]] == ["orders"]
+    assert forgotten == ["policy", "page"]

@@ -19,7 +19,8 @@ from tests.waiting import until
 from tests.web.asgi import Client
 from tests.web.conftest import Site
 from waypost.errors import OutcomeUnknown
-from waypost.web import bulk
+from waypost.views import ActionUndo, LoggedAction
+from waypost.web import Token, bulk
 
 pytestmark = pytest.mark.promise("FACE-3", "DEAD-2")
 LETTERS = 240
@@ -203,6 +204,47 @@ def test_an_error_of_one_bulk_action_holds_up_no_other(memory: Site, monkeypatch
     client = memory.client()
     client.get("/s/main/actions")
     assert carried_on(client, sound.id)["done"] == 1
+
+
+def test_a_time_without_a_zone_is_refused(memory: Site) -> None:
+    memory.bury("orders", 1)
+    client = memory.client()
+    for name in ("died_before", "died_after"):
+        answer = client.get(f"/api/v1/stores/main/queues/orders/dead/count?{name}=2026-03-06T09:00:00")
+        assert (answer.status, answer.problem) == (422, "invalid-time")
+        assert name in answer.json()["detail"]
+
+
+def test_the_page_of_a_bulk_action_takes_what_is_no_filter(memory: Site) -> None:
+    memory.bury("orders", 1)
+    page = memory.client().get("/s/main/queues/orders/do/bulk_redrive?rate=5/s&reason=rejected&by=me")
+    assert page.status == 200
+    assert "<b>1</b> dead letter of" in page.text
+    assert 'name="rate" value="5/s"' in page.text
+
+
+def test_a_purge_is_changed_only_with_the_scope_that_starts_it(memory: Site) -> None:
+    memory.bury("orders", 1)
+    purge, redrive = (memory.post.start_bulk("orders", verb).id for verb in ("purge", "redrive"))
+    for id in (purge, redrive):
+        memory.post.change_bulk(id, "pause")  # no server carries it on meanwhile
+    client = memory.client(
+        secret="s" * 16, tokens=[Token("night shift", "o" * 16, scopes=frozenset({"read", "operate"}))]
+    )
+    client.headers["authorization"] = f"Bearer {'o' * 16}"
+    assert client.write("/bulk", {"id": purge, "change": "resume"}).problem == "missing-scope"
+    assert client.write("/bulk", {"id": redrive, "change": "cancel"}).status == 200
+    client.headers["authorization"] = f"Bearer {'s' * 16}"
+    assert client.write("/bulk", {"id": purge, "change": "cancel"}).status == 200
+
+
+def test_an_undo_that_only_another_release_has_is_only_described(memory: Site) -> None:
+    undo = ActionUndo("Ask the new server.", "move_queue", {})
+    memory.post.log_action(LoggedAction("mara", "web", "move", "orders", True, "moved", undo=undo))
+    page = memory.client().get("/s/main/actions")
+    assert page.status == 200
+    assert "Ask the new server." in page.text
+    assert ">Undo<" not in page.text
 
 
 @contextmanager

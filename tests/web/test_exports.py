@@ -5,12 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
 from tests.web.asgi import Answer, Client
 from tests.web.conftest import Site
-from waypost.web import Token, exports
+from waypost.web import Token, documents, exports
 
 pytestmark = pytest.mark.promise("FACE-3")
 EXPORT = "/api/v1/stores/main/export"
@@ -29,6 +31,36 @@ def rows(answer: Answer) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(answer.text)))
 
 
+def test_a_file_of_a_long_search_is_cut_and_ends_with_a_note(memory: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory.post.publish_many("orders", range(300))
+    monkeypatch.setattr(exports, "PAGES_MAX", 1)
+    client = client_of(memory)
+    found = rows(client.get(f"{EXPORT}/messages?queue=orders"))
+    assert len(found) == documents.PAGE_LIMIT_MAX + 1
+    assert found[-1]["queue"].startswith("cut after a search")
+    document = client.get(f"{EXPORT}/messages?queue=orders&format=json").json()
+    assert (len(document["rows"]), document["truncated"]) == (documents.PAGE_LIMIT_MAX, True)
+
+
+def test_the_columns_of_a_file_do_not_depend_on_its_first_row(memory: Site) -> None:
+    async def mixed() -> AsyncIterator[dict[str, Any]]:
+        yield {"name": "idle"}
+        yield {"name": "busy", "queue_name": "orders"}
+
+    async def read() -> bytes:
+        return b"".join([line async for line in exports.as_csv(mixed(), exports.COLUMNS["workers"])])
+
+    found = list(csv.DictReader(io.StringIO(memory.runner.run(read()).decode())))
+    assert [(one["name"], one["queue_name"]) for one in found] == [("idle", ""), ("busy", "orders")]
+    memory.post.publish("orders", 1, delay=60)
+    memory.post.save_schedule("rollup", queue="reports", cron="0 9 * * *", body={})
+    client = client_of(memory)
+    for name, query in (("queues", ""), ("messages", "queue=orders&state=delayed"), ("timers", ""), ("schedules", ""),
+                        ("minutes", "queues=orders&minutes=60")):  # fmt: skip
+        document = client.get(f"{EXPORT}/{name}?format=json&{query}").json()
+        assert list(document["rows"][0]) == exports.COLUMNS[name]
+
+
 def test_every_list_is_exported_as_csv_and_json(site: Site) -> None:
     site.post.publish_many("orders", [{"id": number} for number in range(3)])
     site.post.publish("mails", 1, delay=60, key="later")
@@ -42,7 +74,7 @@ def test_every_list_is_exported_as_csv_and_json(site: Site) -> None:
     assert [one["cron"] for one in rows(client.get(f"{EXPORT}/schedules"))] == ["0 9 * * *"]
     minutes = rows(client.get(f"{EXPORT}/minutes?queues=orders&minutes=60"))
     assert sum(int(one["published"]) for one in minutes) == 3
-    assert client.get(f"{EXPORT}/workers").text == ""
+    assert client.get(f"{EXPORT}/workers").text.startswith("name,host,pid,")
     for name, query in (
         ("messages", "queue=orders"),
         ("queues", ""),

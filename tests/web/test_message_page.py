@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import html
 import re
+from typing import Any
 
 import pytest
 
 from tests.servers.valkey_setups import wait_until
 from tests.web.conftest import Site
 from tests.web.hostile import HOSTILE_TEXTS
+from waypost.errors import ResultNotKept, Undecodable
 from waypost.identity import continuation_id
 from waypost.values import ChainState, Links
 from waypost.web.chain_graph import COLUMN_MAX, draw_chain, make_chain
@@ -113,3 +115,25 @@ def test_hostile_errors_and_results_are_texts(memory: Site, text: str) -> None:
     found = [html.unescape(part) for part in re.findall(r"<pre[^>]*>(.*?)</pre>", page.text, re.DOTALL)]
     assert text in found
     assert text not in page.text or html.escape(text) == text
+
+
+@pytest.mark.parametrize(("error", "text"), [
+    (ResultNotKept("BodyTooLarge: secret"), "The result was not kept"),
+    (Undecodable("secret"), "The result cannot be read"),
+])  # fmt: skip
+def test_a_message_whose_result_cannot_be_read_has_its_page(
+    memory: Site, error: Exception, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published = memory.post.publish("orders", 1)
+
+    async def result(*given: Any, **options: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(memory.served, "result", result)
+    page = memory.client().get(f"/s/main/queues/orders/messages/{published.id}")
+    assert page.status == 200
+    assert f"{text}: " in page.text
+    assert "secret" in page.text
+    hidden = memory.client(hide_bodies=["orders"]).get(f"/s/main/queues/orders/messages/{published.id}").text
+    assert f"{text}." in hidden
+    assert "secret" not in hidden

@@ -13,6 +13,7 @@ from starlette.requests import Request
 
 from tests.web.asgi import Client
 from tests.web.conftest import Site
+from waypost.errors import StoreUnavailable
 from waypost.web import User, create_app, documents, sharing
 from waypost.web.idempotency import KEY_CHARACTERS_MAX, KIND, run_once
 from waypost.web.problems import Problem
@@ -123,19 +124,36 @@ def test_what_was_refused_may_run_later_and_what_failed_is_answered_again(memory
         async def run() -> documents.Done:
             runs.append(status)
             if status:
-                raise Problem(status, "some", "text", outcome="unknown")
+                outcome = "not done" if status in (422, 503) else "unknown"
+                raise Problem(status, "some", "text", outcome=outcome)
             return documents.Done(changed=True, text="done")
 
-        return await run_once(memory.served, f"k{status >= 500}", ("u",), b"{}", documents.Done, run)
+        return await run_once(memory.served, f"k{status in (409, 504) and status}", ("u",), b"{}", documents.Done, run)
 
-    with pytest.raises(Problem):
-        memory.runner.run(use(422))
+    for status in (422, 503):
+        with pytest.raises(Problem):
+            memory.runner.run(use(status))
     assert memory.runner.run(use(0)).text == memory.runner.run(use(0)).text == "done"
-    for _ in range(2):
-        with pytest.raises(Problem) as raised:
-            memory.runner.run(use(504))
-        assert (raised.value.status, raised.value.more) == (504, {"outcome": "unknown"})
-    assert runs == [422, 0, 504]
+    for status in (504, 409):
+        for _ in range(2):
+            with pytest.raises(Problem) as raised:
+                memory.runner.run(use(status))
+            assert (raised.value.status, raised.value.more) == (status, {"outcome": "unknown"})
+    assert runs == [422, 503, 0, 504, 409]
+
+
+def test_a_timer_that_was_moved_is_a_success_although_it_cannot_be_read_then(
+    memory: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory.post.publish("orders", 1, delay=60, key="k")
+    client = memory.client()
+
+    async def page(*given: Any, **options: Any) -> Any:
+        raise StoreUnavailable("away")
+
+    monkeypatch.setattr(memory.served, "page", page)
+    answer = client.write("/queues/orders/reschedule", {"key": "k", "delay": 600})
+    assert (answer.status, answer.json()["text"]) == (200, "k is moved")
 
 
 def test_an_idempotency_key_is_bounded_and_its_answer_has_an_end(memory: Site) -> None:

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import UNSET, Struct
 
 from waypost import CatchUp
+from waypost.errors import WaypostError
 from waypost.formatting import format_count
 from waypost.policy import parse_rate
 from waypost.views import Policy
@@ -48,6 +49,8 @@ class Action(Struct, frozen=True):
     summary: str
     run: Run
     forms: Callable[[str, Any], Forms]
+    #: The scope of a request, where it depends on what the request is about; besides `scope`.
+    scope_of: Callable[[Place, Any], Awaitable[Scope]] | None = None
 
 
 class Placeholder(Struct, frozen=True):
@@ -97,7 +100,9 @@ async def configure(place: Place, queue: str, request: documents.SettingsChange)
         text = f"{format_count(len(changes), 'setting')} of {queue} would change" if changes else "nothing would change"
         return documents.SettingsDone(changed=False, text=text, changes=changes, dry_run=request.dry_run)
     after = await place.post.configure(queue, **wanted)
-    changes = settings_changes(before, after)
+    # What another user changed meanwhile is no part of this change, nor of its undo.
+    named = wanted.keys() | {one.name for one in changes}
+    changes = [one for one in settings_changes(before, after) if one.name in named]
     text = f"changed {', '.join(one.name for one in changes)} of {queue}"
     return documents.SettingsDone(changed=True, text=text, changes=changes, dry_run=False)
 
@@ -196,7 +201,11 @@ async def reschedule(place: Place, queue: str, request: documents.RescheduleRequ
     if status == "due":
         raise Problem(409, "timer-due", f"the timer {named!r} is due already, and was not moved")
     chosen: Any = {"key": request.key} if request.key is not None else {"id": request.id}
-    found = (await place.post.page(queue, "delayed", limit=1, **chosen)).messages
+    try:
+        found = (await place.post.page(queue, "delayed", limit=1, **chosen)).messages
+    except WaypostError:
+        # The timer is moved: an error of this read would say that it is not.
+        return documents.RescheduleDone(changed=True, text=f"{named} is moved", status=status, due_at=None)
     due = found[0].ready_at if found else None
     text = f"{named} is due now" if due is None else f"{named} is moved to {due:%Y-%m-%d %H:%M:%S} UTC"
     return documents.RescheduleDone(changed=True, text=text, status=status, due_at=due)

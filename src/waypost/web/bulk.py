@@ -16,7 +16,9 @@ from typing import Any
 from waypost.errors import WaypostError
 from waypost.views import BulkAction
 from waypost.web import documents
+from waypost.web.access import Scope
 from waypost.web.actions import ACTIONS, Action, Forms, call, check_confirmed, command
+from waypost.web.dead_letters import check_times
 from waypost.web.problems import Problem
 from waypost.web.reading import Place, answered
 
@@ -187,9 +189,7 @@ async def bulk_purge(place: Place, queue: str, request: documents.BulkPurge) -> 
 def filters_of(request: documents.DeadFilter) -> Any:
     """The filters that a request names."""
     filters = {name: getattr(request, name) for name in FILTER_FIELDS if getattr(request, name) is not None}
-    for name in ("died_before", "died_after"):
-        if name in filters and filters[name].tzinfo is None:
-            raise Problem(422, "invalid-time", f"{name} needs a time zone, as in 2026-03-06T09:00:00Z")
+    check_times(request)
     return filters
 
 
@@ -206,6 +206,11 @@ async def change_bulk(place: Place, queue: str, request: documents.BulkChange) -
     place.bulk.notify()
     text = f"the bulk action is {changed.state}: {progress_text(changed)}"
     return documents.BulkDone(changed=True, text=text, bulk=changed.id, bulk_action=bulk_document(changed))
+
+
+async def change_scope(place: Place, request: documents.BulkChange) -> Scope:
+    """What a change of a bulk action needs: the scope that its start needs."""
+    return "admin" if (await place.post.bulk_action(request.id)).verb == "purge" else "operate"
 
 
 async def edit_dead(place: Place, queue: str, request: documents.EditRequest) -> documents.EditDone:
@@ -257,7 +262,8 @@ BULK_ACTIONS: tuple[Action, ...] = (
     Action("bulk_purge", "POST", "/queues/{queue}/bulk/purge", "admin", documents.BulkPurge, documents.BulkDone,
            "Remove dead letters for good, in the background.", bulk_purge, bulk_forms("purge")),
     Action("change_bulk", "POST", "/bulk", "operate", documents.BulkChange, documents.BulkDone,
-           "Pause, resume or cancel a bulk action.", change_bulk, change_forms),
+           "Pause, resume or cancel a bulk action; a purge with the scope `admin`.", change_bulk, change_forms,
+           change_scope),
     Action("edit_dead", "POST", "/queues/{queue}/edit", "operate", documents.EditRequest, documents.EditDone,
            "Send a dead letter again with another body.", edit_dead, edit_forms),
 )  # fmt: skip

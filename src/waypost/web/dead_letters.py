@@ -19,6 +19,7 @@ async def count_letters(
     place: Place, queue: str, wanted: documents.DeadFilter | documents.DeadQuery
 ) -> documents.DeadCount:
     """How many dead letters a filter means, as far as they can be read in bounded time."""
+    check_times(wanted)
     figures = await known_queue(place, queue)
     total = figures.ledger.dead_kept
     if not any(getattr(wanted, name) is not None for name in wanted.__struct_fields__ if name not in NO_FILTER):
@@ -33,6 +34,14 @@ async def count_letters(
         if cursor is None or searched >= GROUPED_MAX or time.monotonic() > until:
             break
     return documents.DeadCount(count=count, searched=searched, total=max(searched, total))
+
+
+def check_times(wanted: documents.DeadFilter | documents.DeadQuery) -> None:
+    """Refuse times without a time zone."""
+    for name in ("died_before", "died_after"):
+        given = getattr(wanted, name)
+        if given is not None and given.tzinfo is None:
+            raise Problem(422, "invalid-time", f"{name} needs a time zone, as in 2026-03-06T09:00:00Z")
 
 
 NO_FILTER = ("by", "rate", "confirm")

@@ -370,6 +370,8 @@ class MessageDetail(Answer, frozen=True, kw_only=True):
     condition: str
     max_deliveries: int | None
     result: Body | None
+    #: Why there is a result that cannot be shown.
+    result_error: str | None
     timeline: Timeline
     chain: Chain | None
     #: Whether only the lake knows it.

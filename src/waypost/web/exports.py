@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import csv
 import io
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from datetime import datetime
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from waypost.values import MINUTE_COUNTERS
 from waypost.web import chart_views, documents, reading, timer_views
 from waypost.web.problems import Problem
 from waypost.web.service import Service, check_name, convert
@@ -22,8 +25,19 @@ FORMATS = {"csv": "text/csv; charset=utf-8", "json": "application/json"}
 #: A cell that begins with one of these would be a formula in a spreadsheet.
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n")
 
+#: Where a filter fits little: so many pages are read for one file, and for so long.
+PAGES_MAX = 1_000
+READ_SECONDS_MAX = 60.0
+
+
+class Cut(Struct, frozen=True):
+    """In place of a row: the file ends here although there may be more, and why."""
+
+    text: str
+
+
 Row = dict[str, Any]
-Rows = AsyncIterator[Row]
+Rows = AsyncIterator[Row | Cut]
 
 
 def row_of(document: documents.Answer, without: tuple[str, ...] = ()) -> Row:
@@ -50,8 +64,14 @@ async def export_messages(place: reading.Place, query: Mapping[str, str], *, bod
     rest = dict(query)
     queue = check_name(rest.pop("queue", ""))
     given = convert(rest | {"limit": documents.PAGE_LIMIT_MAX}, documents.MessagesQuery, strict=False)
+    pages, seconds = 0, 0.0
     while True:
+        if pages >= PAGES_MAX or seconds > READ_SECONDS_MAX:
+            yield Cut(f"cut after a search of {seconds:.0f} seconds: there may be more")
+            return
+        start = time.monotonic()
         page = await reading.messages(place, queue, given, bodies=bodies)
+        pages, seconds = pages + 1, seconds + time.monotonic() - start
         for message in page.messages:
             row = row_of(message, ("body", "headers"))
             yield row | {"headers": message.headers, "size": message.body.size, "body": message.body.text}
@@ -107,6 +127,30 @@ LISTS: dict[str, Callable[..., Rows]] = {
 }  # fmt: skip
 
 
+def columns_of(kind: type[Struct], *more: str, without: tuple[str, ...] = (), prefix: str = "") -> list[str]:
+    """The fields of a document as columns."""
+    return [*(prefix + name for name in kind.__struct_fields__ if name not in without), *more]
+
+
+#: The columns of each list in CSV, whatever its rows are.
+COLUMNS: dict[str, list[str]] = {
+    "queues": columns_of(documents.Queue, "alerts", without=("alerts", "recent")),
+    "messages": columns_of(documents.Message, "headers", "size", "body", without=("body", "headers")),
+    "timers": columns_of(documents.Timer),
+    "schedules": columns_of(documents.Schedule),
+    "workers": [
+        *columns_of(documents.Worker, "reasons", without=("queues", "reasons")),
+        *columns_of(documents.WorkerQueue, prefix="queue_"),
+    ],
+    "minutes": [
+        *("queue", "at", "backlog"),
+        # Times are columns of their own, in seconds.
+        *(name for name in MINUTE_COUNTERS if "_ms" not in name),
+        *columns_of(documents.Minute, without=("at", "counts")),
+    ],
+}
+
+
 def cell(value: Any) -> str:
     """A value in a cell of CSV. Text that a spreadsheet would run as a formula gets an apostrophe before it."""
     if value is None:
@@ -128,14 +172,14 @@ def csv_lines(*lines: list[str]) -> bytes:
     return out.getvalue().encode(errors="replace")
 
 
-async def as_csv(rows: Rows) -> AsyncIterator[bytes]:
-    """Rows as CSV; the columns are those of the first row. A last line says so if there is more."""
-    columns: list[str] | None = None
+async def as_csv(rows: Rows, columns: list[str]) -> AsyncIterator[bytes]:
+    """Rows as CSV. A last line says so if there is more."""
     number = 0
+    yield csv_lines(columns)
     async for row in rows:
-        if columns is None:
-            columns = list(row)
-            yield csv_lines(columns)
+        if isinstance(row, Cut):
+            yield csv_lines([row.text])
+            return
         if number == EXPORT_MAX:
             yield csv_lines([f"cut after {EXPORT_MAX:,} rows: there are more"])
             return
@@ -148,7 +192,7 @@ async def as_json(rows: Rows) -> AsyncIterator[bytes]:
     number, truncated = 0, b"false"
     yield b'{"limit":%d,"rows":[' % EXPORT_MAX
     async for row in rows:
-        if number == EXPORT_MAX:
+        if number == EXPORT_MAX or isinstance(row, Cut):
             truncated = b"true"
             break
         yield (b"," if number else b"") + msgspec.json.encode(row)
@@ -181,7 +225,7 @@ async def export(service: Service, request: Request) -> Response:
     if name not in LISTS or form not in FORMATS:
         raise Problem(404, "unknown-export", f"lists are {', '.join(LISTS)}, and formats {' and '.join(FORMATS)}")
     rows = await begun(LISTS[name](place, query, bodies=service.may(caller, "bodies")))
-    content = as_csv(rows) if form == "csv" else as_json(rows)
+    content = as_csv(rows, COLUMNS[name]) if form == "csv" else as_json(rows)
     file = "-".join(part for part in (query.get("queue"), query.get("state"), name) if part)
     headers = {"content-disposition": f'attachment; filename="{safe_name(file)}.{form}"'}
     return StreamingResponse(content, media_type=FORMATS[form], headers=headers)

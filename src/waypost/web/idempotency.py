@@ -73,8 +73,9 @@ async def run_once(
     try:
         done = await run()
     except Problem as problem:
-        # What was refused before it ran may run once the reason is gone.
-        if problem.status < 500:
+        # What was not done may run once the reason is gone. What may have been done must not run again.
+        outcome = problem.more.get("outcome", "not done" if problem.status < 500 else "unknown")
+        if outcome == "not done":
             await keep(post, name, None)
         else:
             failed = KeptProblem(problem.status, problem.kind, problem.detail, problem.more)

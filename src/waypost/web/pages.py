@@ -256,7 +256,8 @@ async def show_action(visit: Visit) -> Response:
         return draw_confirm(visit, action, queue, given, detail, fields=edited)
     meant = None
     if action.name in ("bulk_redrive", "bulk_purge"):
-        wanted = convert(forms.to_document(action, given), documents.DeadQuery)
+        filters = {name: text for name, text in given.items() if name not in dead_letters.NO_FILTER}
+        wanted = convert(forms.to_document(action, filters), documents.DeadQuery)
         meant = await dead_letters.count_letters(visit.here, queue, wanted)
     return draw_confirm(visit, action, queue, given, detail, meant=meant)
 

@@ -17,7 +17,7 @@ from msgspec import Struct, structs
 
 from waypost import AsyncWaypost, CatchUp, StoredMessage
 from waypost import Schedule as ClientSchedule
-from waypost.errors import InvalidInput, Undecodable
+from waypost.errors import InvalidInput, ResultNotKept, Undecodable, WaypostError
 from waypost.formatting import error_line, format_count
 from waypost.identity import is_message_id
 from waypost.values import MessageState, chain_id, split_chain_id
@@ -176,11 +176,12 @@ async def known_queue(place: Place, name: str) -> Figures:
 async def queue_detail(place: Place, name: str, query: documents.QueueQuery) -> documents.QueueDetail:
     """A queue with everything that one page shows of it."""
     figures = await known_queue(place, name)
+    # Before the next reads: the queue may be removed meanwhile.
+    queue = queue_document(place, name)
     async with answered():
         policy = await place.post.policy(name)
         stats = await place.post.stats(name, query.minutes) if query.minutes else None
     settings, ledger = settings_document(policy), figures.ledger
-    queue = queue_document(place, name)
     history = documents.QueueHistory(
         queue=name, at=figures.at, minutes=[], backlog=[], backlog_known_from=None, changes=[]
     )
@@ -321,7 +322,11 @@ async def message_detail(place: Place, queue: str, id: str, *, bodies: bool) -> 
     async with answered():
         stored = await find_message(place, queue, id)
         events = history_events(await place.post.history(queue, id))
-        result = await place.post.result(queue, id, default=_NO_RESULT)
+        result, no_result = _NO_RESULT, None
+        try:
+            result = await place.post.result(queue, id, default=_NO_RESULT)
+        except (ResultNotKept, Undecodable) as error:
+            no_result = error
         policy = settings_document(await place.post.policy(queue))
         show_bodies = await place.may_show_bodies(queue, allowed=bodies)
         chain = await find_chain(place, queue, id, events)
@@ -341,10 +346,19 @@ async def message_detail(place: Place, queue: str, id: str, *, bodies: bool) -> 
         condition=condition,
         max_deliveries=policy.max_deliveries,
         result=visible,
+        result_error=describe_missing(no_result, show_bodies=show_bodies),
         timeline=make_timeline(events, figures.at),
         chain=chain,
         from_lake=False,
     )
+
+
+def describe_missing(error: WaypostError | None, *, show_bodies: bool) -> str | None:
+    """Why the result of a message cannot be shown. The text of the error may hold a part of the result."""
+    if error is None:
+        return None
+    text = "was not kept" if isinstance(error, ResultNotKept) else "cannot be read"
+    return f"The result {text}: {error}" if show_bodies else f"The result {text}."
 
 
 async def lake_detail(place: Place, queue: str, id: str) -> documents.MessageDetail:
@@ -355,7 +369,7 @@ async def lake_detail(place: Place, queue: str, id: str) -> documents.MessageDet
     timeline = make_timeline(events, events[-1].at)
     return documents.MessageDetail(
         queue=queue, id=id, message=None, condition=events[-1].event, max_deliveries=None, result=None,
-        timeline=timeline, chain=None, from_lake=True,
+        result_error=None, timeline=timeline, chain=None, from_lake=True,
     )  # fmt: skip
 
 

@@ -78,6 +78,8 @@ class Service:
         target = queue_of(action, content, queue)
         if target is not None:
             check_name(target)
+        if action.scope_of is not None:
+            await self.require(request, await action.scope_of(place, content))
         key = request.headers.get("idempotency-key") or getattr(request.state, "idempotency_key", None)
         sent = msgspec.json.encode(content)
         if hasattr(content, "by"):

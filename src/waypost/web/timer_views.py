@@ -46,16 +46,16 @@ async def next_timers(place: reading.Place, query: documents.TimersQuery) -> doc
         return documents.NextTimers(timers=found, next=page.cursor, complete=page.cursor is None)
     await place.watch.refresh()
     waiting = sorted(
-        (one.figures.next_due, name)
+        (one.figures.next_due, name, one.figures.at)
         for name, one in place.watch.readings.items()
         if one.figures.ledger.delayed and one.figures.next_due is not None
     )
     timers: list[documents.Timer] = []
     complete = len(waiting) <= QUEUES_READ_MAX
     async with reading.answered():
-        for _, name in waiting[:QUEUES_READ_MAX]:
+        for _, name, at in waiting[:QUEUES_READ_MAX]:
             page = await place.post.page(name, "delayed", limit=query.limit)
-            timers += [timer_document(one, place.watch.readings[name].figures.at) for one in page.messages]
+            timers += [timer_document(one, at) for one in page.messages]
             complete = complete and page.cursor is None
     if len(waiting) > QUEUES_READ_MAX:
         # A queue that was not read has none before this.
