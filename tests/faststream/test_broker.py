@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from contextlib import aclosing
 from typing import Annotated, Any
 
 import pytest
@@ -17,6 +19,7 @@ from waypost import AsyncWaypost, Queue, Waypost
 from waypost.errors import ConfigurationError, MessageDead, ResultNotKept, WaitTimeout
 from waypost.faststream import WaypostBroker, WaypostResponse, WaypostRoute, WaypostRoutePublisher, WaypostRouter
 from waypost.faststream.annotations import Client, WaypostMessage
+from waypost.worker.worker import await_unfinished
 
 pytestmark = pytest.mark.promise("FACE-4")
 
@@ -324,10 +327,14 @@ def test_messages_can_be_received_without_a_handler(place: Place) -> None:
             first = await subscriber.get_one()
             assert first is not None
             found = [await first.decode()]
-            async for message in subscriber:
-                found.append(await message.decode())
-                if len(found) == 3:
-                    break
+            async with aclosing(aiter(subscriber)) as messages:  # type: ignore[type-var]
+                async for message in messages:
+                    found.append(await message.decode())
+                    if len(found) == 3:
+                        break
+            last = await subscriber.get_one(timeout=60)  # it was not done: the loop did not go on
+            assert last is not None
+            assert await last.decode() == 3
             assert await subscriber.get_one(timeout=0.01) is None
         return found
 
@@ -433,3 +440,96 @@ def test_a_stop_releases_what_runs_too_long(place: Place) -> None:
             assert (ledger.ready, ledger.released, ledger.retried) == (1, 1, 0)
 
     run(test())
+
+
+def test_a_blocking_handler_keeps_its_lease_when_the_broker_stops(place: Place) -> None:
+    broker = place.broker(graceful_timeout=0.05)
+    started, ended = threading.Event(), threading.Event()
+
+    @broker.subscriber("slow")
+    def hang(body: int) -> None:
+        started.set()
+        ended.wait(60)
+
+    async def test() -> None:
+        async with AsyncWaypost(place.url, namespace=place.namespace) as post:
+            try:
+                async with running(broker):
+                    await broker.publish(1, "slow")
+                    await until(started.is_set, "the start of the handler")
+                ledger = await post.ledger("slow")
+                assert (ledger.leased, ledger.ready, ledger.released) == (1, 0, 0)
+            finally:
+                ended.set()
+
+            async def is_done() -> bool:
+                return (await post.ledger("slow")).done == 1
+
+            await until(is_done, "the settle")
+            await await_unfinished()
+
+    run(test())
+
+
+def test_a_subscriber_with_a_blocking_function_has_no_timeout() -> None:
+    broker = WaypostBroker("memory://", logger=None)
+
+    def block(body: int) -> None: ...
+
+    async def wait(body: int) -> None: ...
+
+    mixed = broker.subscriber("mixed")
+    mixed(wait, filter=lambda message: bool(message.headers))
+    assert [handler.can_be_stopped for handler in mixed.handlers()] == [True]
+    mixed(block)
+    assert [handler.can_be_stopped for handler in mixed.handlers()] == [False]
+
+    timed = broker.subscriber("timed", timeout=5)
+    timed(wait, filter=lambda message: bool(message.headers))
+    with pytest.raises(ConfigurationError, match="nothing can stop a thread"):
+        timed(block)
+    assert [handler.timeout for handler in timed.handlers()] == [5]
+
+
+def test_a_batch_that_begins_with_none_is_published_whole() -> None:
+    class Empty(BaseMiddleware):
+        async def publish_scope(self, call_next: Any, cmd: Any) -> Any:
+            if cmd.destination == "removed":
+                cmd.batch_bodies = ()
+            else:
+                cmd.batch_bodies = cmd.batch_bodies  # as a middleware that changes bodies does
+            return await call_next(cmd)
+
+    broker = WaypostBroker("memory://", logger=None, middlewares=[Empty])
+
+    async def test() -> None:
+        async with broker:
+            published = await broker.publish_batch(None, 1, None, queue="orders")
+            assert len(published) == 3
+            assert (await broker.client.ledger("orders")).ready == 3
+            assert len(await broker.publish_batch(None, queue="orders")) == 1
+            assert await broker.publish_batch(1, 2, queue="removed") == []
+
+    run(test())
+
+
+def test_a_request_to_a_queue_without_leases_still_reaches_the_publishers_of_its_handler() -> None:
+    broker, seen = WaypostBroker("memory://", logger=None), []
+
+    @broker.subscriber("sums", lease=None)
+    @broker.publisher("totals")
+    async def add(numbers: list[int]) -> int:
+        return sum(numbers)
+
+    @broker.subscriber("totals")
+    async def receive(total: int) -> None:
+        seen.append(total)
+
+    async def test() -> None:
+        async with running(broker):
+            with pytest.raises(ResultNotKept):
+                await broker.request([1, 2], "sums", timeout=60)
+            await settled(broker, "totals", done=1)
+
+    run(test())
+    assert seen == [3]

@@ -10,6 +10,7 @@ from faststream.exceptions import AckMessage, NackMessage, RejectMessage, SkipMe
 
 from tests.faststream.running import SOON, Place, run, running, settled, until
 from waypost import ByException, Constant, Exponential, Linear, NoRetry
+from waypost.faststream import TestWaypostBroker, WaypostBroker, WaypostRouter
 from waypost.faststream.annotations import WaypostMessage
 from waypost.faststream.outcomes import outcome_of
 from waypost.message import Dead, Outcome, Retry, Snooze
@@ -124,6 +125,73 @@ def test_the_policy_of_the_broker_decides_about_errors(
             return [one.error async for one in broker.client.dead_letters("orders")]
 
     assert all("no tea" in str(error) for error in run(test()))
+
+
+@pytest.mark.parametrize("policy", [AckPolicy.MANUAL, AckPolicy.ACK, AckPolicy.NACK_ON_ERROR])
+def test_the_policy_of_the_broker_reaches_the_subscribers_of_its_routers(policy: AckPolicy) -> None:
+    inner, outer = WaypostRouter(), WaypostRouter()
+
+    @inner.subscriber("orders", retry=NoRetry())
+    async def handle(body: str) -> None:
+        if body == "fail":
+            raise ValueError("no tea")
+
+    outer.include_router(inner)
+    broker = WaypostBroker("memory://", logger=None, ack_policy=policy)
+    broker.include_router(outer)
+    expected = {
+        AckPolicy.MANUAL: {"done": 0, "dead": 2},
+        AckPolicy.ACK: {"done": 2, "dead": 0},
+        AckPolicy.NACK_ON_ERROR: {"done": 1, "dead": 1},
+    }
+
+    async def test() -> None:
+        async with running(broker):
+            await broker.publish_batch("end", "fail", queue="orders")
+            ledger = await settled(broker, "orders", **expected[policy])
+            assert ledger.retried == 0
+
+    run(test())
+
+
+def test_an_ack_that_is_raised_is_a_decision_by_hand(place: Place) -> None:
+    broker, batches = place.broker(ack_policy=AckPolicy.MANUAL), []
+
+    @broker.subscriber("orders", retry=SOON)
+    async def charge(body: int) -> None:
+        raise AckMessage
+
+    @broker.subscriber("many", batch=10, retry=SOON)
+    async def charge_all(bodies: list[int], message: WaypostMessage) -> None:
+        batches.append(bodies)
+        message.messages[0].dead("bad")
+        raise AckMessage
+
+    async def test() -> None:
+        await broker.publish(1, "orders")
+        await broker.publish_batch(1, 2, queue="many")
+        async with running(broker):
+            await settled(broker, "orders", done=1, retried=0)
+            await settled(broker, "many", done=1, dead=1, retried=0)
+
+    run(test())
+    assert batches == [[1, 2]]
+
+
+def test_an_ack_that_is_raised_is_a_decision_by_hand_in_a_test_broker() -> None:
+    broker = WaypostBroker("memory://", logger=None, ack_policy=AckPolicy.MANUAL)
+
+    @broker.subscriber("orders")
+    async def charge(body: int) -> None:
+        raise AckMessage
+
+    async def test() -> None:
+        async with TestWaypostBroker(broker):
+            await broker.publish(1, "orders")
+            ledger = await broker.client.ledger("orders")
+            assert (ledger.done, ledger.retried) == (1, 0)
+
+    run(test())
 
 
 @pytest.mark.parametrize(

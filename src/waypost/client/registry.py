@@ -60,7 +60,7 @@ class Registry:
         together = (*self.middleware, *added)
         # All are checked before the first is changed.
         chosen_for = {
-            handler: check_handling(together, handler.name, awaited=handler.can_be_stopped)
+            handler: check_handling(together, handler.name, awaited=handler.is_awaited)
             for handler in self.handlers.values()
         }
         for handler, chosen in chosen_for.items():

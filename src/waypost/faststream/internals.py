@@ -19,6 +19,7 @@ from typing import Any
 
 from fast_depends.dependencies import Dependant
 from fast_depends.library.serializer import SerializerProto
+from fast_depends.utils import is_coroutine_callable
 from faststream._internal.basic_types import LoggerProto, SendableMessage
 from faststream._internal.broker import BrokerUsecase
 from faststream._internal.broker.registrator import Registrator
@@ -38,7 +39,7 @@ from faststream._internal.di import FastDependsConfig
 from faststream._internal.endpoint.publisher import PublisherProto, PublisherSpecification, PublisherUsecase
 from faststream._internal.endpoint.publisher.fake import FakePublisher
 from faststream._internal.endpoint.subscriber import SubscriberSpecification, SubscriberUsecase
-from faststream._internal.endpoint.subscriber.call_item import CallsCollection
+from faststream._internal.endpoint.subscriber.call_item import CallsCollection, HandlerItem
 from faststream._internal.endpoint.utils import ParserComposition
 from faststream._internal.logger import DefaultLoggerStorage, make_logger_state
 from faststream._internal.logger.logging import get_broker_logger
@@ -51,18 +52,23 @@ from faststream.message.utils import decode_message
 __all__ = [
     "EMPTY", "ArgsContainer", "BrokerConfig", "BrokerMiddleware", "BrokerRouter", "BrokerUsecase", "CallsCollection",
     "CodecProto", "ContentTypes", "Context", "ContextRepo", "CustomCallable", "DefaultCodec", "DefaultLoggerStorage",
-    "Dependant", "FakePublisher", "FastDependsConfig", "LoggerProto", "ParserComposition", "ProducerProto",
-    "PublisherMiddleware", "PublisherProto", "PublisherSpecification", "PublisherSpecificationConfig",
+    "Dependant", "FakePublisher", "FastDependsConfig", "HandlerItem", "LoggerProto", "ParserComposition",
+    "ProducerProto", "PublisherMiddleware", "PublisherProto", "PublisherSpecification", "PublisherSpecificationConfig",
     "PublisherUsecase", "PublisherUsecaseConfig", "Registrator", "SendableMessage", "SerializerProto",
     "SubscriberRoute", "SubscriberSpecification", "SubscriberSpecificationConfig", "SubscriberUsecase",
     "SubscriberUsecaseConfig", "TestBroker", "UnderlyingDriverAnnotation", "change_producer", "decode_message",
-    "fastapi_context", "get_broker_logger", "make_logger_state", "serializer_of", "stream_router",
+    "fastapi_context", "get_broker_logger", "is_blocking", "make_logger_state", "serializer_of", "stream_router",
 ]  # fmt: skip
 
 
 def serializer_of(config: FastDependsConfig) -> SerializerProto | None:
     """Return what turns bodies into bytes: that of the broker, or the default."""
     return config._serializer
+
+
+def is_blocking(call: HandlerItem[Any]) -> bool:
+    """Whether FastStream calls this handler in a thread, because it is no coroutine function."""
+    return not is_coroutine_callable(call.handler._declared_call)
 
 
 def stream_router() -> Any:

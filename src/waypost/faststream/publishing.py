@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Unpack
 
 from faststream.response import PublishCommand, PublishType, Response
@@ -65,6 +65,17 @@ class WaypostPublishCommand(BatchPublishCommand):
         self.options = dict(options or {})
         #: How long a request waits for its reply.
         self.timeout = timeout
+        self._has_bodies = True
+
+    @property
+    def batch_bodies(self) -> tuple[Any, ...]:
+        """All bodies. `None` is one, also if it is the first."""
+        return (self.body, *self.extra_bodies) if self._has_bodies else ()
+
+    @batch_bodies.setter
+    def batch_bodies(self, bodies: Sequence[Any]) -> None:
+        self._has_bodies = bool(bodies)
+        self.body, self.extra_bodies = (bodies[0], tuple(bodies[1:])) if bodies else (None, ())
 
     @classmethod
     def from_cmd(cls, cmd: PublishCommand, *, batch: bool = False) -> WaypostPublishCommand:
@@ -184,7 +195,7 @@ class WaypostProducer(ProducerProto[WaypostPublishCommand]):
         if not isinstance(envelope, bytes):
             raise ResultNotKept(
                 f"message {published.id} of queue {published.queue} is done, and its handler sent no reply: it handles "
-                "batches, has no_reply=True, or is no FastStream subscriber"
+                "batches, has no_reply=True, is no FastStream subscriber, or its queue has lease=None"
             )
         return Message(published.queue, Lease(published.id, 0, b"", 1, 0, 5, None, None, 0, 0, 0, None, envelope))
 
@@ -305,9 +316,14 @@ class ResultProducer:
         self._message.keep_result(codec.make_envelope(self._message.id, encoded.body, head), self._seconds)
 
 
-def reply_publisher(producer: Any, reply_to: str, message: Any) -> ReplyPublisher:
-    """Return what sends the reply to a message: to the client that waits for it, or to a queue."""
+def reply_publisher(producer: Any, reply_to: str, message: Any) -> ReplyPublisher | None:
+    """Return what sends the reply to a message: to the client that waits for it, or to a queue.
+
+    A message of a queue with `lease=None` has no settle that could keep the reply to a request: then it is None.
+    """
     if reply_to.startswith(RESULT_REPLY) and isinstance(message, Message):
+        if message.at_most_once:
+            return None
         seconds = float(reply_to.removeprefix(RESULT_REPLY))
         return ReplyPublisher(ResultProducer(producer, message, seconds), reply_to)  # type: ignore[arg-type]
     return ReplyPublisher(producer, reply_to)

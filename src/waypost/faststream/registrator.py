@@ -16,7 +16,6 @@ from waypost.faststream.internals import (
     BrokerConfig,
     BrokerMiddleware,
     BrokerRouter,
-    CallsCollection,
     CodecProto,
     CustomCallable,
     Dependant,
@@ -27,7 +26,7 @@ from waypost.faststream.internals import (
 )
 from waypost.faststream.publishing import WaypostPublisher, WaypostPublisherConfig
 from waypost.faststream.specification import WaypostPublisherSpecification, WaypostSubscriberSpecification
-from waypost.faststream.subscriber import WaypostSubscriber, WaypostSubscriberConfig
+from waypost.faststream.subscriber import SubscriberCalls, WaypostSubscriber, WaypostSubscriberConfig
 from waypost.message import Queue, queue_name
 from waypost.policy import RetryPolicy
 from waypost.times import Duration
@@ -82,7 +81,7 @@ class WaypostRegistrator(Registrator[Any, Any]):
         if unknown:
             raise ConfigurationError(f"subscriber has no option {', '.join(sorted(unknown))}")
         settings = {"lease": lease, "max_deliveries": max_deliveries}
-        calls: CallsCollection[Any] = CallsCollection()
+        calls = SubscriberCalls()
         config = WaypostSubscriberConfig(
             _outer_config=self.config,  # type: ignore[arg-type]
             _ack_policy=ack_policy,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
@@ -14,14 +14,16 @@ from faststream.exceptions import StopConsume
 from faststream.message import StreamMessage
 
 from waypost.client import AsyncWaypost
-from waypost.errors import EnvelopeTooNew, Undecodable
+from waypost.errors import ConfigurationError, EnvelopeTooNew, Undecodable
 from waypost.faststream.internals import (
     EMPTY,
     CallsCollection,
+    HandlerItem,
     PublisherProto,
     SubscriberSpecification,
     SubscriberUsecase,
     SubscriberUsecaseConfig,
+    is_blocking,
 )
 from waypost.faststream.message import WaypostMessage, decode_batch, decode_one, parse_batch, parse_message
 from waypost.faststream.outcomes import SKIP_SECONDS, outcome_of
@@ -63,6 +65,24 @@ class WaypostSubscriberConfig(SubscriberUsecaseConfig):
         return True
 
 
+class SubscriberCalls(CallsCollection[Any]):
+    """The functions of a subscriber: more than one if they have filters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        #: Called when a function was added: raises `ConfigurationError` if the subscriber's options do not suit it.
+        self.check: Callable[[], object] = bool
+
+    def add_call(self, call: HandlerItem[Any]) -> None:
+        """Add a function, unless the subscriber's options do not suit it."""
+        super().add_call(call)
+        try:
+            self.check()
+        except ConfigurationError:
+            self.data.remove(call)
+            raise
+
+
 class HasWorkers(Protocol):
     """What a subscriber needs of its broker."""
 
@@ -77,9 +97,10 @@ class WaypostSubscriber(SubscriberUsecase[Any]):
         self,
         config: WaypostSubscriberConfig,
         specification: SubscriberSpecification[Any, Any],
-        calls: CallsCollection[Any],
+        calls: SubscriberCalls,
     ) -> None:
         super().__init__(config, specification, calls)
+        calls.check = self.handlers
         self.config = config
         self._stopping: asyncio.Task[None] | None = None
 
@@ -117,30 +138,30 @@ class WaypostSubscriber(SubscriberUsecase[Any]):
     def handlers(self) -> list[Handler]:
         """Return its handlers, one for each queue."""
         options: dict[str, Any] = {"retry": DEFAULT_RETRY, **self.config.options}
-        options["manual"] = self.ack_policy is AckPolicy.MANUAL
+        options["manual"] = self.config.ack_policy is AckPolicy.MANUAL
+        # FastStream calls a function that is no coroutine function in a thread, which continues after a cancel.
+        options["blocking"] = any(map(is_blocking, self.calls))
+        options["name"] = self.specification.call_name
         function: Any = self._handle_one if self.config.batch is None else self._handle_batch
-        handlers = [Handler(queue, function, batch=self.config.batch, **options) for queue in self.queues]
-        for handler in handlers:
-            handler.name = self.specification.call_name
-        return handlers
+        return [Handler(queue, function, batch=self.config.batch, **options) for queue in self.queues]
 
     # ---- messages ------------------------------------------------------------------------------------------
 
     async def _handle_one(self, message: Message[Any]) -> Outcome | None:
-        if self.ack_policy is AckPolicy.ACK_FIRST:
+        if self.config.ack_policy is AckPolicy.ACK_FIRST:
             message.done()
-        return await self._process(message, message)
+        return await self._process(message, [message])
 
     async def _handle_batch(self, messages: list[Message[Any]]) -> Outcome | None:
         readable = [message for message in messages if _is_readable(message)]
-        if self.ack_policy is AckPolicy.ACK_FIRST:
+        if self.config.ack_policy is AckPolicy.ACK_FIRST:
             for message in readable:
                 message.done()
         if not readable:
             return None
-        return await self._process(readable, readable[0])
+        return await self._process(readable, readable)
 
-    async def _process(self, raw: Any, first: Message[Any]) -> Outcome | None:
+    async def _process(self, raw: Any, messages: list[Message[Any]]) -> Outcome | None:
         try:
             await self.process_message(raw)
         except asyncio.CancelledError:
@@ -148,10 +169,13 @@ class WaypostSubscriber(SubscriberUsecase[Any]):
         except BaseException as error:
             if isinstance(error, StopConsume | SystemExit):
                 self._stop_soon(error)
-            if error is first.undecodable:
+            if error is messages[0].undecodable:
                 raise
-            ending = outcome_of(error, self.ack_policy)
-            if ending is None or isinstance(ending, Outcome):
+            ending = outcome_of(error, self.config.ack_policy)
+            if ending is None:
+                _end_as_done(messages)
+                return None
+            if isinstance(ending, Outcome):
                 return ending
             if ending is error:
                 raise
@@ -171,7 +195,8 @@ class WaypostSubscriber(SubscriberUsecase[Any]):
             self._stopping = asyncio.get_running_loop().create_task(stop(), name="waypost stops a subscriber")
 
     def _make_response_publisher(self, message: StreamMessage[Any]) -> Sequence[PublisherProto[Any]]:
-        return (reply_publisher(self._outer_config.producer, message.reply_to, message.raw_message),)
+        publisher = reply_publisher(self._outer_config.producer, message.reply_to, message.raw_message)
+        return () if publisher is None else (publisher,)
 
     def get_log_context(self, message: StreamMessage[Any] | None) -> dict[str, str]:
         """Return what log lines about a message have in common."""
@@ -200,6 +225,13 @@ class WaypostSubscriber(SubscriberUsecase[Any]):
         parsed: WaypostMessage = await parser(message)
         parsed.set_decoder(decoder)
         return parsed
+
+
+def _end_as_done(messages: list[Message[Any]]) -> None:
+    """Decide that messages without an outcome are done: with `AckPolicy.MANUAL` they would be retried."""
+    for message in messages:
+        if message.outcome is None and message.settled is None:
+            message.done()
 
 
 def _is_readable(message: Message[Any]) -> bool:

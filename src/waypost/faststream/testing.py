@@ -167,7 +167,7 @@ async def _handle(
         failure = error
     for reception, message in receptions:
         ending = failure or outcome
-        if ending is None and subscriber.ack_policy is AckPolicy.MANUAL and message.outcome is None:
+        if ending is None and subscriber.config.ack_policy is AckPolicy.MANUAL and message.outcome is None:
             ending = Retry(reason="left unsettled")
         await reception.__aexit__(None if ending is None else type(ending), ending, None)
     return None if isinstance(failure, Outcome) else failure

@@ -186,8 +186,9 @@ class Handler:
     """How the messages of one queue are handled in this process."""
 
     __slots__ = (
-        "as_type", "batch", "concurrency", "function", "is_async", "manual", "max_run", "middleware", "name",
-        "on_lease_lost", "parameter_kinds", "process", "queue", "result_ttl", "retry", "session", "state", "timeout",
+        "as_type", "batch", "blocking", "concurrency", "function", "is_async", "manual", "max_run", "middleware",
+        "name", "on_lease_lost", "parameter_kinds", "process", "queue", "result_ttl", "retry", "session", "state",
+        "timeout",
     )  # fmt: skip
 
     def __init__(
@@ -208,13 +209,17 @@ class Handler:
         middleware: Sequence[Middleware] = (),
         store: Store | None = None,
         engine: object = None,
+        blocking: bool = False,
+        name: str | None = None,
     ) -> None:
         self.queue = queue_name(queue)
         if not callable(function):
             raise ConfigurationError(f"a handler is a function, not {type(function).__name__}")
         self.function = function
-        self.name: str = getattr(function, "__qualname__", None) or type(function).__qualname__
+        self.name: str = name or getattr(function, "__qualname__", None) or type(function).__qualname__
         self.is_async = _is_async(function)
+        #: Whether an async function waits for a thread, which continues when the function is cancelled.
+        self.blocking = blocking
         #: Whether it runs in a process rather than in a thread.
         self.process = check_flag("process", process, ConfigurationError)
         self.concurrency = _check_count("concurrency", concurrency, CONCURRENCY_MAX)
@@ -241,7 +246,7 @@ class Handler:
         self.session = signature.session
         self._open_sessions(store, engine)
         #: The middleware around the function, outermost first.
-        self.middleware = check_handling(middleware, self.name, awaited=self.can_be_stopped)
+        self.middleware = check_handling(middleware, self.name, awaited=self.is_awaited)
         if process:
             self._check_process()
 
@@ -249,9 +254,14 @@ class Handler:
         return f"Handler({self.queue!r}, {self.name})"
 
     @property
+    def is_awaited(self) -> bool:
+        """Whether a call is awaited on the event loop: that of a coroutine, or of a process."""
+        return self.is_async or self.process
+
+    @property
     def can_be_stopped(self) -> bool:
         """Whether a call can be stopped: a coroutine is cancelled, a process is killed, a thread cannot be stopped."""
-        return self.is_async or self.process
+        return self.is_awaited and not self.blocking
 
     @property
     def time_limit(self) -> float:
@@ -336,7 +346,7 @@ class Handler:
 
     def through_middleware(self, call: Callable[[Sequence[Message[Any]]], Any]) -> Callable[..., Any]:
         """Return a call of the handler with the middleware around it."""
-        return handled_through(self.middleware, call, awaited=self.can_be_stopped)
+        return handled_through(self.middleware, call, awaited=self.is_awaited)
 
     # ---- processes ---------------------------------------------------------------------------------------
 

@@ -259,6 +259,8 @@ class Caller:
             waits_for = context.run(coroutine.send, None)
         except StopIteration as stop:
             return stop.value
+        if not handler.can_be_stopped:
+            return await SuspendedCoroutine(coroutine, context, waits_for)
         alarm = self._loop.call_later(handler.time_limit, slot.cancel, "timeout")
         try:
             return await SuspendedCoroutine(coroutine, context, waits_for)
