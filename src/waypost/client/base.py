@@ -796,7 +796,8 @@ def dead_filter(what: str, given: DeadFilters) -> DeadFilter:
     options: dict[str, Any] = dict(given)
     before, after = options.pop("died_before", None), options.pop("died_after", None)
     for name, value in options.items():
-        if value is not None and (value != "" or name not in bulk.MAY_BE_NONE):
+        is_none = name in bulk.MAY_BE_NONE and isinstance(value, str) and not value
+        if value is not None and not is_none:
             check_text(name, value, KEY_CHARACTERS_MAX)
     return DeadFilter(
         **options,
