@@ -26,7 +26,7 @@ from tests.spark.lakes import eventually, live, plant, rows, tables, totals
 from tests.spark.shop import Shop
 from waypost.errors import ConfigurationError, StoreError
 from waypost.spark.lake import audit as auditing
-from waypost.spark.lake import compaction, journal
+from waypost.spark.lake import compaction, journal, silver
 from waypost.spark.lake import pipeline as pipelines
 from waypost.spark.lake.audit import audit
 from waypost.spark.lake.gold import replace_days
@@ -163,6 +163,17 @@ def test_of_two_stores_that_begin_one_lake_the_second_is_refused(orders: Shop, t
     assert Lake(str(tmp_path / "lake")).state.source == first.source
 
 
+def test_queues_are_chosen_for_a_known_lake_without_its_store(orders: Shop, tmp_path: Path) -> None:
+    lake = tmp_path / "lake"
+    make_without_spark(orders, lake).prepare()
+    for queues in (("a",), ("a", "b")):
+        made = Pipeline(cast("Any", None), str(lake), queues=queues, partitions=1)
+        made.prepare()
+        source = Lake(str(lake)).state.source
+        assert source is not None
+        assert (source.url, source.queues) == (orders.url, queues)
+
+
 @pytest.mark.promise("SPARK-4")
 def test_tables_do_not_depend_on_how_the_history_was_cut(orders: Shop, pipeline: Callable[..., Pipeline]) -> None:
     """Rows are updated over many batches and runs: in the end each message and each delivery is one row."""
@@ -195,6 +206,75 @@ def test_tables_do_not_depend_on_how_the_history_was_cut(orders: Shop, pipeline:
     )
     days = {row["minute"].date() for row in wanted[GOLD_MINUTES.name]}
     assert len(days) >= 3
+
+
+@pytest.mark.promise("SPARK-4")
+def test_one_id_in_two_queues_is_two_messages_wherever_the_history_is_cut(
+    orders: Shop, pipeline: Callable[..., Pipeline]
+) -> None:
+    sent = []
+    for queue, after in (("a", None), ("b", 3600)):
+        sent.append(orders.post.publish(queue, 1, delay=0.01).id)
+        with orders.post.receive(queue, wait=20) as message:
+            assert message is not None
+            message.retry(after=0.01)
+        with orders.post.receive(queue, wait=20) as message:
+            assert message is not None
+            if after is not None:
+                message.retry(after=after)
+    count = plant(orders, "UPDATE wp_journal SET message_id = ? WHERE message_id = ?", *sent)
+    names = [event.event for event in orders.events("a")]
+    assert names == ["published", "promoted", "claimed", "retried", "promoted", "claimed", "done"]
+    assert count == len(names)
+
+    def read(made: Pipeline) -> list[Any]:
+        return [rows(made, table) for table in (SILVER_MESSAGES, SILVER_DELIVERIES, GOLD_MINUTES)]
+
+    whole = pipeline(orders, "whole")
+    whole.run()
+    wanted = read(whole)
+    assert [(row["queue"], row["state"], row["claimed"]) for row in wanted[0]] == [
+        ("a", "done", 2),
+        ("b", "delayed", 2),
+    ]
+    assert [row["late_ms"] is not None for row in wanted[1]] == [True] * 4
+    for cut in range(1, count):
+        made = pipeline(orders, f"cut at {cut}")
+        made.prepare()
+        with orders.bulk() as bulk:
+            made._step(bulk, {"a": cut, "b": count - cut})
+        made.run()
+        assert read(made) == wanted, cut
+
+
+@pytest.mark.promise("SPARK-4")
+def test_rows_of_earlier_batches_are_found_by_queue_id_and_claim() -> None:
+    def events(*rows: tuple[str, str, str, str | None, int | None, int | None]) -> Any:
+        columns = ("queue", "event", "message_id", "cause", "run_ms", "claims")
+        schema = BRONZE_JOURNAL.arrow(columns)
+        return pa.Table.from_pylist([dict(zip(columns, row, strict=True)) for row in rows], schema=schema)
+
+    def found(ids: Any) -> list[tuple[str, str]]:
+        return [(row["queue"], row["message_id"]) for row in ids.to_pylist()]
+
+    done, published = ("a", "done", "x", None, 5, 1), ("b", "published", "x", None, None, 0)
+    assert found(silver.ids_of_earlier_messages(events(done, published))) == [("a", "x")]
+    assert found(silver.ids_of_earlier_messages(events(done, ("a", *published[1:])))) == []
+    claimed, retried = ("a", "claimed", "x", None, None, 1), ("a", "retried", "x", None, 5, 1)
+    before, after = ("a", "promoted", "x", "due", None, 0), ("a", "promoted", "x", "due", None, 1)
+    for given, is_earlier in (
+        ((claimed,), True),
+        ((published, claimed), True),
+        ((("a", *published[1:]), claimed, retried), False),
+        ((before, claimed, retried, after), False),
+        ((("b", *before[1:]), claimed), True),
+        # Promoted again in the batch of its claim: the timer of that claim is in an earlier batch.
+        ((claimed, retried, after), True),
+        ((retried,), True),
+        ((("b", *claimed[1:]), retried, after), True),
+    ):
+        ids = found(silver.ids_of_earlier_deliveries(events(*given)))
+        assert (("a", "x") in ids) is is_earlier, given
 
 
 @pytest.mark.promise("SPARK-4")

@@ -116,7 +116,7 @@ class Pipeline:
         if store is None and store_env is None:
             if known is None:
                 raise ConfigurationError(f"the lake {lake} is new: give its store with --store")
-            self.source = known
+            self.source = known if queues is None else msgspec.structs.replace(known, queues=queues)
         else:
             if queues is None and known is not None:
                 queues = known.queues
@@ -162,8 +162,10 @@ class Pipeline:
         self._maintain()
         return self.lake.state
 
-    def follow(self, every_seconds: float, stop: threading.Event) -> None:
-        """Load new events every `every_seconds`, until `stop` is set."""
+    def follow(
+        self, every_seconds: float, stop: threading.Event, after_turn: Callable[[], None] = lambda: None
+    ) -> None:
+        """Load new events every `every_seconds`, until `stop` is set; call `after_turn` after each time."""
         self.prepare()
         self.progress(f"following, every {every_seconds:g} seconds; interrupt to stop")
         with open_bulk(self.place) as bulk:
@@ -171,6 +173,7 @@ class Pipeline:
                 began = time.monotonic()
                 self._load(bulk, quiet=True)
                 self._maintain()
+                after_turn()
                 stop.wait(max(0.0, every_seconds - (time.monotonic() - began)))
 
     def prepare(self) -> None:
@@ -298,7 +301,7 @@ class Pipeline:
         return changes, msgspec.structs.replace(state, seen=add_sums_to_seen(state.seen, written.sums))
 
     def _silver(self, written: Written) -> dict[str, list[DataFile]]:
-        columns = ["event", "message_id", "run_ms", "claims"]
+        columns = ["queue", "event", "message_id", "cause", "run_ms", "claims"]
         schema = BRONZE_JOURNAL.arrow(BRONZE_JOURNAL.columns)
         known = read_rows(self.lake.files, BRONZE_JOURNAL.name, written.files, schema, columns)
         events = self.lake.frame(self.spark, BRONZE_JOURNAL, written.files)
@@ -318,19 +321,19 @@ class Pipeline:
         return made | self._write(routed, (SILVER_MESSAGES, SILVER_OPEN_MESSAGES), written.rows)
 
     def _earlier(self, table: LakeTable, ids: Any) -> DataFrame | None:
-        """Return the open rows of some messages, None if there are none to be found."""
+        """Return the open rows of some messages, by queue and id; None if there are none to be found."""
         if not len(ids):
             return None
-        low, high = pc.min_max(ids).as_py().values()
+        low, high = pc.min_max(ids.column("message_id")).as_py().values()
         files = [file for file in self.lake.data_files(table) if file.may_hold("message_id", low, high)]
         if not files:
             return None
-        wanted = self.spark.createDataFrame(pa.table({"message_id": ids}))
+        wanted = self.spark.createDataFrame(ids)
         if len(ids) <= BROADCAST_IDS_MAX:
             wanted = f.broadcast(wanted)
         # The bounds let Spark skip groups of rows: rows of a file are in the order of their ids.
         rows = self.lake.frame(self.spark, table, files).where(f.col("message_id").between(low, high))
-        return rows.join(wanted, "message_id", "left_semi")
+        return rows.join(wanted, ["queue", "message_id"], "left_semi")
 
     def _write(self, rows: DataFrame, tables: Sequence[LakeTable], events: int) -> dict[str, list[DataFile]]:
         """Write rows to the tables that they are routed to: by the driver if they are few, otherwise by tasks."""

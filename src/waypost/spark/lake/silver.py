@@ -130,6 +130,7 @@ def messages(steps: DataFrame) -> DataFrame:
             *(f.max(name).alias(name) for name in ("due_ms", "last_ms", "last_number", "newest", "token")),
             *(f.max(name).alias(name) for name in ("claims", "timer_claim")),
             *(f.sum(name).alias(name) for name in ("wait_ms", "run_ms", *COUNTED_EVENTS)),
+            f.bool_or("is_new").alias("is_new"),
             (~f.bool_and("is_new")).alias("was_open"),
         )
     )
@@ -147,7 +148,7 @@ def messages(steps: DataFrame) -> DataFrame:
         merged.withColumn("last_event", f.coalesce(f.get(names, code), f.lit("unknown")))
         .withColumn("state", state)
         .withColumn("ended_ms", ended)
-        .select(*SILVER_MESSAGES.columns, "was_open")
+        .select(*SILVER_MESSAGES.columns, "is_new", "was_open")
     )
 
 
@@ -160,7 +161,7 @@ def route_messages(rows: DataFrame) -> DataFrame:
         .when(ended, f.array(done))
         .otherwise(f.array(still_open))
     )
-    return rows.select(*SILVER_MESSAGES.columns, f.explode(targets).alias(TO))
+    return rows.where("is_new").select(*SILVER_MESSAGES.columns, f.explode(targets).alias(TO))
 
 
 def _lives(partials: DataFrame) -> DataFrame:
@@ -190,11 +191,21 @@ def merge_open_messages(partials: DataFrame, *, all_of_them: bool) -> DataFrame:
 
 
 def ids_of_earlier_messages(events: Any) -> Any:
-    """Return the ids of messages that end in a batch of events and began before it; `events` is an Arrow table."""
-    event, ids = events.column("event"), events.column("message_id")
-    ended = pc.unique(ids.filter(pc.is_in(event, pa.array(CLOSING))))
-    began = pc.unique(ids.filter(pc.equal(event, "published")))
-    return ended.filter(pc.and_(pc.invert(pc.is_in(ended, began)), pc.is_valid(ended)))
+    """Return the queues and ids of messages that end in a batch of events and began before it, as Arrow tables."""
+    event, names = events.column("event"), _join_names(events.column("queue"), events.column("message_id"))
+    began = pc.unique(names.filter(pc.equal(event, "published")))
+    earlier = pc.and_(pc.is_in(event, pa.array(CLOSING)), pc.invert(pc.is_in(names, began)))
+    return _distinct_ids(events, earlier)
+
+
+def _join_names(*columns: Any) -> Any:
+    """Return one text for each row. An id is unique within its queue only."""
+    return pc.binary_join_element_wise(*columns, "\0", null_handling="replace")
+
+
+def _distinct_ids(events: Any, chosen: Any) -> Any:
+    rows = events.filter(pc.and_(chosen, pc.is_valid(events.column("message_id"))))
+    return rows.select(["queue", "message_id"]).group_by(["queue", "message_id"]).aggregate([])
 
 
 # ---- deliveries ---------------------------------------------------------------------------------------------
@@ -300,19 +311,17 @@ def merge_open_deliveries(partials: DataFrame, *, all_of_them: bool) -> DataFram
 
 
 def ids_of_earlier_deliveries(events: Any) -> Any:
-    """Return the ids of messages whose claim, or timer before a claim, may be in an earlier batch than these events."""
-    event, ids = events.column("event"), events.column("message_id")
+    """Return the queues and ids of messages whose claim, or timer before a claim, may be in an earlier batch."""
+    event, ids, claims = events.column("event"), events.column("message_id"), events.column("claims")
+    message = _join_names(events.column("queue"), ids)
+    claim, next_claim = (_join_names(message, count.cast(pa.string())) for count in (claims, pc.add(claims, 1)))
     claimed = pc.equal(event, "claimed")
     ended = pc.or_(pc.is_valid(events.column("run_ms")), pc.equal(event, "done"))
-    # A claim has its timer here too, if its message began here or the timer was promoted here.
-    began = pc.unique(ids.filter(pc.is_in(event, pa.array(["published", "promoted"]))))
-    claims = ids.filter(claimed)
-    claims = claims.filter(pc.invert(pc.is_in(claims, began)))
-    names = pc.binary_join_element_wise(ids, events.column("claims").cast(pa.string()), " ", null_handling="replace")
-    ends = ids.filter(pc.and_(ended, pc.invert(pc.is_in(names, pc.unique(names.filter(claimed))))))
-    earlier = pa.concat_arrays([_combined(claims), _combined(ends)])
-    return pc.unique(earlier.filter(pc.is_valid(earlier)))
-
-
-def _combined(values: Any) -> Any:
-    return values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
+    # A claim has its timer here too, if its message began here or its own timer was promoted here.
+    began = pc.unique(message.filter(pc.equal(event, "published")))
+    timer = pc.and_(pc.equal(event, "promoted"), pc.fill_null(pc.equal(events.column("cause"), "due"), False))
+    timers = pc.unique(next_claim.filter(timer))
+    whole = pc.or_(pc.is_in(message, began), pc.is_in(claim, timers))
+    lacks_timer = pc.and_(claimed, pc.invert(whole))
+    lacks_claim = pc.and_(ended, pc.invert(pc.is_in(claim, pc.unique(claim.filter(claimed)))))
+    return _distinct_ids(events, pc.or_(lacks_timer, lacks_claim))
