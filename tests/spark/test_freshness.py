@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import argparse
 import json
+import threading
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
+from typing import Any, cast
 
 import duckdb
 import pytest
 from deltalake import DeltaTable
 
 from tests.spark.shop import Shop
-from waypost.cli.commands.pipeline import _print_end, count_rows, report_run
+from waypost.cli.commands.pipeline import MetricsFile, _print_end, count_rows, report_run
 from waypost.cli.main import main
 from waypost.errors import InvalidInput
 from waypost.spark.lake.freshness import QueueLag, RunReport, format_metrics, measure_lag, write_metrics
 from waypost.spark.lake.lake import Lake
+from waypost.spark.lake.pipeline import Pipeline
 from waypost.spark.lake.views import create_views, view_name
-
-if TYPE_CHECKING:
-    from waypost.spark.lake.pipeline import Pipeline
 
 
 @pytest.mark.promise("SPARK-4")
@@ -99,3 +98,24 @@ def test_a_run_reports_what_it_added_and_how_long_it_took(
     assert printed["offsets"] == {}
     assert printed["lake"] == lake.files.root
     assert (tmp_path / "lake.prom").exists()
+
+
+def test_a_run_that_follows_writes_its_metrics_in_each_turn(
+    orders: Shop, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = Pipeline(cast("Any", None), str(tmp_path / "lake"), store=orders.url, partitions=1)
+    stop, turns = threading.Event(), []
+    for path in (tmp_path / "lake.prom", tmp_path / "missing" / "lake.prom"):
+        write = MetricsFile(made, str(path), 0.5)
+
+        def count(path: Path = path, write: MetricsFile = write) -> None:
+            path.unlink(missing_ok=True)
+            write()
+            turns.append(path.exists())
+            if len(turns) % 2 == 0:
+                stop.set()
+
+        made.follow(0.001, stop, count)
+        stop.clear()
+    assert turns == [True, True, False, False]
+    assert "the metrics cannot be written to" in capsys.readouterr().err

@@ -286,3 +286,25 @@ def test_the_password_of_a_store_is_not_in_its_lake_nor_in_the_report(tmp_path: 
     assert len(written) > 10
     assert [path for path in written if canary.encode() in path.read_bytes()] == []
     assert canary not in output
+
+
+@pytest.mark.promise("SPARK-5")
+def test_an_audit_of_one_queue_ignores_the_others_and_keeps_the_queues_of_the_lake(
+    here: None, orders: Shop, pipeline: Callable[..., Pipeline], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for queue, count in (("a", 3), ("b", 5)):
+        orders.post.publish_many(queue, range(count))
+    pipeline(orders, "lake").run()
+    lake = str(tmp_path / "lake")
+    for queue, last in (("a", "0 unaccounted of 3"), ("b", "0 unaccounted of 5"), ("a,b", "0 unaccounted of 8")):
+        assert main(["pipeline", "audit", "--lake", lake, "--queue", queue, *QUICK]) == 0
+        assert capsys.readouterr().out.splitlines()[-1] == last
+        source = Lake(lake).state.source
+        assert source is not None
+        assert source.queues is None
+    # A lake that loads one queue only since some time still has the rows of the others.
+    pipeline(orders, "lake", queues=("a",)).run()
+    assert main(["pipeline", "audit", "--lake", lake, *QUICK]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "0 unaccounted of 3"
+    assert main(["pipeline", "audit", "--lake", lake, "--queue", "b", *QUICK]) == 2
+    assert "is made from the queues a, not from b" in capsys.readouterr().err

@@ -305,6 +305,16 @@ def test_tasks_that_are_refused_for_good_end_the_write_without_another_attempt(o
     assert json.loads(file.read_text()) == {"queue": "out", "write": "write-import_1", "counts": {"queued": 3}}
 
 
+def test_a_write_whose_counts_cannot_be_kept_is_done_and_a_warning_is_logged(
+    orders: Shop, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "counts").write_text("a file, not a folder")
+    writer = writer_of(orders, countsPath=str(tmp_path / "counts"))
+    writer.commit([writer.write_rows(batches(3), RowIds(writer.write_id, 0))])
+    assert "cannot be written to countsPath" in caplog.text
+    assert orders.post.ledger("out").published == 3
+
+
 def test_a_store_that_cannot_be_reached_is_tried_again_by_spark(tmp_path: Path) -> None:
     with Shop(f"sqlite:///{tmp_path}/one.db", "wp") as shop:
         writer = writer_of(shop)

@@ -219,13 +219,21 @@ def map_spark_errors(command: Callable[[argparse.Namespace], int]) -> Callable[[
     return run
 
 
-def make_pipeline(options: argparse.Namespace, spark: SparkSession, report_progress: Callable[[str], None]) -> Pipeline:
+def _parse_queues(options: argparse.Namespace) -> tuple[str, ...] | None:
+    return tuple(name.strip() for name in options.queue.split(",") if name.strip()) if options.queue else None
+
+
+def make_pipeline(
+    options: argparse.Namespace,
+    spark: SparkSession,
+    report_progress: Callable[[str], None],
+    queues: tuple[str, ...] | None,
+) -> Pipeline:
     """Return the pipeline that the options describe."""
     from waypost.spark.lake.journal import BATCH_ROWS
     from waypost.spark.lake.pipeline import Pipeline
 
     store, store_env = _choose_store(options)
-    queues = tuple(name.strip() for name in options.queue.split(",") if name.strip()) if options.queue else None
     return Pipeline(
         spark,
         options.lake,
@@ -249,18 +257,41 @@ def run_pipeline(options: argparse.Namespace) -> int:
     began = time.monotonic()
     with open_session(options, LARGE if options.follow else estimate_events(options)) as (spark, report_progress):
         started = time.monotonic()
-        pipeline = make_pipeline(options, spark, report_progress)
+        pipeline = make_pipeline(options, spark, report_progress, _parse_queues(options))
         before = count_rows(pipeline)
         if options.follow:
             stop = threading.Event()
             with StopSignals(lambda name: stop.set()):
-                pipeline.follow(options.every, stop)
+                pipeline.follow(options.every, stop, MetricsFile(pipeline, options.metrics, started - began))
         else:
             pipeline.run()
         ended = time.monotonic()
         seconds = {"start": started - began, "run": ended - started, "total": ended - began}
         _print_end(pipeline, options, report_run(pipeline, before, seconds))
     return 0
+
+
+class MetricsFile:
+    """Writes the metrics after each turn of a run that follows the journal: what is new since the turn before."""
+
+    def __init__(self, pipeline: Pipeline, path: str | None, start_seconds: float) -> None:
+        self._pipeline, self._path = pipeline, path
+        self._before, self._start_seconds = count_rows(pipeline), start_seconds
+        self._ended = time.monotonic()
+
+    def __call__(self) -> None:
+        """Write the file, if one was given. One that cannot be written does not end the run."""
+        if self._path is None:
+            return
+        from waypost.spark.lake.freshness import write_metrics
+
+        now = time.monotonic()
+        seconds = {"start": self._start_seconds, "run": now - self._ended, "total": now - self._ended}
+        try:
+            write_metrics(report_run(self._pipeline, self._before, seconds), self._path)
+        except OSError as error:
+            write_stderr(f"waypost: the metrics cannot be written to {self._path}: {error}")
+        self._before, self._ended = count_rows(self._pipeline), now
 
 
 def count_rows(pipeline: Pipeline) -> dict[str, int]:
@@ -324,9 +355,13 @@ def run_views(options: argparse.Namespace) -> int:
 def run_audit(options: argparse.Namespace) -> int:
     """Compare the history with the store and return the exit code."""
     from waypost.spark.lake.audit import audit
+    from waypost.spark.lake.lake import Lake
 
+    queues = _parse_queues(options)
     with open_session(options, estimate_events(options)) as (spark, report_progress):
-        found = audit(make_pipeline(options, spark, report_progress))
+        # A lake that exists keeps the queues that it is made from.
+        loaded = queues if Lake(options.lake).state.source is None else None
+        found = audit(make_pipeline(options, spark, report_progress, loaded), queues)
     if options.json:
         write_json(found, indent=2)
     else:

@@ -23,6 +23,7 @@ import pyarrow as pa
 from pyspark.sql import Row
 from pyspark.sql import functions as f
 
+from waypost.errors import ConfigurationError
 from waypost.spark.lake.lake import Lake, Seen
 from waypost.spark.lake.pipeline import Pipeline
 from waypost.spark.lake.silver import CLOSING
@@ -199,7 +200,9 @@ def strays(messages: DataFrame) -> DataFrame:
 # ---- the store ----------------------------------------------------------------------------------------------
 
 
-def read_held(pipeline: Pipeline, bulk: Bulk, ledgers: Mapping[str, Ledger]) -> DataFrame:
+def read_held(
+    pipeline: Pipeline, bulk: Bulk, ledgers: Mapping[str, Ledger], queues: tuple[str, ...] | None
+) -> DataFrame:
     """The ids of all messages that the store holds, by state: read here if they are few, otherwise by Spark."""
     # What comes to be in one of these states after the ledgers were read is checked again by itself.
     counts = {
@@ -211,8 +214,9 @@ def read_held(pipeline: Pipeline, bulk: Bulk, ledgers: Mapping[str, Ledger]) -> 
         spans = [span for (name, state), count in counts.items() if count for span in bulk.spans(name, state, 1)]
         batches = [batch for span in spans for batch in bulk.messages(span, HELD_COLUMNS)]
         return pipeline.spark.createDataFrame(pa.Table.from_batches(batches, MESSAGES.arrow(HELD_COLUMNS)))
-    wanted = ("url", "urlEnv", "namespace", "queue")
-    options = {name: value for name, value in pipeline.options().items() if name in wanted}
+    options = {name: value for name, value in pipeline.options().items() if name in ("url", "urlEnv", "namespace")}
+    if queues is not None:
+        options["queue"] = ",".join(queues)
     schema = ", ".join(f"{name} {MESSAGES.columns[name]}" for name in HELD_COLUMNS)
     whole = pipeline.spark.createDataFrame([], schema)
     for state in sorted({state for (_, state), count in counts.items() if count}):
@@ -295,20 +299,33 @@ class _Found(msgspec.Struct, frozen=True):
     has_more: bool
 
 
-def audit(pipeline: Pipeline) -> Audit:
-    """Update the lake, compare it with the store, write the result into the lake and return it."""
+def audit(pipeline: Pipeline, queues: tuple[str, ...] | None = None) -> Audit:
+    """Update the lake, compare it with the store, write the result into the lake and return it.
+
+    With `queues` only these are compared; the lake is updated with all queues that it is made from.
+    """
     spark, lake = pipeline.spark, pipeline.lake
+    loaded = pipeline.source.queues
+    unknown = sorted({*(queues or ())} - {*(loaded or queues or ())})
+    if unknown:
+        raise ConfigurationError(
+            f"the lake {lake.files.root} is made from the queues {', '.join(loaded or ())}, not from "
+            f"{', '.join(unknown)}: load them with `waypost pipeline run --queue`"
+        )
+    queues = queues or loaded
     with open_bulk(pipeline.place) as bulk:
-        queues = pipeline.source.queues
         before = read_ledgers(bulk, queues)
         pipeline.run()
         after = read_ledgers(bulk, queues)
         pipeline.progress("audit: comparing with the store")
         rows = lake.messages(spark)
-        found = _find(pipeline, bulk, rows, read_held(pipeline, bulk, after))
+        if queues is not None:
+            rows = rows.where(f.col("queue").isin(*queues))
+        found = _find(pipeline, bulk, rows, read_held(pipeline, bulk, after, queues))
         ends = rows.where(f.col("published") > 0).groupBy("queue", "state").count().collect()
         silent = {name for name in after if bulk.run(bulk.store.policy(name)).journal not in ("all", "full")}
-        result = _compare(lake, spark, found, ends, before, after, silent)
+        names = sorted({*lake.state.seen, *before} if queues is None else queues)
+        result = _compare(lake, spark, names, found, ends, before, after, silent)
     lake.files.replace(AUDIT_FILE, msgspec.json.format(msgspec.json.encode(result), indent=1))
     return result
 
@@ -370,14 +387,14 @@ def overcounted(seen: Seen, after: Ledger) -> dict[str, int]:
 
 
 def _compare(
-    lake: Lake, spark: SparkSession, found: _Found, ends: Sequence[Any], before: Mapping[str, Ledger],
-    after: Mapping[str, Ledger], silent: Collection[str],
+    lake: Lake, spark: SparkSession, names: Sequence[str], found: _Found, ends: Sequence[Any],
+    before: Mapping[str, Ledger], after: Mapping[str, Ledger], silent: Collection[str],
 ) -> Audit:  # fmt: skip
     queues: dict[str, QueueAudit] = {}
     lost: list[Any] = []
     unexplained: list[Any] = []
     unrecorded: list[Any] = []
-    for name in sorted({*lake.state.seen, *before}):
+    for name in names:
         seen = lake.state.seen.get(name, Seen())
         missing = shortfalls(seen, before[name]) if name in before else 0
         blind = blind_until(seen, missing)

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSourceArrowWriter,
@@ -171,9 +172,16 @@ class _Writer:
         level = logging.WARNING if any(status in counts for status in REPORTED) else logging.INFO
         log.log(level, "wrote to queue %s: %s", queue, sent, extra={"event": "spark_written", **counts})
         if self.options.counts_path is not None:
-            system, root = open_folder("countsPath", self.options.counts_path)
-            with system.open_output_stream(f"{root}/{name}.json") as file:
-                file.write(msgspec.json.encode({"queue": queue, "write": name, "counts": counts}))
+            try:
+                system, root = open_folder("countsPath", self.options.counts_path)
+                with system.open_output_stream(f"{root}/{name}.json") as file:
+                    file.write(msgspec.json.encode({"queue": queue, "write": name, "counts": counts}))
+            except (OSError, pa.ArrowException, WaypostError) as error:
+                # The messages are published: a write that fails now would be repeated for nothing.
+                log.warning(
+                    "the counts of a write to queue %s cannot be written to countsPath: %s", queue, error,
+                    extra={"event": "counts_failed"},
+                )  # fmt: skip
 
 
 def sum_counts(written: Iterable[Written]) -> dict[str, int]:
