@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from tests.faststream.running import SOON, Place, run, running, settled, until
 from waypost import AsyncWaypost, Queue, Waypost
-from waypost.errors import ConfigurationError, MessageDead, ResultNotKept, WaitTimeout
+from waypost.errors import ConfigurationError, InvalidInput, MessageDead, ResultNotKept, WaitTimeout
 from waypost.faststream import WaypostBroker, WaypostResponse, WaypostRoute, WaypostRoutePublisher, WaypostRouter
 from waypost.faststream.annotations import Client, WaypostMessage
 from waypost.worker.worker import await_unfinished
@@ -533,3 +533,140 @@ def test_a_request_to_a_queue_without_leases_still_reaches_the_publishers_of_its
 
     run(test())
     assert seen == [3]
+
+
+def test_a_broker_that_was_not_started_publishes_with_its_codec_and_decodes_replies_with_it() -> None:
+    broker = WaypostBroker("memory://", logger=None, codec=Reversed())
+
+    @broker.subscriber("coded")
+    async def repeat(body: str) -> str:
+        return body
+
+    async def test() -> None:
+        try:
+            await broker.publish("abc", "other")
+            async with broker.client.receive("other") as message:
+                assert message is not None
+                assert message.body == b"cba"
+            await broker.start()
+            assert await (await broker.request("abc", "coded", timeout=60)).decode() == "abc"
+        finally:
+            await broker.stop()
+
+    run(test())
+
+
+def test_a_request_in_a_transaction_is_refused() -> None:
+    broker = WaypostBroker("memory://", logger=None)
+
+    async def test() -> None:
+        async with broker:
+            with pytest.raises(InvalidInput, match="a request has no transaction="):
+                await broker.request(1, "orders", transaction=object())
+
+    run(test())
+
+
+def test_a_start_that_is_cancelled_stops_its_worker() -> None:
+    async def test() -> None:
+        cancelled = 0
+        for turns in range(12):
+            broker = WaypostBroker("memory://", logger=None)
+
+            @broker.subscriber("orders")
+            async def charge(body: int) -> None: ...
+
+            before = asyncio.all_tasks()
+            start = asyncio.create_task(broker.start())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            cancelled += start.cancel()
+            await asyncio.wait([start])
+            await broker.stop()
+            if left := asyncio.all_tasks() - before - {start}:
+                _, running_on = await asyncio.wait(left, timeout=20)
+                assert not running_on
+        assert cancelled > 0
+
+    run(test())
+
+
+def test_a_stop_that_fails_closes_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker, closed = WaypostBroker("memory://", logger=None), []
+
+    async def fail(timeout: float) -> None:
+        raise ValueError("no tea")
+
+    async def close() -> None:
+        closed.append(broker)
+
+    async def test() -> None:
+        await broker.start()
+        with monkeypatch.context() as patch:
+            patch.setattr(broker.config.broker_config.workers, "stop_all", fail)
+            patch.setattr(broker.client, "close", close)
+            with pytest.raises(ValueError, match="no tea"):
+                await broker.stop()
+        await broker.stop()
+
+    run(test())
+    assert closed == [broker]
+
+
+def test_an_exit_ends_the_application_although_the_subscriber_stops_already() -> None:
+    broker = WaypostBroker("memory://", logger=None)
+    exits: list[object] = []
+    started: set[int] = set()
+
+    class Application:
+        def exit(self) -> None:
+            exits.append(self)
+
+    @broker.subscriber("orders", concurrency=2)
+    async def end(body: int) -> None:
+        started.add(body)
+        await until(lambda: len(started) == 2, "the start of both handlers")
+        if body == 1:
+            raise StopConsume
+        await until(lambda: not subscriber.running, "the stop of the subscriber")
+        raise SystemExit(3)
+
+    (subscriber,) = broker.subscribers
+
+    async def test() -> None:
+        broker.context.set_global("app", Application())
+        async with running(broker):
+            await broker.publish_batch(1, 2, queue="orders")
+            await until(lambda: exits, "the exit of the application")
+
+    run(test())
+    assert len(exits) == 1
+
+
+def test_a_parser_may_change_headers_of_its_own() -> None:
+    broker, seen = WaypostBroker("memory://", logger=None), []
+
+    async def parse(message: Any, original: Any) -> Any:
+        parsed = await original(message)
+        parsed.headers["parsed"] = "yes"
+        return parsed
+
+    @broker.subscriber("orders", parser=parse)
+    async def charge(body: int, message: WaypostMessage) -> None:
+        seen.append((message.headers, message.raw_message.headers))
+
+    async def test() -> None:
+        async with running(broker):
+            await broker.publish(1, "orders", headers={"who": "Ann"})
+            await settled(broker, "orders", done=1)
+
+    run(test())
+    assert seen == [({"who": "Ann", "parsed": "yes"}, {"who": "Ann"})]
+
+
+@pytest.mark.parametrize("scheme", ["postgresql", "postgres"])
+def test_the_schema_of_a_store_is_validated_by_either_name(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("waypost.store.postgres.drift", lambda url, namespace: ["a column is missing"])
+    broker = WaypostBroker(f"{scheme}://127.0.0.1:1/shop", logger=None)
+    with pytest.raises(ConfigurationError, match="a column is missing"):
+        run(broker.validate_schema())

@@ -54,7 +54,9 @@ def test_a_message_is_delivered_again_after_a_crash(place: Place) -> None:
 
     async def test() -> None:
         async with running(broker):
-            await settled(broker, "orders", done=1, expired=1)
+            ledger = await settled(broker, "orders", done=1)
+            assert ledger.expired >= 1
 
     run(test())
-    assert seen == [(7, 2)]
+    assert [body for body, _ in seen] == [7]
+    assert seen[0][1] >= 2

@@ -178,6 +178,28 @@ def test_an_ack_that_is_raised_is_a_decision_by_hand(place: Place) -> None:
     assert batches == [[1, 2]]
 
 
+def test_a_message_that_is_done_first_can_be_rescheduled() -> None:
+    broker, seen = WaypostBroker("memory://", logger=None), []
+
+    @broker.subscriber("ticks", ack_policy=AckPolicy.ACK_FIRST)
+    async def tick(body: int, message: WaypostMessage) -> None:
+        seen.append(body)
+        if len(seen) < 3:
+            await message.reschedule(60)
+
+    test = TestWaypostBroker(broker)
+
+    async def scenario() -> None:
+        async with test:
+            await broker.publish(1, "ticks", key="tick")
+            for _ in range(3):
+                await test.advance(60)
+            assert (await broker.client.ledger("ticks")).done == 3
+
+    run(scenario())
+    assert seen == [1, 1, 1]
+
+
 def test_an_ack_that_is_raised_is_a_decision_by_hand_in_a_test_broker() -> None:
     broker = WaypostBroker("memory://", logger=None, ack_policy=AckPolicy.MANUAL)
 

@@ -43,6 +43,22 @@ def test_a_message_is_handled_before_publish_returns() -> None:
     run(test())
 
 
+def test_a_block_that_fails_gives_the_broker_its_producer_back() -> None:
+    broker = make_broker()
+    config = broker.config.broker_config
+    producer, client = config.producer, config.client
+
+    async def test() -> None:
+        async with TestWaypostBroker(broker):
+            assert config.producer is not producer
+            raise ValueError("no tea")
+
+    with pytest.raises(ValueError, match="no tea"):
+        run(test())
+    assert config.producer is producer
+    assert config.client is client
+
+
 def test_an_error_of_a_handler_is_raised_in_the_test() -> None:
     broker = make_broker()
 

@@ -19,12 +19,14 @@ OPERATIONS = (
 MOMENT_SECONDS = 2.0
 #: Faults that have no length.
 MOMENTS = frozenset(("crash", "clone", "clock_step", "wall_clock_step", "store_restart"))
+#: Faults of a process that its copies meet too: that they were copied, and those of their machine.
+SHARED_WITH_COPIES = frozenset(("clone", "suspend", "wall_clock_step"))
 #: So long after it was copied, what a process and its copy do counts as met by that: by then both use the same session.
 CLONED_SECONDS = 30.0
 
 
 def all_pairs() -> list[tuple[str, str]]:
-    """All pairs of a fault and an operation, without those that cannot come together."""
+    """All pairs of a fault and an operation."""
     return [(fault, operation) for fault in (*PROCESS_FAULTS, *STORE_FAULTS) for operation in OPERATIONS]
 
 
@@ -49,7 +51,9 @@ def pairs_of(history: History) -> Counter[tuple[str, str]]:
         return found
     for at, until, who, operation in operations_of(history):
         for name, fault, begin, end in stretches:
-            if begin <= until and at <= end and name in (STORE, who, who.partition("+")[0]):
+            # A copy of a process is on the same machine, but what happens to the process itself does not reach it.
+            original = who.partition("+")[0] if fault in SHARED_WITH_COPIES else who
+            if begin <= until and at <= end and name in (STORE, who, original):
                 found[fault, operation] += 1
     return found
 

@@ -8,6 +8,7 @@ from tests.simulator import coverage
 from tests.simulator.__main__ import main, shorten
 from tests.simulator.checker import Judged, run_and_judge
 from tests.simulator.draw import draw
+from tests.simulator.history import FaultBegan, History, StoreStep
 from tests.simulator.planted import FAULTS, planted
 from tests.simulator.shrink import Shrinker, size_of
 from tests.simulator.story import write_story
@@ -52,6 +53,16 @@ def test_shrinking_keeps_the_steps_that_are_needed() -> None:
     needed = [scenario.steps[4], scenario.steps[-2]]
     short = Shrinker(lambda one: all(step in one.steps for step in needed)).shrink(scenario)
     assert list(short.steps) == needed
+
+
+@pytest.mark.parametrize(("fault", "is_met"), [("clone", True), ("wall_clock_step", True), ("crash", False)])
+def test_a_copy_meets_the_faults_of_its_machine_but_not_those_of_the_original(fault: str, is_met: bool) -> None:
+    step = StoreStep(
+        1.0, "worker-1+1", step=1, store_ms=0, verb="claim", operation=None, arguments={}, result=None, error=None,
+        events=(),
+    )  # fmt: skip
+    history = History([FaultBegan(1.0, "worker-1", number=1, fault=fault, arguments={}), step])
+    assert coverage.pairs_of(history)[fault, "claim"] == is_met
 
 
 def test_coverage_names_the_pairs_that_were_reached_and_those_that_were_not() -> None:

@@ -45,10 +45,8 @@ from waypost.faststream.specification import broker_specification
 from waypost.faststream.workers import SubscriberWorkers
 from waypost.message import StoredMessage, queue_name
 from waypost.times import Duration
-from waypost.values import CancelStatus, MessageState, Published
+from waypost.values import CancelStatus, Published
 
-#: The states of a message whose key is in use.
-UNFINISHED: tuple[MessageState, ...] = ("delayed", "ready", "leased", "waiting")
 MESSAGE_ID_CHARACTERS = 24
 
 
@@ -160,6 +158,7 @@ class WaypostBroker(WaypostRegistrator, BrokerUsecase[Any, AsyncWaypost, Waypost
             ),
             routers=routers,
         )
+        self._configure_producer()
 
     @property
     def client(self) -> AsyncWaypost:
@@ -169,9 +168,17 @@ class WaypostBroker(WaypostRegistrator, BrokerUsecase[Any, AsyncWaypost, Waypost
 
     # ---- start and stop ------------------------------------------------------------------------------------
 
-    async def _connect(self) -> AsyncWaypost:
+    def _configure_producer(self) -> None:
+        """Let the producer encode as this broker does. A broker publishes without a start too."""
         config = self.config.broker_config
         config.producer.connect(serializer_of(config.fd_config), config.broker_codec)
+
+    def _update_fd_config(self, config: FastDependsConfig) -> None:
+        super()._update_fd_config(config)
+        self._configure_producer()
+
+    async def _connect(self) -> AsyncWaypost:
+        self._configure_producer()
         return await self.client.open()
 
     async def start(self) -> None:
@@ -190,11 +197,15 @@ class WaypostBroker(WaypostRegistrator, BrokerUsecase[Any, AsyncWaypost, Waypost
     ) -> None:
         """Stop all subscribers, giving handlers `graceful_timeout` to end, and disconnect."""
         config = self.config.broker_config
-        await config.workers.stop_all(config.graceful_timeout or 0.0)
-        await super().stop(exc_type, exc_val, exc_tb)
-        self._connection = None
-        if self._owns_client:
-            await self.client.close()
+        try:
+            await config.workers.stop_all(config.graceful_timeout or 0.0)
+        finally:
+            try:
+                await super().stop(exc_type, exc_val, exc_tb)
+            finally:
+                self._connection = None
+                if self._owns_client:
+                    await self.client.close()
 
     async def ping(self, timeout: float | None = 3.0) -> bool:
         """Whether the store answers within `timeout`, and the subscribers consume."""
@@ -212,7 +223,7 @@ class WaypostBroker(WaypostRegistrator, BrokerUsecase[Any, AsyncWaypost, Waypost
         Raises `ConfigurationError` that names what differs. For a broker that was given an `AsyncWaypost` only the
         version is compared, and a store of another kind has no tables.
         """
-        if self._store_url is None or not self._store_url.startswith("postgresql:"):
+        if self._store_url is None or not self._store_url.startswith(("postgresql:", "postgres:")):
             await self.client.open()  # every client compares the version when it connects
             return
         from waypost.store.postgres import drift
@@ -285,10 +296,7 @@ class WaypostBroker(WaypostRegistrator, BrokerUsecase[Any, AsyncWaypost, Waypost
 
     async def has(self, queue: QueueName, key: str) -> bool:
         """Whether there is an unfinished message with this key."""
-        for state in UNFINISHED:
-            async for _ in self.client.messages(queue, state, key=key, limit=1):
-                return True
-        return False
+        return bool(await self.client.find_key(key, queue))
 
     async def timers(self, queue: QueueName, before: datetime | None = None) -> list[StoredMessage[Any]]:
         """Return the timers of a queue that are not due yet, or those due before a moment, by their due time."""

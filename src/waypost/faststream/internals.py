@@ -9,7 +9,7 @@ checks that). What each is for:
     publishing      ProducerProto (what a broker publishes with), DefaultCodec, ParserComposition
     dependencies    FastDependsConfig, Context, ContextRepo, UnderlyingDriverAnnotation, EMPTY
     logging         DefaultLoggerStorage, make_logger_state, get_broker_logger
-    tests           TestBroker, change_producer
+    tests           TestBroker
     FastAPI         StreamRouter and Context, by functions, because they need FastAPI
 """
 
@@ -45,7 +45,7 @@ from faststream._internal.logger import DefaultLoggerStorage, make_logger_state
 from faststream._internal.logger.logging import get_broker_logger
 from faststream._internal.parser import CodecProto, DefaultCodec
 from faststream._internal.producer import ProducerProto
-from faststream._internal.testing.broker import TestBroker, change_producer
+from faststream._internal.testing.broker import TestBroker
 from faststream._internal.types import BrokerMiddleware, CustomCallable, PublisherMiddleware
 from faststream.message.utils import decode_message
 
@@ -56,7 +56,7 @@ __all__ = [
     "ProducerProto", "PublisherMiddleware", "PublisherProto", "PublisherSpecification", "PublisherSpecificationConfig",
     "PublisherUsecase", "PublisherUsecaseConfig", "Registrator", "SendableMessage", "SerializerProto",
     "SubscriberRoute", "SubscriberSpecification", "SubscriberSpecificationConfig", "SubscriberUsecase",
-    "SubscriberUsecaseConfig", "TestBroker", "UnderlyingDriverAnnotation", "change_producer", "decode_message",
+    "SubscriberUsecaseConfig", "TestBroker", "UnderlyingDriverAnnotation", "decode_message",
     "fastapi_context", "get_broker_logger", "is_blocking", "make_logger_state", "serializer_of", "stream_router",
 ]  # fmt: skip
 

@@ -54,6 +54,8 @@ class WaypostMessage(StreamMessage[Any]):
         """It is done, and is published again after `delay` under the same key, both in one step."""
         if self.committed is None:
             for message in self.messages:
+                if message.outcome == "done" and not any(one.again for one in message._then):
+                    message.outcome = None  # `ACK_FIRST` decided so before the handler began
                 message.reschedule(delay)
         await super().ack()
 
@@ -106,9 +108,8 @@ async def decode_batch(message: StreamMessage[Any]) -> list[Any]:
 
 def _content_of(envelope: Envelope) -> tuple[str | None, dict[str, Any]]:
     """Return the content type and the headers, without the one that carries it."""
-    headers: dict[str, Any] = envelope.headers
+    headers: dict[str, Any] = dict(envelope.headers)  # parsers and middlewares may change them
     if CONTENT_TYPE in headers:
-        headers = dict(headers)
         return headers.pop(CONTENT_TYPE), headers
     # Without a content type FastStream reads bytes as JSON if they are JSON, as with its other brokers.
     return None if envelope.content_type == "application/octet-stream" else envelope.content_type, headers

@@ -141,12 +141,15 @@ class WaypostProducer(ProducerProto[WaypostPublishCommand]):
         self.codec: CodecProto = DefaultCodec()
         self.serializer: SerializerProto | None = None
         self._parser = ParserComposition(parser, parse_message)
-        self._decoder = ParserComposition(decoder, decode_one)
+        self._own_decoder = ParserComposition(decoder, decode_one)
+        #: Decodes the replies to requests.
+        self._decoder: Any = self._own_decoder
 
     def connect(self, serializer: SerializerProto | None, codec: CodecProto | None) -> None:
-        """Encode with these from now on."""
+        """Encode with these from now on, and decode replies with the codec."""
         self.serializer = serializer
         self.codec = codec or DefaultCodec()
+        self._decoder = self._own_decoder if codec is None else codec.decode
 
     async def encode(self, body: Any) -> EncodedBody:
         """Return a body in bytes."""
@@ -185,6 +188,10 @@ class WaypostProducer(ProducerProto[WaypostPublishCommand]):
 
     async def send_request(self, cmd: WaypostPublishCommand) -> Published:
         """Publish a message whose handler is to reply."""
+        if cmd.options.get("transaction") is not None:
+            raise InvalidInput(
+                "a request has no transaction=: its message exists when that is committed, and no reply can come before"
+            )
         seconds = check_seconds("timeout", cmd.timeout)
         cmd.reply_to = f"{RESULT_REPLY}{seconds + REPLY_KEPT_SECONDS:.0f}"
         return await self.publish(cmd)

@@ -184,15 +184,12 @@ class WaypostSubscriber(SubscriberUsecase[Any]):
 
     def _stop_soon(self, error: BaseException) -> None:
         """Stop this subscriber because its handler requested it, and with `SystemExit` the application."""
-
-        async def stop() -> None:
-            await self.stop()
-            app = self._outer_config.context.get("app")
-            if isinstance(error, SystemExit) and app:
-                app.exit()
-
         if self._stopping is None or self._stopping.done():
-            self._stopping = asyncio.get_running_loop().create_task(stop(), name="waypost stops a subscriber")
+            self._stopping = asyncio.get_running_loop().create_task(self.stop(), name="waypost stops a subscriber")
+        app = self._outer_config.context.get("app")
+        if isinstance(error, SystemExit) and app:
+            # Also if another call stopped the subscriber already, or its stop fails.
+            self._stopping.add_done_callback(lambda _: app.exit())
 
     def _make_response_publisher(self, message: StreamMessage[Any]) -> Sequence[PublisherProto[Any]]:
         publisher = reply_publisher(self._outer_config.producer, message.reply_to, message.raw_message)

@@ -20,7 +20,7 @@ from waypost.checks import check_seconds
 from waypost.client import AsyncWaypost
 from waypost.client.async_client import AsyncReception
 from waypost.faststream.broker import WaypostBroker
-from waypost.faststream.internals import TestBroker, change_producer, serializer_of
+from waypost.faststream.internals import TestBroker, serializer_of
 from waypost.faststream.publishing import WaypostProducer, WaypostPublishCommand, WaypostPublisher
 from waypost.faststream.subscriber import DEFAULT_RETRY, WaypostSubscriber
 from waypost.message import Message, Outcome, Retry
@@ -111,7 +111,7 @@ class TestWaypostBroker(TestBroker[WaypostBroker, WaypostBroker], broker=Waypost
     def _patch_producer(self, broker: WaypostBroker) -> Generator[None, None, None]:
         config = broker.config.broker_config
         producer = InlineProducer(self, config.broker_parser, config.broker_decoder)
-        with change_producer(config, producer), mock.patch.object(config, "client", self.client):
+        with mock.patch.object(config, "producer", producer), mock.patch.object(config, "client", self.client):
             yield
 
     async def _fake_connect(self, broker: WaypostBroker, *args: Any, **kwargs: Any) -> None:

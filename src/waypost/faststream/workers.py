@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from waypost.client import AsyncWaypost
@@ -55,8 +55,17 @@ class SubscriberWorkers:
                 check_handled(client, queue)
                 await _configure(client, queue, subscriber.config.settings)
         worker = worker_of(client, [handler for subscriber in subscribers for handler in subscriber.handlers()])
-        await worker.start()
+        # First, so that a stop of the broker meanwhile stops this worker too.
         self._workers.update(dict.fromkeys(subscribers, worker))
+        try:
+            await worker.start()
+        except BaseException:
+            for subscriber in subscribers:
+                if self._workers.get(subscriber) is worker:
+                    del self._workers[subscriber]
+            with suppress(Exception):  # the error of the start is the one to raise
+                await worker.stop(0.0)
+            raise
 
     async def stop(self, subscriber: WaypostSubscriber, timeout: float) -> None:
         """Stop one subscriber; the others of its worker go on."""
