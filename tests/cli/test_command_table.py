@@ -94,6 +94,7 @@ TABLE: dict[str, tuple[Row, ...]] = {
     "pipeline ingest": (Row("pipeline ingest --lake lake --queue orders", option="--store", extra="spark"),),
     "pipeline tidy": (Row("pipeline tidy --lake lake", "none", option="", extra="spark"),),
     "pipeline upgrade": (Row("pipeline upgrade --lake lake", "none", option="", extra="spark"),),
+    "pipeline views": (Row("pipeline views --lake lake", "none", option="", extra="spark"),),
     "pipeline audit": (Row("pipeline audit --lake lake", option="--store", extra="spark"),),
     "pipeline report": (Row("pipeline report --lake lake", "none", option="", extra="spark"),),
 }  # fmt: skip

@@ -23,7 +23,7 @@ _TABLE = re.compile(r"^CREATE (?:UNLOGGED )?TABLE \{([a-z_]+)\} \((.*?)(?:^\)|\)
 _PARTITION = re.compile(r"^CREATE TABLE \{([a-z_]+)\} PARTITION OF", re.MULTILINE)
 _ADDED = re.compile(r"^ALTER TABLE \{([a-z_]+)\} ADD COLUMN (.*?);", re.MULTILINE | re.DOTALL)
 _COLUMN = re.compile(
-    r'"?([a-z_]+)"? (text|bytea|boolean|smallint|integer|bigint|timestamptz|oid)(\[\])?(.*)', re.DOTALL
+    r'"?([a-z_]+)"? (text|bytea|boolean|smallint|integer|bigint|timestamptz|oid|jsonb)(\[\])?(.*)', re.DOTALL
 )
 
 
@@ -85,7 +85,7 @@ def metadata(*, namespace: str = "wp", schema: str | None = None, into: MetaData
     kinds: dict[str, Any] = {
         "text": sa.Text, "bytea": sa.LargeBinary, "boolean": sa.Boolean, "smallint": sa.SmallInteger,
         "integer": sa.Integer, "bigint": sa.BigInteger,
-        "timestamptz": lambda: sa.DateTime(timezone=True), "oid": pg.OID,
+        "timestamptz": lambda: sa.DateTime(timezone=True), "oid": pg.OID, "jsonb": pg.JSONB,
     }  # fmt: skip
     made = sa.MetaData() if into is None else into
     for table, (columns, primary) in _read_tables().items():
