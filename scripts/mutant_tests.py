@@ -141,8 +141,7 @@ def change_constant(module: ModuleType, before: str, after: str) -> set[Function
     if type(was) not in (int, float, bool) or type(value) is not type(was):
         raise NeedsImport
     users = [
-        other for other in list(sys.modules.values()) if getattr(other, "__name__", "").startswith("waypost")
-        and vars(other).get(name) is was
+        other for key, other in list(sys.modules.items()) if key.startswith("waypost") and vars(other).get(name) is was
     ]  # fmt: skip
     for other in users:
         setattr(other, name, value)

@@ -64,7 +64,7 @@ def test_the_tests_of_a_script_are_those_that_call_it() -> None:
     lua = mutants.ROOT / mutants.SOURCE / "store/valkey/lua"
     text = (lua / "accept.lua").read_text()
     assert mutant_tests.verbs_of(lua / "accept.lua", text, text[:-1]) == {
-        "accept", "publish", "fire_schedule", "trigger_schedule",
+        "accept", "publish", "fire_schedule", "replace_dead", "trigger_schedule",
     }  # fmt: skip
     callers = mutant_tests.functions_that_name(lua.parent, {"purge"})
     assert callers is not None
