@@ -12,7 +12,7 @@ CODE := $(wildcard src tests benchmarks examples scripts)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup check lint types imports unit conformance system test everything demo bench bench-setup faults simulate mutants docs format
-.PHONY: clean oldest oldest-part
+.PHONY: clean more oldest oldest-part
 
 help:  ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,8 +46,14 @@ check: lint types imports unit conformance  ## Lint, types, imports, unit tests,
 system: .venv/ready
 	@$(RUN) scripts/system_parts.py
 
+# Left to `more`, so that every run stays well under 35 minutes on two cores.
+MORE := tests/spark/test_connect.py tests/spark/test_standalone.py
 everything: .venv/ready system
-	$(PYTEST) $(PARALLEL) tests
+	$(PYTEST) $(PARALLEL) tests $(addprefix --ignore ,$(MORE)) -k "not (postgres15 and async)"
+
+more: .venv/ready system  ## What `test` leaves out: Spark Connect, a standalone Spark, PostgreSQL 15 with the async client
+	$(PYTEST) $(MORE)
+	$(PYTEST) $(PARALLEL) tests/conformance -k "postgres15 and async"
 
 test: lint types imports everything oldest-part  ## All tests: every store, the fault tests, examples, docs. REQUIRE_ALL=1: a test that cannot run fails
 
