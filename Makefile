@@ -48,12 +48,13 @@ system: .venv/ready
 
 # Left to `more`, so that every run stays well under 35 minutes on two cores.
 MORE := tests/spark/test_connect.py tests/spark/test_standalone.py
+MORE_STORES := (postgres15 or pgbouncer or redis62 or cluster) and async
 everything: .venv/ready system
-	$(PYTEST) $(PARALLEL) tests $(addprefix --ignore ,$(MORE)) -k "not (postgres15 and async)"
+	$(PYTEST) $(PARALLEL) tests $(addprefix --ignore ,$(MORE)) -k "not ($(MORE_STORES))"
 
-more: .venv/ready system  ## What `test` leaves out: Spark Connect, a standalone Spark, PostgreSQL 15 with the async client
+more: .venv/ready system  ## What `test` leaves out: Spark Connect, a standalone Spark, async clients on further servers
 	$(PYTEST) $(MORE)
-	$(PYTEST) $(PARALLEL) tests/conformance -k "postgres15 and async"
+	$(PYTEST) $(PARALLEL) tests -k "$(MORE_STORES)"
 
 test: lint types imports everything oldest-part  ## All tests: every store, the fault tests, examples, docs. REQUIRE_ALL=1: a test that cannot run fails
 
