@@ -69,6 +69,18 @@ class Files(ABC):
     def remove(self, name: str) -> None:
         """Remove a folder with its content, if it exists; in an output also a single file."""
 
+    def size(self, folder: str) -> int:
+        """Return how many bytes the files below a folder have."""
+        return sum(self.walk(folder).values())
+
+    def has_rows(self, folder: str) -> bool:
+        """Return whether there is a data file below a folder."""
+        return any(not name.rpartition("/")[2].startswith(("_", ".")) for name in self.walk(folder))
+
+
+class LakeFiles(Files):
+    """The files of a lake, which this process writes through pyarrow."""
+
     @abstractmethod
     def arrow_system(self) -> Any:
         """Return the file system of pyarrow in which `path` is a path."""
@@ -97,14 +109,6 @@ class Files(ABC):
         """Remove a file, if it exists."""
         self.remove(name)
 
-    def size(self, folder: str) -> int:
-        """Return how many bytes the files below a folder have."""
-        return sum(self.walk(folder).values())
-
-    def has_rows(self, folder: str) -> bool:
-        """Return whether there is a data file below a folder."""
-        return any(not name.rpartition("/")[2].startswith(("_", ".")) for name in self.walk(folder))
-
 
 class OutputFiles(Files):
     """Files to which several programs may commit at the same time."""
@@ -122,7 +126,7 @@ class OutputFiles(Files):
         """Rename a file or folder; the target must not exist."""
 
 
-class LocalFiles(OutputFiles):
+class LocalFiles(LakeFiles, OutputFiles):
     """A folder of this machine, or one that is mounted at the same path on every machine."""
 
     is_local = True
@@ -223,7 +227,7 @@ class LocalFiles(OutputFiles):
         path.unlink(missing_ok=True)
 
 
-class ArrowFiles(Files):
+class ArrowFiles(LakeFiles):
     """A folder at a URI that pyarrow can open (s3, gs, hdfs)."""
 
     def __init__(self, uri: str) -> None:
@@ -304,9 +308,6 @@ class HadoopFiles(OutputFiles):
     def uri(self, name: str) -> str:
         return str(self._path(name).toString())
 
-    def arrow_system(self) -> Any:
-        raise NotImplementedError("an output on a Hadoop file system is written by Spark")
-
     def read(self, name: str) -> bytes | None:
         if not self.exists(name):
             return None
@@ -385,7 +386,7 @@ def _split_scheme(root: str) -> tuple[str, str]:
     return root.partition("://")[0] if "://" in root else "", root
 
 
-def open_lake_files(root: str) -> Files:
+def open_lake_files(root: str) -> LakeFiles:
     """Return the files of a lake: a folder of this machine, or a URI that pyarrow can open."""
     if not root:
         raise ConfigurationError("the lake has no path: give a folder, or a URI such as s3://bucket/lake")

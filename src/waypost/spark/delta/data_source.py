@@ -25,7 +25,7 @@ from pyspark.sql.datasource import (
 )
 
 from waypost.spark.delta.parquet import DataFile, FileWriter
-from waypost.spark.files import Files, open_lake_files
+from waypost.spark.files import LakeFiles, open_lake_files
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -104,7 +104,7 @@ def _decode_manifest(content: bytes) -> dict[str, list[DataFile]]:
     return msgspec.json.decode(content, type=dict[str, list[DataFile]])
 
 
-def write_frame(frame: DataFrame, files: Files, targets: Mapping[str, Target]) -> dict[str, list[DataFile]]:
+def write_frame(frame: DataFrame, files: LakeFiles, targets: Mapping[str, Target]) -> dict[str, list[DataFile]]:
     """Write rows to the tables that their column `_to` names; return the new files of each."""
     frame.sparkSession.dataSource.register(FilesSource)
     manifest = f"{MANIFESTS}/{uuid.uuid4().hex}.json"
@@ -159,7 +159,7 @@ class _FilesReader(DataSourceReader):
                     yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def read_frame(spark: SparkSession, files: Files, table: str, data: Sequence[DataFile], ddl: str) -> DataFrame:
+def read_frame(spark: SparkSession, files: LakeFiles, table: str, data: Sequence[DataFile], ddl: str) -> DataFrame:
     """Return rows of data files: by Spark's own Parquet reader where it reaches them, otherwise by tasks of ours."""
     if not data:
         return spark.createDataFrame([], ddl)

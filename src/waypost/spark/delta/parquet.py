@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from waypost.spark.files import Files
+from waypost.spark.files import LakeFiles
 
 #: A file ends when it has this size; the next row begins another one.
 FILE_BYTES: Final = 128 * 1024 * 1024
@@ -60,7 +60,7 @@ class FileWriter:
 
     def __init__(
         self,
-        files: Files,
+        files: LakeFiles,
         table: str,
         schema: pa.Schema,
         statistics: Sequence[str] = (),
@@ -157,7 +157,11 @@ class FileWriter:
 
 
 def write_rows(
-    files: Files, table: str, rows: pa.Table, statistics: Sequence[str] = (), partition: Mapping[str, str] | None = None
+    files: LakeFiles,
+    table: str,
+    rows: pa.Table,
+    statistics: Sequence[str] = (),
+    partition: Mapping[str, str] | None = None,
 ) -> list[DataFile]:
     """Write an Arrow table as files of a table; none if it has no rows."""
     writer = FileWriter(files, table, rows.schema, statistics, partition=partition)
@@ -167,7 +171,7 @@ def write_rows(
 
 
 def describe_file(
-    files: Files, table: str, path: str, statistics: Sequence[str], partition: Mapping[str, str]
+    files: LakeFiles, table: str, path: str, statistics: Sequence[str], partition: Mapping[str, str]
 ) -> DataFile:
     """Return what is known of a file that another program wrote; its columns of statistics are read."""
     system = files.arrow_system()
@@ -191,7 +195,7 @@ def describe_file(
 
 
 def read_rows(
-    files: Files,
+    files: LakeFiles,
     table: str,
     data: Iterable[DataFile],
     schema: pa.Schema,

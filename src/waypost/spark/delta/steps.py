@@ -30,7 +30,7 @@ from waypost.spark.delta.table import (
     Snapshot,
     TableMismatch,
 )
-from waypost.spark.files import Files
+from waypost.spark.files import LakeFiles
 
 #: Steps whose rows are kept.
 STEPS_KEPT: Final = 64
@@ -72,7 +72,7 @@ _inputs = msgspec.json.Decoder(dict[str, int])
 class Steps:
     """The steps of a lake: a Delta table that names what the others are to be."""
 
-    def __init__(self, files: Files, name: str) -> None:
+    def __init__(self, files: LakeFiles, name: str) -> None:
         self.files = files
         self.table = DeltaFolder(files, name)
         self._folders: dict[str, DeltaFolder] = {}

@@ -27,7 +27,7 @@ from deltalake.transaction import (
 
 from waypost.errors import StoreError
 from waypost.spark.delta.parquet import DataFile, read_rows
-from waypost.spark.files import Files
+from waypost.spark.files import LakeFiles
 
 #: The application id of every commit, so that any two writers of a table conflict.
 APP_ID: Final = "waypost"
@@ -80,7 +80,7 @@ class Snapshot:
 class DeltaFolder:
     """A Delta table at a path below a root."""
 
-    def __init__(self, files: Files, name: str) -> None:
+    def __init__(self, files: LakeFiles, name: str) -> None:
         self.files = files
         self.name = name
         self._address = files.path(name) if files.is_local else files.uri(name)

@@ -17,7 +17,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from waypost.errors import StoreError
 from waypost.spark.delta.parquet import DataFile, FileWriter
-from waypost.spark.files import Files, open_lake_files
+from waypost.spark.files import LakeFiles, open_lake_files
 from waypost.spark.lake.sums import merge_sums, sum_events
 from waypost.spark.lake.tables import BRONZE_JOURNAL
 from waypost.spark.source.bulk import Bulk, open_bulk
@@ -74,7 +74,7 @@ def check_offsets(offsets: Mapping[str, int], newest: Mapping[str, int]) -> None
             )
 
 
-def write_ranges(bulk: Bulk, files: Files, ranges: Iterable[EventRange]) -> Written:
+def write_ranges(bulk: Bulk, files: LakeFiles, ranges: Iterable[EventRange]) -> Written:
     """Read events and write them as files of bronze."""
     columns = list(BRONZE_JOURNAL.columns)
     sums = []
@@ -136,7 +136,7 @@ class _JournalReader(DataSourceReader):
 
 
 def write_events(
-    spark: SparkSession, place: Place, files: Files, bulk: Bulk, ranges: Sequence[EventRange], partitions: int
+    spark: SparkSession, place: Place, files: LakeFiles, bulk: Bulk, ranges: Sequence[EventRange], partitions: int
 ) -> Written:
     """Write events as files of bronze: here if they are few, otherwise by Spark's tasks."""
     if sum(numbers.rows for numbers in ranges) <= DRIVER_EVENTS_MAX:

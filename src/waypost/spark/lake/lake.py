@@ -25,7 +25,7 @@ from waypost.errors import ConfigurationError, InvalidInput, StoreError
 from waypost.spark.delta.parquet import DataFile
 from waypost.spark.delta.steps import Steps
 from waypost.spark.delta.table import Change, Snapshot
-from waypost.spark.files import Files, open_lake_files
+from waypost.spark.files import LakeFiles, open_lake_files
 from waypost.spark.lake.tables import (
     DATE,
     SILVER_DELIVERIES,
@@ -115,7 +115,7 @@ class Lake:
             raise ConfigurationError(
                 f"tables of a lake are Delta tables with Parquet files; {format!r} is not supported: leave format out"
             )
-        self.files: Files = open_lake_files(root)
+        self.files: LakeFiles = open_lake_files(root)
         self.tables = tuple(tables)
         self.steps = Steps(self.files, steps)
         self._view = View()

@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as f
 
 from waypost.errors import ConfigurationError
+from waypost.formatting import format_count
 from waypost.spark.delta.data_source import TO, Target, write_frame
 from waypost.spark.delta.parquet import DataFile, read_rows, write_rows
 from waypost.spark.delta.steps import StepConflict
@@ -219,7 +220,7 @@ class Pipeline:
             for queue in ends:
                 bulk.run(bulk.store.journal_reader(queue, self.reader, self.lake.state.offsets.get(queue, 0)))
         if batches or not quiet:
-            self.progress(f"bronze, silver, gold: {events:,} events in {batches} batches")
+            self.progress(f"bronze, silver, gold: {events:,} events in {format_count(batches, 'batch', 'batches')}")
 
     def _merge_unmerged(self) -> None:
         """Merge events that release 0.1 had loaded before the lake was converted."""

@@ -20,7 +20,7 @@ import pyarrow.dataset as ds
 from waypost.errors import InvalidInput, StoreError
 from waypost.spark.delta.parquet import DataFile, describe_file, write_rows
 from waypost.spark.delta.table import Change
-from waypost.spark.files import Files, open_lake_files
+from waypost.spark.files import LakeFiles, open_lake_files
 from waypost.spark.lake import gold
 from waypost.spark.lake.lake import OLD_FOLDER, OLD_STATE, Lake, Seen, Source, State
 from waypost.spark.lake.sums import SUMS
@@ -114,7 +114,7 @@ def _convert(lake: Lake, old: OldState, progress: Callable[[str], None]) -> None
     lake.commit("upgrade", changes, State(source=old.source, offsets=offsets, seen=old.seen, unmerged=unmerged))
 
 
-def _take_over(files: Files, table: LakeTable, folders: Iterable[str], format: str) -> list[DataFile]:
+def _take_over(files: LakeFiles, table: LakeTable, folders: Iterable[str], format: str) -> list[DataFile]:
     if format != "parquet":
         rows = _read_old(files, table.name, folders, table.arrow(table.columns), format)
         return write_rows(files, table.name, rows, table.statistics)
@@ -125,11 +125,11 @@ def _take_over(files: Files, table: LakeTable, folders: Iterable[str], format: s
     ]
 
 
-def _data_names(files: Files, folder: str) -> list[str]:
+def _data_names(files: LakeFiles, folder: str) -> list[str]:
     return [name for name in files.walk(folder) if not name.rpartition("/")[2].startswith(("_", "."))]
 
 
-def _read_old(files: Files, table: str, folders: Iterable[str], schema: Any, format: str) -> Any:
+def _read_old(files: LakeFiles, table: str, folders: Iterable[str], schema: Any, format: str) -> Any:
     paths = [
         files.path(f"{table}/{folder}/{name}") for folder in folders for name in _data_names(files, f"{table}/{folder}")
     ]
