@@ -238,7 +238,7 @@ class Scenario:
 def to_json(scenario: Scenario) -> str:
     """A scenario as text, one step a line, so that two of them can be compared."""
     data = _without_defaults(asdict(scenario))
-    steps = data.pop("steps")
+    steps = data.pop("steps", [])
     head = json.dumps(data, indent=1, sort_keys=True)
     lines = ",\n  ".join(json.dumps(step, sort_keys=True) for step in steps)
     return f'{head[:-2]},\n "steps": [\n  {lines}\n ]\n}}\n'

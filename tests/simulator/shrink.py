@@ -80,8 +80,9 @@ def without_processes(scenario: Scenario) -> Iterator[Scenario]:
     for plan in scenario.processes:
         processes = tuple(one for one in scenario.processes if one is not plan)
         steps = tuple(step for step in scenario.steps if step.who != plan.name)
-        if processes:
-            yield replace(scenario, processes=processes, steps=steps)
+        fewer = replace(scenario, processes=processes, steps=steps)
+        if is_still_served(scenario, fewer):
+            yield fewer
 
 
 def simpler(scenario: Scenario) -> Iterator[Scenario]:
@@ -100,10 +101,19 @@ def simpler(scenario: Scenario) -> Iterator[Scenario]:
     for index, plan in enumerate(scenario.processes):
         for handler in plan.handlers if len(plan.handlers) > 1 else ():
             fewer = replace(plan, handlers=tuple(one for one in plan.handlers if one is not handler))
-            yield replace(scenario, processes=(*scenario.processes[:index], fewer, *scenario.processes[index + 1 :]))
+            other = replace(scenario, processes=(*scenario.processes[:index], fewer, *scenario.processes[index + 1 :]))
+            if is_still_served(scenario, other):
+                yield other
     for seconds in QUIET_SECONDS:
         if seconds < scenario.quiet_seconds:
             yield replace(scenario, quiet_seconds=seconds)
+
+
+def is_still_served(scenario: Scenario, shorter: Scenario) -> bool:
+    """Whether each queue and the schedules still have their process: without it they stand still by themselves."""
+    queues = [queue.name for queue in scenario.queues if scenario.is_served(queue.name)]
+    has_scheduler = any(plan.handlers and plan.scheduler for plan in shorter.processes)
+    return all(shorter.is_served(name) for name in queues) and (has_scheduler or not shorter.schedules)
 
 
 def is_used(scenario: Scenario, queue: str) -> bool:

@@ -51,6 +51,8 @@ class StepChecker:
         self.claims: dict[tuple[str, str, int], list[Claim]] = {}
         #: Operations that ran, by queue and operation: the first step in which they did.
         self._ran: dict[tuple[str, str], StoreStep] = {}
+        #: The latest time that the store's clock has shown: what it forgot then stays forgotten if the clock is set back.
+        self._newest_ms = 0
         self._count = 0
         self._step: StoreStep | None = None
         self._touched: dict[str, dict[str, None]] = {}
@@ -120,12 +122,13 @@ class StepChecker:
                 for key in ended:
                     del queue.windows[key]
         self._step, self._touched = step, {}
+        self._newest_ms = max(self._newest_ms, step.store_ms)
         queue_name = step.arguments.get("queue")
         repeated = False
         if step.operation is not None and isinstance(queue_name, str):
             place = (queue_name, step.operation)
             first = self._ran.get(place)
-            if first is not None and first.who != step.who and step.store_ms - first.store_ms > REMEMBERED_MS:
+            if first is not None and first.who != step.who and self._newest_ms - first.store_ms > REMEMBERED_MS:
                 # A process and its copy number their calls alike: what the store has forgotten is another call.
                 del self._ran[place]
                 first = None
@@ -472,8 +475,10 @@ class StepChecker:
         if not given:
             return
         last = max((-entry.priority, entry.position) for entry in given)
+        # At most once, a claim ends its messages: what waited for one of them becomes ready after it.
+        after = {e.message_id for e in step.events if e.event == "promoted" and e.cause in ("unblocked", "unparked")}
         for entry in queue.by_state["ready"].values():
-            if (-entry.priority, entry.position) < last:
+            if entry.id not in after and (-entry.priority, entry.position) < last:
                 self._find("order", entry, f"{show(entry)} was left, while a message that comes after it was claimed")
                 return
 

@@ -673,6 +673,16 @@ def a_schedule_does_not_go_on(handmade: Handmade, broken: bool) -> None:
     handmade.finish({QUEUE: QueueState({}, {}, schedules={"tick": (next_ms, 0, 0)})})
 
 
+@rule("liveness", schedules=(TICK,))
+def only_a_full_queue_that_is_paused_holds_a_schedule_up(handmade: Handmade, broken: bool) -> None:
+    handmade.configure(max_pending=2 if broken else 1)
+    handmade.step("pause", handmade.event("paused", None))
+    handmade.publish("a", cause="replace")
+    next_ms = handmade.store_ms + 30_000
+    handmade.wait(130.0)
+    handmade.finish({QUEUE: QueueState({}, {}, schedules={"tick": (next_ms, 0, 0)})})
+
+
 @rule("relay", relays=True)
 def a_relayed_message_does_not_arrive(handmade: Handmade, broken: bool) -> None:
     handmade.publish("a")

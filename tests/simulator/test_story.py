@@ -10,6 +10,7 @@ from tests.simulator.checker import Judged, run_and_judge
 from tests.simulator.draw import draw
 from tests.simulator.history import FaultBegan, History, StoreStep
 from tests.simulator.planted import FAULTS, planted
+from tests.simulator.scenario import from_json, to_json
 from tests.simulator.shrink import Shrinker, size_of
 from tests.simulator.story import write_story
 
@@ -53,6 +54,16 @@ def test_shrinking_keeps_the_steps_that_are_needed() -> None:
     needed = [scenario.steps[4], scenario.steps[-2]]
     short = Shrinker(lambda one: all(step in one.steps for step in needed)).shrink(scenario)
     assert list(short.steps) == needed
+
+
+def test_shrinking_keeps_who_serves_the_queues_and_fires_the_schedules() -> None:
+    scenario = next(one for one in map(draw, range(1, 50)) if one.schedules and len(one.processes) > 2)
+    short = Shrinker(lambda one: bool(one.schedules)).shrink(scenario)
+    served = [queue.name for queue in scenario.queues if scenario.is_served(queue.name)]
+    assert [queue.name for queue in short.queues if short.is_served(queue.name)] == served
+    assert any(plan.handlers and plan.scheduler for plan in short.processes)
+    assert short.steps == ()
+    assert from_json(to_json(short)) == short
 
 
 @pytest.mark.parametrize(("fault", "is_met"), [("clone", True), ("wall_clock_step", True), ("crash", False)])

@@ -195,6 +195,8 @@ class ReplayWindows:
         self._sessions = [session]
         self._windows: dict[str, list[_ReplayWindow]] = {}
         self._lock = threading.Lock()
+        #: How often another process was found to have a session of this client: it is a copy of this one.
+        self.renewals = 0
 
     def begin(self, queue: str) -> Operation:
         """Return the next operation on a queue. It counts as in progress until `end`."""
@@ -222,6 +224,7 @@ class ReplayWindows:
     def renew(self, operation: Operation) -> None:
         """Replace the session of this operation by a new one."""
         with self._lock:
+            self.renewals += 1
             for session in self._sessions:
                 session.renew(operation.session)
 

@@ -251,10 +251,12 @@ class Consumer:
                 if self._listener.asleep:
                     # It had room to claim ahead when it was registered, and its handlers take longer now.
                     await self._listener.pass_wake_up_on(self._executor)
+                    continue  # a handler may have ended meanwhile, and interrupts only a sleep
                 # No free capacity is a reason not to claim; outcomes that the store does not accept are not.
                 await waiter.sleep_for_room(owes_none=len(self.settler) < UNSETTLED_MAX)
                 wait = None
                 continue
+            self._listener.follow_session()
             sleeper = self._listener.sleeper
             if waiter.machine.needs_poll or sleeper is None:
                 wait = None

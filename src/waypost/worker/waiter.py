@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import os
 import random
 import time
 from collections.abc import Callable
@@ -129,6 +130,7 @@ class NotificationListener:
         self._wake = wake
         self._stop = stop
         self._name = context.wakeups.sleeper(context.worker)
+        self._renewals = context.replay_windows.renewals
         self._ready: Listening | None = None
         self._held: Listening | None = None
         #: Whether it is registered as a sleeper in the store.
@@ -139,6 +141,20 @@ class NotificationListener:
         wakeups = self._context.wakeups
         self._ready = wakeups.listen("ready", self._queue, self._name, self._wake)
         self._held = wakeups.listen("held", self._queue, None, self._stop)
+
+    def follow_session(self) -> None:
+        """Take another name if this process is a copy of another one, as of a cloned machine, which has the same name.
+
+        A poll would find the sleeper of the other process in its wait, and take it for this one.
+        """
+        context = self._context
+        if self._renewals == context.replay_windows.renewals or self._ready is None:
+            return
+        self._renewals = context.replay_windows.renewals
+        self._name = f"{context.wakeups.sleeper(context.worker)}+{os.urandom(4).hex()}"
+        self._ready.close()
+        self._ready = context.wakeups.listen("ready", self._queue, self._name, self._wake)
+        self.asleep = False
 
     @property
     def sleeper(self) -> str | None:
