@@ -51,7 +51,7 @@ class StepChecker:
         self.claims: dict[tuple[str, str, int], list[Claim]] = {}
         #: Operations that ran, by queue and operation: the first step in which they did.
         self._ran: dict[tuple[str, str], StoreStep] = {}
-        #: The latest time that the store's clock has shown: what it forgot then stays forgotten if the clock is set back.
+        #: The latest time of the store's clock: what it forgot then stays forgotten if the clock is set back.
         self._newest_ms = 0
         self._count = 0
         self._step: StoreStep | None = None
