@@ -34,6 +34,22 @@ def format_count(number: int, one: str, many: str | None = None) -> str:
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
+def format_call(method: str, *given: object, **options: object) -> str:
+    """Return a call of a client's method as Python text."""
+    arguments = [repr(one) for one in given] + [f"{name}={value!r}" for name, value in options.items()]
+    return f"post.{method}({', '.join(arguments)})"
+
+
+class Placeholder:
+    """A variable in a call that stands for a value which must not be written out."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __repr__(self) -> str:
+        return self._name
+
+
 def printable(text: str) -> str:
     """Return a text in which characters that control a terminal, or the direction of text, are escaped."""
     if text.isprintable():

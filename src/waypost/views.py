@@ -406,6 +406,41 @@ class ActionUndo(Struct, frozen=True):
     action: str | None = None
     options: dict[str, Any] = {}
 
+    @classmethod
+    def of(cls, done: str, options: dict[str, Any] | None = None, *, changed: bool = True) -> ActionUndo:
+        """How an action that was `done` is undone; `options` are those of the action that does it."""
+        if not changed:
+            return cls("It changed nothing.")
+        by = UNDONE_BY.get(done)
+        return cls(UNDO_TEXTS.get(done, "It cannot be undone."), by, {} if by is None else options or {})
+
+
+_REDRIVEN = "Messages that no worker has claimed yet can be cancelled; they then end as cancelled, not as dead letters."
+#: How each action is undone, in words. What is not listed cannot be undone.
+UNDO_TEXTS = {
+    "pause": "Resume the queue.",
+    "resume": "Pause the queue.",
+    "configure": "Set what was changed back to its values before.",
+    "pause_schedule": "Resume the schedule.",
+    "resume_schedule": "Pause the schedule.",
+    "trigger_schedule": "Cancel the message that was published, if no worker has claimed it yet.",
+    "save_schedule": "Save it with its rule before, or remove it if it is new.",
+    "remove_schedule": "Save the schedule again; its counts of fires start anew.",
+    "redrive": _REDRIVEN,
+    "bulk_redrive": f"Cancel the rest of it while it runs. {_REDRIVEN}",
+    "bulk_purge": "Cancel the rest of it while it runs; what is removed is gone.",
+    "change_bulk": "Resume it if it was paused; a cancelled one must be started anew.",
+    "edit_dead": "Cancel the new message, if no worker has claimed it yet.",
+    "reschedule": "Move the timer to its time before, while it is not due.",
+    "stop_worker": "Start the worker again.",
+    "quiet_worker": "Start the worker again.",
+}
+#: The action that undoes another.
+UNDONE_BY = {
+    "pause": "resume", "resume": "pause", "configure": "configure", "pause_schedule": "resume_schedule",
+    "resume_schedule": "pause_schedule", "trigger_schedule": "cancel",
+}  # fmt: skip
+
 
 class LoggedAction(Struct, frozen=True):
     """One entry of the log of actions: who did what, through what, and what became of it."""

@@ -212,6 +212,9 @@ def test_the_view_shows_queues_and_acts_on_the_one_chosen(cli: CommandRunner) ->
 
     asyncio.run(scenario())
     assert cli.post.ledger("mails").ready == 2
+    assert [one.command for one in cli.post.actions().actions] == [
+        "waypost dead redrive mails --all", "waypost resume mails", "waypost pause mails",
+    ]  # fmt: skip
 
 
 def test_the_view_reports_an_unreachable_store_and_goes_on_when_it_is_back(valkey_server: Any) -> None:

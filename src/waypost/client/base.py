@@ -807,11 +807,12 @@ def dead_filter(what: str, given: DeadFilters) -> DeadFilter:
 
 
 def process_user() -> str:
-    """The user of this process, for the log of actions."""
+    """The user of this process and the host, as `ana@shop-1`, for the log of actions."""
     try:
-        return getpass.getuser()
+        user = getpass.getuser()
     except (OSError, KeyError):
-        return "unknown"
+        user = "unknown"
+    return f"{user}@{socket.gethostname()}"[:WORKER_CHARACTERS_MAX]
 
 
 def bulk_view(found: bulk.Bulk) -> BulkAction:

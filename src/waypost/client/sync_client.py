@@ -778,7 +778,8 @@ class Waypost(BaseClient):
     def log_action(self, action: LoggedAction) -> LoggedAction:
         """Append an `action` of a person to the log that the web page and `waypost actions` show.
 
-        The log keeps the newest 1,000 entries. The web page and its API write it themselves.
+        The log keeps the newest 1,000 entries. The web page, its API and commands append to it themselves; methods of a
+        client do not, because a program may call them for each message.
         """
         return self._run(action_log.log_action(self._context, action))
 

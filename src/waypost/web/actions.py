@@ -15,7 +15,7 @@ from msgspec import UNSET, Struct
 
 from waypost import CatchUp
 from waypost.errors import WaypostError
-from waypost.formatting import format_count
+from waypost.formatting import Placeholder, format_call, format_count
 from waypost.policy import parse_rate
 from waypost.views import Policy
 from waypost.web import documents
@@ -53,24 +53,9 @@ class Action(Struct, frozen=True):
     scope_of: Callable[[Place, Any], Awaitable[Scope]] | None = None
 
 
-class Placeholder(Struct, frozen=True):
-    """A variable in a call that stands for a value which must not be written out."""
-
-    name: str
-
-    def __repr__(self) -> str:
-        return self.name
-
-
 def command(*arguments: object) -> str:
     """A command line, quoted for a shell."""
     return shlex.join(["waypost", *(str(argument) for argument in arguments)])
-
-
-def call(method: str, *given: object, **options: object) -> str:
-    """A call in Python."""
-    arguments = [repr(one) for one in given] + [f"{name}={value!r}" for name, value in options.items()]
-    return f"post.{method}({', '.join(arguments)})"
 
 
 # ---- queues --------------------------------------------------------------------------------------------------
@@ -291,7 +276,7 @@ def configure_forms(queue: str, request: documents.SettingsChange) -> Forms:
     """Settings as options of `waypost configure`."""
     wanted = changed_settings(request)
     arguments = [f"{name}={'none' if value is None else value}" for name, value in wanted.items()]
-    return Forms(command("configure", queue, *arguments), call("configure", queue, **wanted))
+    return Forms(command("configure", queue, *arguments), format_call("configure", queue, **wanted))
 
 
 def redrive_forms(queue: str, request: documents.RedriveRequest) -> Forms:
@@ -302,19 +287,19 @@ def redrive_forms(queue: str, request: documents.RedriveRequest) -> Forms:
     arguments += ["--rate", request.rate] if request.rate is not None else []
     chosen = {"ids": request.ids or None, "reason": request.reason, "rate": request.rate}
     options = {name: value for name, value in chosen.items() if value is not None}
-    return Forms(command("dead", "redrive", queue, *arguments), call("redrive", queue, **options))
+    return Forms(command("dead", "redrive", queue, *arguments), format_call("redrive", queue, **options))
 
 
 def purge_forms(queue: str, request: documents.PurgeRequest) -> Forms:
     """A purge as a command."""
-    return Forms(command("purge", queue, "--state", request.state), call("purge", queue, request.state))
+    return Forms(command("purge", queue, "--state", request.state), format_call("purge", queue, request.state))
 
 
 def cancel_forms(queue: str, request: documents.CancelRequest) -> Forms:
     """A cancel as a command."""
     if request.key is not None:
-        return Forms(command("cancel", queue, "--key", request.key), call("cancel", queue, key=request.key))
-    return Forms(command("cancel", queue, request.id), call("cancel", queue, request.id))
+        return Forms(command("cancel", queue, "--key", request.key), format_call("cancel", queue, key=request.key))
+    return Forms(command("cancel", queue, request.id), format_call("cancel", queue, request.id))
 
 
 def reschedule_forms(queue: str, request: documents.RescheduleRequest) -> Forms:
@@ -324,12 +309,12 @@ def reschedule_forms(queue: str, request: documents.RescheduleRequest) -> Forms:
     options: dict[str, object] = {} if request.key is None else {"key": request.key}
     options |= {"at": request.at} if request.at is not None else {"delay": request.delay or 0}
     given = (queue, request.id) if request.key is None else (queue,)
-    return Forms(command("timers", "reschedule", queue, *target, *when), call("reschedule", *given, **options))
+    return Forms(command("timers", "reschedule", queue, *target, *when), format_call("reschedule", *given, **options))
 
 
 def worker_forms(action: str, method: str) -> Callable[[str, Any], Forms]:
     """A request to a worker as a command."""
-    return lambda queue, request: Forms(command("workers", action, request.name), call(method, request.name))
+    return lambda queue, request: Forms(command("workers", action, request.name), format_call(method, request.name))
 
 
 def schedule_forms(action: str, method: str) -> Callable[[str, Any], Forms]:
@@ -337,7 +322,7 @@ def schedule_forms(action: str, method: str) -> Callable[[str, Any], Forms]:
 
     def forms(queue: str, request: documents.ScheduleReference) -> Forms:
         arguments = ("schedules", action, request.key, "--queue", request.queue)
-        return Forms(command(*arguments), call(method, request.key, queue=request.queue))
+        return Forms(command(*arguments), format_call(method, request.key, queue=request.queue))
 
     return forms
 
@@ -365,12 +350,12 @@ def save_forms(queue: str, request: documents.ScheduleSave) -> Forms:
     if not request.keep_body and request.body is not None:
         arguments += ["--body", "BODY"]
         options["body"] = Placeholder("body")
-    return Forms(command(*arguments), call("save_schedule", request.name, **options))
+    return Forms(command(*arguments), format_call("save_schedule", request.name, **options))
 
 
 def plain_forms(argument: str, method: str) -> Callable[[str, Any], Forms]:
     """A write that needs the queue alone, as a command."""
-    return lambda queue, request: Forms(command(argument, queue), call(method, queue))
+    return lambda queue, request: Forms(command(argument, queue), format_call(method, queue))
 
 
 QUEUE, SCHEDULES = "/queues/{queue}", "/schedules"

@@ -14,10 +14,11 @@ from collections.abc import Callable
 from typing import Any
 
 from waypost.errors import WaypostError
+from waypost.formatting import format_call
 from waypost.views import BulkAction
 from waypost.web import documents
 from waypost.web.access import Scope
-from waypost.web.actions import ACTIONS, Action, Forms, call, check_confirmed, command
+from waypost.web.actions import ACTIONS, Action, Forms, check_confirmed, command
 from waypost.web.dead_letters import check_times
 from waypost.web.problems import Problem
 from waypost.web.reading import Place, answered
@@ -237,14 +238,16 @@ def bulk_forms(verb: str) -> Callable[[str, Any], Forms]:
                 written = value.isoformat() if hasattr(value, "isoformat") else value
                 arguments += [f"--{name.replace('_name', '').replace('_', '-')}", written]
                 options[name] = value
-        return Forms(command("bulk", "start", queue, verb, *arguments), call("start_bulk", queue, verb, **options))
+        return Forms(
+            command("bulk", "start", queue, verb, *arguments), format_call("start_bulk", queue, verb, **options)
+        )
 
     return forms
 
 
 def change_forms(queue: str, request: documents.BulkChange) -> Forms:
     """A change of a bulk action as a command."""
-    return Forms(command("bulk", request.change, request.id), call("change_bulk", request.id, request.change))
+    return Forms(command("bulk", request.change, request.id), format_call("change_bulk", request.id, request.change))
 
 
 def edit_forms(queue: str, request: documents.EditRequest) -> Forms:

@@ -17,7 +17,7 @@ def add(commands: Any) -> None:
     """Declare the arguments."""
     parser = add_command(
         commands, "actions", run, "list who did what", positional_url=True,
-        more="Changes through the web page and its API, the newest first; the store keeps the newest "
+        more="Changes by commands, through the web page and its API, the newest first; the store keeps the newest "
         f"{ACTIONS_MAX:,}.",
         examples=("waypost actions", "waypost actions --queue orders -n 50 --json"),
     )  # fmt: skip

@@ -6,6 +6,7 @@ import argparse
 import time
 from typing import Any
 
+from waypost.cli.action_log import logged_action
 from waypost.cli.exit_codes import FOUND
 from waypost.cli.options import (
     add_command,
@@ -17,8 +18,8 @@ from waypost.cli.options import (
 from waypost.cli.output import format_table, format_time, write, write_json
 from waypost.cli.progress import Progress
 from waypost.cli.prompts import add_yes, confirm
-from waypost.formatting import format_count
-from waypost.views import BulkAction
+from waypost.formatting import format_call, format_count
+from waypost.views import ActionUndo, BulkAction
 
 #: How long one call carries an action on, before the progress is shown again.
 RUN_SECONDS = 1.0
@@ -64,9 +65,15 @@ def run_start(options: argparse.Namespace) -> int:
         if options.verb == "purge":
             count = post.ledger(options.queue).dead_kept
             confirm(options, f"Remove dead letters of {options.queue} (of {count:,}) for good?")
-        started = post.start_bulk(
-            options.queue, options.verb, rate=options.rate, via="command line", **dead_filters(options)
-        )  # fmt: skip
+        action, filters = f"bulk_{options.verb}", dead_filters(options)
+        rate = {} if options.rate is None else {"rate": options.rate}
+        python = format_call("start_bulk", options.queue, options.verb, **filters, **rate)
+        with logged_action(options, post, action, options.queue, python) as entry:
+            started = post.start_bulk(
+                options.queue, options.verb, rate=options.rate, via="command line", **filters
+            )  # fmt: skip
+            entry.text = f"bulk action {started.id} is saved"
+            entry.undo, entry.bulk = ActionUndo.of(action), started.id
     if options.json:
         write_json(started)
     else:
@@ -113,8 +120,11 @@ def run_run(options: argparse.Namespace) -> int:
 
 def run_change(options: argparse.Namespace) -> int:
     """Pause, resume or cancel a bulk action and return the exit code."""
-    with open_client(options) as post:
+    python = format_call("change_bulk", options.id, options.action)
+    with open_client(options) as post, logged_action(options, post, "change_bulk", None, python) as entry:
         found = post.change_bulk(options.id, options.action)
+        entry.text, entry.queue, entry.bulk = describe_bulk(found), found.queue, found.id
+        entry.undo = ActionUndo.of("change_bulk")
     print_bulk(options, found)
     return 0
 
@@ -123,8 +133,13 @@ def print_bulk(options: argparse.Namespace, found: BulkAction) -> None:
     """Print how far a bulk action is."""
     if options.json:
         write_json(found)
-        return
+    else:
+        write(describe_bulk(found))
+
+
+def describe_bulk(found: BulkAction) -> str:
+    """Return how far a bulk action is in a sentence."""
     text = f"{found.verb} of {found.queue}: {found.state}, {format_count(found.done, 'dead letter')} done"
     text += f", {found.left:,} stay dead because their keys are in use" if found.left else ""
     text += f", {found.unknown:,} may have been counted too few" if found.unknown else ""
-    write(text + (f": {found.error}" if found.error else ""))
+    return text + (f": {found.error}" if found.error else "")

@@ -5,9 +5,12 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from waypost.cli.action_log import logged_action
 from waypost.cli.exit_codes import FOUND, USAGE, CommandError
 from waypost.cli.options import add_command, open_client
 from waypost.cli.output import write, write_json
+from waypost.formatting import format_call
+from waypost.views import ActionUndo
 
 #: What each status of `Waypost.cancel` means.
 CANCEL_TEXTS = {
@@ -35,8 +38,12 @@ def run(options: argparse.Namespace) -> int:
     """Run the command and return its exit code."""
     if (options.id is None) == (options.key is None):
         raise CommandError("one message is cancelled: give its id, or --key", USAGE)
-    with open_client(options) as post:
+    chosen = {"id": options.id} if options.key is None else {"key": options.key}
+    python = format_call("cancel", options.queue, **chosen)
+    with open_client(options) as post, logged_action(options, post, "cancel", options.queue, python) as entry:
         status = post.cancel(options.queue, id=options.id, key=options.key)
+        entry.text = f"message {options.key or options.id}: {CANCEL_TEXTS[status]}"
+        entry.undo = ActionUndo.of("cancel", changed=status in ("cancelled", "requested"))
     if options.json:
         write_json({"queue": options.queue, "id": options.id, "key": options.key, "status": status})
     else:

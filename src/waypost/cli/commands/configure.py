@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+from datetime import timedelta
 from typing import Any
 
+from waypost.cli.action_log import logged_action
 from waypost.cli.exit_codes import USAGE, CommandError
 from waypost.cli.options import add_command, open_client, parse_duration
 from waypost.cli.output import format_pairs, write, write_json
-from waypost.formatting import format_age
-from waypost.views import Policy
+from waypost.client import Waypost
+from waypost.formatting import format_age, format_call
+from waypost.views import ActionUndo, Policy
 
 #: Settings that are durations.
 DURATIONS = ("lease", "dead_keep")
@@ -32,13 +35,28 @@ def run(options: argparse.Namespace) -> int:
     """Run the command and return its exit code."""
     changes = dict(map(parse_setting, options.settings))
     with open_client(options, creates=bool(changes)) as post:
-        policy = post.configure(options.queue, **changes) if changes else post.policy(options.queue)
+        policy = configure(options, post, changes) if changes else post.policy(options.queue)
     if options.json:
         write_json({"queue": options.queue, "changed": sorted(changes), "policy": policy})
         return 0
     for line in format_pairs([("queue", options.queue), *list_settings(policy)]):
         write(line)
     return 0
+
+
+def configure(options: argparse.Namespace, post: Waypost, changes: dict[str, Any]) -> Policy:
+    """Change settings and log it, with the values before."""
+    queue = options.queue
+    with logged_action(options, post, "configure", queue, format_call("configure", queue, **changes)) as entry:
+        before = post.policy(queue)
+        policy = post.configure(queue, **changes)
+        old = {name: getattr(before, name) for name in changes if getattr(before, name) != getattr(policy, name)}
+        entry.text = f"changed {', '.join(old)} of {queue}" if old else "nothing to change"
+        options_before = {
+            name: value.total_seconds() if isinstance(value, timedelta) else value for name, value in old.items()
+        }
+        entry.undo = ActionUndo.of("configure", options_before, changed=bool(old))
+    return policy
 
 
 def parse_setting(text: str) -> tuple[str, Any]:

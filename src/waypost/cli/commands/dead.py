@@ -8,6 +8,7 @@ from collections import Counter
 from itertools import islice
 from typing import Any
 
+from waypost.cli.action_log import logged_action
 from waypost.cli.exit_codes import FOUND, USAGE, CommandError
 from waypost.cli.options import (
     add_command,
@@ -20,8 +21,9 @@ from waypost.cli.options import (
 from waypost.cli.output import format_table, format_time, message_json, print_message, write, write_json
 from waypost.cli.progress import Progress
 from waypost.cli.prompts import add_yes, confirm
-from waypost.formatting import format_count
-from waypost.views import Observed
+from waypost.formatting import Placeholder, format_call, format_count
+from waypost.values import Redriven
+from waypost.views import ActionUndo, Observed
 
 
 def add(commands: Any) -> None:
@@ -148,20 +150,28 @@ def run_redrive(options: argparse.Namespace) -> int:
     with open_client(options, on_event=note) as post:
         if options.all:
             progress.total = post.ledger(options.queue).dead_kept
-        with progress:
-            done = post.redrive(
-                options.queue, ids=options.id or None, reason=options.reason, limit=options.limit, rate=options.rate
-            )
-    missing = len(set(options.id)) - len(done.moved) - len(done.duplicates) if options.id else 0
+        chosen = {"ids": options.id or None, "reason": options.reason, "limit": options.limit, "rate": options.rate}
+        given: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
+        python = format_call("redrive", options.queue, **given)
+        with progress, logged_action(options, post, "redrive", options.queue, python) as entry:
+            done = post.redrive(options.queue, **given)
+            missing = len(set(options.id)) - len(done.moved) - len(done.duplicates) if options.id else 0
+            entry.text = describe_redrive(options.queue, done, missing)
+            entry.undo = ActionUndo.of("redrive", changed=bool(done.moved))
     if options.json:
         write_json({"queue": options.queue, "moved": done.moved, "duplicates": done.duplicates, "more": done.more})
     else:
-        parts = [f"{format_count(len(done.moved), 'dead letter')} of {options.queue} made ready again"]
-        parts += [f"{len(done.duplicates):,} stay dead because their keys are in use"] if done.duplicates else []
-        parts += [f"{missing:,} not found"] if missing > 0 else []
-        parts += ["more are left"] if done.more else []
-        write("; ".join(parts))
+        write(entry.text)
     return FOUND if done.duplicates or missing > 0 else 0
+
+
+def describe_redrive(queue: str, done: Redriven, missing: int) -> str:
+    """Return what a redrive did in a sentence."""
+    parts = [f"{format_count(len(done.moved), 'dead letter')} of {queue} made ready again"]
+    parts += [f"{len(done.duplicates):,} stay dead because their keys are in use"] if done.duplicates else []
+    parts += [f"{missing:,} not found"] if missing > 0 else []
+    parts += ["more are left"] if done.more else []
+    return "; ".join(parts)
 
 
 def run_purge(options: argparse.Namespace) -> int:
@@ -176,11 +186,15 @@ def run_purge(options: argparse.Namespace) -> int:
                 else format_count(count, "dead letter")
             )
             confirm(options, f"Remove {which} of {options.queue} for good?")
-        removed = post.purge(options.queue, "dead", **filters)
+        python = format_call("purge", options.queue, "dead", **filters)
+        with logged_action(options, post, "purge", options.queue, python) as entry:
+            removed = post.purge(options.queue, "dead", **filters)
+            entry.text = f"removed {format_count(removed, 'dead letter')} of {options.queue}"
+            entry.undo = ActionUndo.of("purge", changed=removed > 0)
     if options.json:
         write_json({"queue": options.queue, "removed": removed})
     else:
-        write(f"removed {format_count(removed, 'dead letter')} of {options.queue}")
+        write(entry.text)
     return 0
 
 
@@ -201,14 +215,20 @@ def run_edit(options: argparse.Namespace) -> int:
     headers = None
     if options.header:
         headers = dict(one.partition("=")[::2] for one in options.header)
-    with open_client(options) as post:
+    parts = {"body": Placeholder("body")} if given else {}
+    parts |= {"headers": Placeholder("headers")} if headers is not None else {}
+    python = format_call("replace_dead", options.queue, options.id, **parts)
+    with open_client(options) as post, logged_action(options, post, "edit_dead", options.queue, python) as entry:
         published = post.replace_dead(options.queue, options.id, headers=headers, **given)
-    if published is None:
-        raise CommandError(f"{options.queue} has no dead letter {options.id}", FOUND)
+        if published is None:
+            raise CommandError(f"{options.queue} has no dead letter {options.id}", FOUND)
+        if published.status == "duplicate":
+            entry.text = f"the letter stays dead: its key is in use by message {published.id}"
+        else:
+            entry.text = f"{published.id} is {published.status} in place of {options.id}"
+        entry.undo = ActionUndo.of("edit_dead", changed=published.status != "duplicate")
     if options.json:
         write_json(published)
-    elif published.status == "duplicate":
-        write(f"the letter stays dead: its key is in use by message {published.id}")
     else:
-        write(f"{published.id} is {published.status} in place of {options.id}")
+        write(entry.text)
     return FOUND if published.status == "duplicate" else 0

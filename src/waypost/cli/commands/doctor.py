@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from waypost.cli.action_log import Entry, logged_action
 from waypost.cli.doctor_checks import check_store
 from waypost.cli.exit_codes import FOUND, exit_code_of
 from waypost.cli.options import add_command, open_client
 from waypost.cli.output import quiet_log, terminal_width, with_color, write, write_json
 from waypost.cli.prompts import add_yes, confirm
+from waypost.client import Waypost
 from waypost.errors import WaypostError
 from waypost.store.checkup import Finding, wrong
+from waypost.views import ActionUndo
 
 MARKS = {"ok": ("ok   ", "green"), "note": ("note ", "yellow"), "wrong": ("WRONG", "red")}
 
@@ -50,11 +54,13 @@ def run_checks(options: argparse.Namespace) -> int:
     findings: list[Finding] = []
     code = 0
     try:
-        with post:
+        with post, mend_entry(options, post) as entry:
             for finding in check_store(post, mend=options.mend, quiet=options.json):
                 findings.append(finding)
                 if not options.json and (finding.level != "ok" or not options.quiet):
                     print_finding(finding)
+            entry.text = f"damaged records are mended; {len(findings)} findings"
+            entry.undo = ActionUndo.of("mend")
     except WaypostError as error:
         code = exit_code_of(error)
         findings.append(wrong("connection", str(error), "repair this first; nothing else was checked"))
@@ -66,6 +72,13 @@ def run_checks(options: argparse.Namespace) -> int:
     else:
         write(f"{len(findings)} findings, " + (f"{bad} wrong" if bad else "nothing wrong"))
     return code or (FOUND if bad else 0)
+
+
+def mend_entry(options: argparse.Namespace, post: Waypost) -> AbstractContextManager[Entry]:
+    """Log what `--mend` does; checks alone are in no log."""
+    if not options.mend:
+        return nullcontext(Entry())
+    return logged_action(options, post, "mend", None, "post.check(queue, mend=True)")
 
 
 def print_finding(finding: Finding) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import Any, Literal
 
+from waypost.cli.action_log import logged_action
 from waypost.cli.options import add_command, open_client
 from waypost.cli.output import write, write_json
+from waypost.formatting import format_call
+from waypost.views import ActionUndo
 
 
 def add(commands: Any) -> None:
@@ -21,24 +24,23 @@ def add(commands: Any) -> None:
 
 def run_pause(options: argparse.Namespace) -> int:
     """Pause a queue and return the exit code. A queue that is paused already is no failure."""
-    with open_client(options) as post:
-        changed = post.pause(options.queue)
-    unchanged = f"nothing to change: {options.queue} was paused already"
-    return print_result(options, changed, f"{options.queue} is paused" if changed else unchanged, paused=True)
+    return change(options, "pause", f"{options.queue} is paused", f"{options.queue} was paused already")
 
 
 def run_resume(options: argparse.Namespace) -> int:
     """Resume a queue and return the exit code. A queue that is not paused is no failure."""
-    with open_client(options) as post:
-        changed = post.resume(options.queue)
-    unchanged = f"nothing to change: {options.queue} was not paused"
-    return print_result(options, changed, f"{options.queue} is resumed" if changed else unchanged, paused=False)
+    return change(options, "resume", f"{options.queue} is resumed", f"{options.queue} was not paused")
 
 
-def print_result(options: argparse.Namespace, changed: bool, text: str, *, paused: bool) -> int:
-    """Print what was done and return the exit code."""
+def change(options: argparse.Namespace, action: Literal["pause", "resume"], done: str, unchanged: str) -> int:
+    """Pause or resume a queue, print what was done and return the exit code."""
+    python = format_call(action, options.queue)
+    with open_client(options) as post, logged_action(options, post, action, options.queue, python) as entry:
+        changed = post.pause(options.queue) if action == "pause" else post.resume(options.queue)
+        entry.text = done if changed else f"nothing to change: {unchanged}"
+        entry.undo = ActionUndo.of(action, changed=changed)
     if options.json:
-        write_json({"queue": options.queue, "changed": changed, "paused": paused})
+        write_json({"queue": options.queue, "changed": changed, "paused": action == "pause"})
     else:
-        write(text)
+        write(entry.text)
     return 0

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from waypost.cli.action_log import logged_action
 from waypost.cli.options import add_command, open_client
 from waypost.cli.output import write, write_json
 from waypost.cli.prompts import add_yes, confirm
-from waypost.formatting import format_count
+from waypost.formatting import format_call, format_count
+from waypost.views import ActionUndo
 
 
 def add(commands: Any) -> None:
@@ -32,9 +34,13 @@ def run(options: argparse.Namespace) -> int:
         what = "all kept messages" if count is None else format_count(count, f"{options.state} message")
         if count != 0:
             confirm(options, f"Remove {what} of {options.queue} for good?")
-        removed = post.purge(options.queue, options.state)
+        python = format_call("purge", options.queue, options.state)
+        with logged_action(options, post, "purge", options.queue, python) as entry:
+            removed = post.purge(options.queue, options.state)
+            entry.text = f"removed {format_count(removed, f'{options.state} message')} of {options.queue}"
+            entry.undo = ActionUndo.of("purge", changed=removed > 0)
     if options.json:
         write_json({"queue": options.queue, "state": options.state, "removed": removed})
     else:
-        write(f"removed {format_count(removed, f'{options.state} message')} of {options.queue}")
+        write(entry.text)
     return 0

@@ -9,18 +9,21 @@ from typing import Any, cast
 
 import msgspec
 
+from waypost.cli.action_log import Entry, logged_action
 from waypost.cli.exit_codes import FOUND, USAGE, CommandError
 from waypost.cli.options import add_command, integer_between, open_client, parse_duration, parse_time
 from waypost.cli.output import format_table, write, write_json
+from waypost.client import Waypost
 from waypost.client.internals import edit_schedule
 from waypost.errors import InvalidBody, InvalidSchedule, InvalidTime
+from waypost.formatting import Placeholder, format_call
 from waypost.operations.schedules import make_spec
 from waypost.policy import GRACE_SECONDS, PRIORITY_DEFAULT, CatchUp, Missed
 from waypost.schedule.rule import Timeline
 from waypost.schedule.schedule import Schedule
 from waypost.schedule.zones import zone_of
 from waypost.times import format_datetime, to_datetime
-from waypost.views import to_json
+from waypost.views import ActionUndo, to_json
 
 COUNT_MAX = 10_000
 #: The argument `none`; one that was not given is None.
@@ -204,12 +207,20 @@ def run_save(options: argparse.Namespace) -> int:
         if "cron" not in rule and "every" not in rule:
             raise CommandError("--reset also resets the rule: give --cron or --every too", USAGE)
         rule = DEFAULTS | {"tz": "UTC"} | rule
-    with open_client(options, creates=True) as post:
+    keywords = {name: Placeholder(name) if name in ("body", "headers") else value for name, value in rule.items()}
+    keywords |= {} if options.key is None else {"key": options.key}
+    python = format_call("save_schedule", options.name, queue=options.queue, **keywords)
+    with (
+        open_client(options, creates=True) as post,
+        logged_action(options, post, "save_schedule", options.queue, python) as entry,
+    ):
         saved = edit_schedule(post, options.name, options.queue, options.key, cast("Any", rule))
+        next_fire = format_datetime(saved.next_fires[0]) if saved.next_fires else "never"
+        entry.text, entry.undo = f"saved {saved.key}, next {next_fire}", ActionUndo.of("save_schedule")
     if options.json:
         write_json(_schedule_json(saved))
     else:
-        write(f"saved {saved.key}, next {format_datetime(saved.next_fires[0]) if saved.next_fires else 'never'}")
+        write(entry.text)
     return 0
 
 
@@ -230,16 +241,31 @@ def _schedule_json(schedule: Schedule) -> dict[str, Any]:
 
 def run_change(options: argparse.Namespace) -> int:
     """Pause, resume, trigger or remove one schedule and return the exit code."""
-    with open_client(options) as post:
+    action = f"{options.action}_schedule"
+    where = {} if options.queue is None else {"queue": options.queue}
+    python = format_call(action, options.name, **where)
+    with open_client(options) as post, logged_action(options, post, action, options.queue, python) as entry:
         if options.action == "trigger":
-            published = post.trigger_schedule(options.name, queue=options.queue)
-            write_json(published) if options.json else write(f"published {published.id}")
-            return 0
+            return _trigger(options, post, entry)
         change = {"pause": post.pause_schedule, "resume": post.resume_schedule, "remove": post.remove_schedule}
+        known = [one for one in post.schedules(options.queue) if options.name in (one.key, one.name)]
         changed = change[options.action](options.name, queue=options.queue)
-    done = {"pause": "paused", "resume": "resumed", "remove": "removed"}[options.action]
+        done = {"pause": "paused", "resume": "resumed", "remove": "removed"}[options.action]
+        text = done if changed else f"nothing to change: it was not there, or {done} already"
+        entry.text = f"schedule {options.name}: {text}"
+        if len(known) == 1:
+            entry.queue = known[0].queue
+            entry.undo = ActionUndo.of(action, {"queue": known[0].queue, "key": known[0].key}, changed=changed)
     if options.json:
         write_json({"name": options.name, "changed": changed})
     else:
-        write(done if changed else f"nothing to change: it was not there, or {done} already")
+        write(text)
     return 0 if changed or options.action != "remove" else FOUND
+
+
+def _trigger(options: argparse.Namespace, post: Waypost, entry: Entry) -> int:
+    published = post.trigger_schedule(options.name, queue=options.queue)
+    entry.text, entry.queue = f"published {published.id}", published.queue
+    entry.undo = ActionUndo.of("trigger_schedule", {"queue": published.queue, "id": published.id})
+    write_json(published) if options.json else write(entry.text)
+    return 0

@@ -6,12 +6,14 @@ import argparse
 from itertools import islice
 from typing import Any
 
+from waypost.cli.action_log import logged_action
 from waypost.cli.commands.cancel import CANCEL_TEXTS
 from waypost.cli.exit_codes import FOUND, USAGE, CommandError
 from waypost.cli.options import add_command, integer_between, open_client, parse_duration, parse_time
 from waypost.cli.output import format_body, format_table, format_time, message_json, write, write_json
-from waypost.formatting import format_age, format_count
+from waypost.formatting import format_age, format_call, format_count
 from waypost.message import StoredMessage
+from waypost.views import ActionUndo
 
 
 def add(commands: Any) -> None:
@@ -79,10 +81,14 @@ def run_cancel(options: argparse.Namespace) -> int:
     """Cancel a timer and return the exit code."""
     if (options.id is None) == (options.key is None):
         raise CommandError("no timer was chosen: give its id, or --key", USAGE)
-    with open_client(options) as post:
+    chosen = {"id": options.id} if options.key is None else {"key": options.key}
+    python = format_call("cancel", options.queue, **chosen)
+    with open_client(options) as post, logged_action(options, post, "cancel", options.queue, python) as entry:
         found = list(post.messages(options.queue, "delayed", id=options.id, key=options.key))
         # By id: meanwhile the key may have passed to another message.
         status = post.cancel(options.queue, id=found[0].id) if found else "unknown"
+        entry.text = f"timer {options.key or options.id}: {CANCEL_TEXTS[status]}"
+        entry.undo = ActionUndo.of("cancel", changed=status == "cancelled")
     if options.json:
         write_json({"queue": options.queue, "id": found[0].id if found else options.id, "key": options.key,
                     "status": status})  # fmt: skip
@@ -96,17 +102,23 @@ def run_reschedule(options: argparse.Namespace) -> int:
     if (options.id is None) == (options.key is None):
         raise CommandError("no timer was chosen: give its key, or --id", USAGE)
     named = f"the timer {options.key or options.id!r}"
-    with open_client(options) as post:
+    chosen = {"id": options.id, "key": options.key, "delay": options.delay, "at": options.at}
+    python = format_call(
+        "reschedule", options.queue, **{name: value for name, value in chosen.items() if value is not None}
+    )
+    with open_client(options) as post, logged_action(options, post, "reschedule", options.queue, python) as entry:
         status = post.reschedule(options.queue, options.id, key=options.key, delay=options.delay, at=options.at)
         if status == "unknown":
             raise CommandError(f"{options.queue} has no timer with the {'key' if options.key else 'id'} "
                                f"{options.key or options.id!r}", FOUND)  # fmt: skip
         if status == "due":
             raise CommandError(f"{named} is due already, and was not moved", FOUND)
+        entry.text, entry.undo = f"{options.key or options.id} is moved", ActionUndo.of("reschedule")
         now = list(post.messages(options.queue, "delayed", id=options.id, key=options.key))
-    due = format_time(now[0].ready_at) if now else None
+        due = format_time(now[0].ready_at) if now else None
+        entry.text = f"{options.key or options.id} is due {due or 'now'}"
     if options.json:
         write_json({"queue": options.queue, "key": options.key, "id": options.id, "status": status, "due": due})
     else:
-        write(f"{options.key or options.id} is due {due or 'now'}")
+        write(entry.text)
     return 0

@@ -6,10 +6,12 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
+from waypost.cli.action_log import logged_action
 from waypost.cli.exit_codes import FOUND, USAGE, CommandError
 from waypost.cli.options import add_command, open_client
 from waypost.cli.output import terminal_width, write, write_json
-from waypost.views import RegisteredWorker
+from waypost.formatting import format_call
+from waypost.views import ActionUndo, RegisteredWorker
 
 REQUESTS = {
     "stop": "stops after its next heartbeat, within 15 seconds",
@@ -54,12 +56,16 @@ def run_request(options: argparse.Namespace, request: str) -> int:
     if options.worker is None:
         raise CommandError(f"which worker? waypost workers {request} NAME; `waypost workers` lists the names", USAGE)
     options.url = None
-    with open_client(options) as post:
+    action = f"{request}_worker"
+    python = format_call(action, options.worker)
+    with open_client(options) as post, logged_action(options, post, action, None, python) as entry:
         found = post.stop_worker(options.worker) if request == "stop" else post.quiet_worker(options.worker)
+        entry.text = f"{options.worker} {REQUESTS[request]}" if found else f"there is no worker {options.worker}"
+        entry.undo = ActionUndo.of(action, changed=found)
     if options.json:
         write_json({"worker": options.worker, "request": request, "requested": found})
     else:
-        write(f"{options.worker} {REQUESTS[request]}" if found else f"there is no worker {options.worker}")
+        write(entry.text)
     return 0 if found else FOUND
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import threading
 import time
 from typing import ClassVar
@@ -14,11 +15,13 @@ from textual.containers import Vertical
 from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Static
 
+from waypost.cli.action_log import logged_action
 from waypost.cli.output import redact_secrets
 from waypost.cli.watch.collector import HEADERS, TICK_SECONDS, Collector, QueueLine, format_cells, format_totals
 from waypost.client import Waypost
 from waypost.errors import WaypostError
-from waypost.formatting import printable
+from waypost.formatting import format_call, printable
+from waypost.views import ActionUndo
 
 #: The columns of figures, each with a space before it; together with a short name they fit 80 columns.
 WIDTHS = {
@@ -202,10 +205,20 @@ class WatchScreen(App[None]):
         self.call_from_thread(self._set_status, text)
 
     def _run_action(self, verb: str, queue: str) -> str:
-        if verb == "pause":
-            return f"{queue} is paused" if self._client.pause(queue) else f"{queue} was paused already"
-        if verb == "resume":
-            return f"{queue} is resumed" if self._client.resume(queue) else f"{queue} was not paused"
-        done = self._client.redrive(queue)
-        text = f"{len(done.moved):,} dead letters of {queue} made ready again"
-        return text + (f", {len(done.duplicates):,} stay dead: their keys are in use" if done.duplicates else "")
+        """Act on a queue, log it as the command that does the same, and return what was done."""
+        same = argparse.Namespace(arguments=["dead", "redrive", queue, "--all"] if verb == "redrive" else [verb, queue])
+        with logged_action(same, self._client, verb, queue, format_call(verb, queue)) as entry:
+            if verb == "pause":
+                changed = self._client.pause(queue)
+                entry.text = f"{queue} is paused" if changed else f"{queue} was paused already"
+            elif verb == "resume":
+                changed = self._client.resume(queue)
+                entry.text = f"{queue} is resumed" if changed else f"{queue} was not paused"
+            else:
+                done = self._client.redrive(queue)
+                changed = bool(done.moved)
+                entry.text = f"{len(done.moved):,} dead letters of {queue} made ready again"
+                if done.duplicates:
+                    entry.text += f", {len(done.duplicates):,} stay dead: their keys are in use"
+            entry.undo = ActionUndo.of(verb, changed=changed)
+        return entry.text
