@@ -5,8 +5,11 @@ Nothing here does I/O. A `Message` records what its handler decided; the client 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime, timedelta
+from traceback import StackSummary, TracebackException
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from waypost import codec
@@ -20,11 +23,22 @@ from waypost.policy import (
     PRIORITY_DEFAULT,
     REASON_CHARACTERS_MAX,
     RESULT_TTL_SECONDS,
+    TRACEBACK_CHARACTERS_MAX,
+    TRACEBACK_LINE_CHARACTERS_MAX,
     RetryPolicy,
     check_priority,
 )
 from waypost.times import Duration, to_datetime, to_timedelta
-from waypost.values import Continuation, Lease, MessageState, Settlement, SettleStatus, Stored
+from waypost.values import (
+    TRACEBACK_MARK,
+    Continuation,
+    Lease,
+    MessageState,
+    Settlement,
+    SettleStatus,
+    Stored,
+    split_error,
+)
 
 if TYPE_CHECKING:
     from waypost.codec import ContentType, Envelope
@@ -36,6 +50,7 @@ S = TypeVar("S")
 THEN_MAX = 128
 #: The error text of a dead letter whose error cannot be converted to text.
 _NO_TEXT = "(the error has no text)"
+_PACKAGE = os.path.dirname(__file__) + os.sep
 
 
 class Queue(Generic[T]):
@@ -127,7 +142,12 @@ def after_ms(after: Duration) -> int:
 
 def cut_text(text: str) -> str:
     """An error's text as a store may keep it: cut, without NUL and lone surrogates."""
-    return text[:ERROR_CHARACTERS_MAX].replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
+    return _storable(text[:ERROR_CHARACTERS_MAX])
+
+
+def _storable(text: str) -> str:
+    plain = text.replace("\0", "\\0").replace(TRACEBACK_MARK, "\\x1e")
+    return plain.encode("utf-8", "backslashreplace").decode()
 
 
 def error_text(error: BaseException) -> str:
@@ -136,6 +156,41 @@ def error_text(error: BaseException) -> str:
         return cut_text(str(error))
     except Exception:
         return _NO_TEXT
+
+
+def format_failure(error: BaseException) -> str:
+    """Return an error as it is kept with its message: its text, and behind it the end of its traceback."""
+    kept: str | None = getattr(error, "__waypost_failure__", None)
+    if kept is None:
+        traceback = traceback_text(error)
+        kept = error_text(error) + (TRACEBACK_MARK + traceback if traceback else "")
+        # The messages of a batch fail with the same error, and formatting reads source files.
+        with suppress(Exception):
+            error.__waypost_failure__ = kept  # type: ignore[attr-defined]
+    return kept
+
+
+def traceback_text(error: BaseException, characters_max: int = TRACEBACK_CHARACTERS_MAX) -> str | None:
+    """Return the end of an error's traceback without the frames of waypost; None if there are no others."""
+    try:
+        described = TracebackException.from_exception(error, compact=True)
+        if not _drop_frames(described):
+            return None
+        lines = "".join(described.format()).splitlines()
+    except Exception:
+        return None  # the texts of errors are made by user code
+    text = "\n".join(line[:TRACEBACK_LINE_CHARACTERS_MAX] for line in lines)
+    if len(text) > characters_max:
+        text = "…" + text[1 - characters_max :]
+    return _storable(text)
+
+
+def _drop_frames(described: TracebackException) -> bool:
+    """Drop the frames of waypost from a traceback and those of its causes; whether it has others, or notes."""
+    described.stack = StackSummary.from_list([one for one in described.stack if not one.filename.startswith(_PACKAGE)])
+    others = [described.__cause__, described.__context__, *(described.exceptions or ())]
+    found = [_drop_frames(one) for one in others if one is not None]
+    return bool(described.stack) or bool(getattr(described, "__notes__", None)) or any(found)
 
 
 def error_type(error: BaseException) -> str:
@@ -309,7 +364,12 @@ class StoredMessage(_Readable[T]):
     @property
     def error(self) -> str | None:
         """The text of its last error."""
-        return self._stored.error
+        return split_error(self._stored.error)[0]
+
+    @property
+    def traceback(self) -> str | None:
+        """The end of the traceback of its last error, without the frames of waypost; None if it has none."""
+        return split_error(self._stored.error)[1]
 
     @property
     def note(self) -> str | None:
@@ -649,7 +709,7 @@ class Message(_Readable[T]):
         return Settlement(self._lease.id, self._lease.token, self._lease.nonce, outcome, **more)
 
     def _failed(self, error: BaseException, retry: RetryPolicy) -> Settlement:
-        error_fields = {"error_type": error_type(error), "error": error_text(error)}
+        error_fields = {"error_type": error_type(error), "error": format_failure(error)}
         if error is self.undecodable:
             # Another try would read the same bytes.
             return self._ending("dead", reason="undecodable", **error_fields)
@@ -674,5 +734,5 @@ class Message(_Readable[T]):
 
     def _policy_failed(self, failure: Exception) -> Settlement:
         return self._ending(
-            "dead", reason="retry_policy_failed", error_type=error_type(failure), error=error_text(failure)
+            "dead", reason="retry_policy_failed", error_type=error_type(failure), error=format_failure(failure)
         )

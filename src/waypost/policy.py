@@ -48,6 +48,9 @@ GROUP_CHARACTERS_MAX = 128
 WORKER_CHARACTERS_MAX = 128
 #: Error texts are cut here: a traceback of megabytes must not end up in the store.
 ERROR_CHARACTERS_MAX = 8 * 1024
+#: The end of a traceback that is kept with the last error, and the longest of its lines.
+TRACEBACK_CHARACTERS_MAX = 4 * 1024
+TRACEBACK_LINE_CHARACTERS_MAX = 300
 #: What the journal keeps of an error's text: a million events with whole texts would be gigabytes.
 JOURNAL_ERROR_CHARACTERS_MAX = 500
 REASON_CHARACTERS_MAX = 64
@@ -202,6 +205,8 @@ class PolicyRecord(Struct, frozen=True, forbid_unknown_fields=True):
     completed_max: int = 0
     #: Whether web pages show the bodies, headers and results of this queue to no user.
     hide_bodies: bool = False
+    #: Whether errors are kept without their tracebacks. False by default, so that an earlier release can read the rest.
+    no_tracebacks: bool = False
 
     def changed(self, changes: Mapping[str, Any]) -> PolicyRecord:
         """This policy with store-level changes applied."""
@@ -247,10 +252,15 @@ def policy_changes(settings: Mapping[str, Any]) -> dict[str, Any]:
                 if not isinstance(value, bool):
                     raise InvalidPolicy(f"hide_bodies must be True or False, not {show(value)}")
                 changes[name] = value
+            case "tracebacks":
+                if not isinstance(value, bool):
+                    raise InvalidPolicy(f"tracebacks must be True or False, not {show(value)}")
+                changes["no_tracebacks"] = not value
             case _:
                 raise InvalidPolicy(
                     f"unknown queue setting {name!r}; known are lease, max_deliveries, max_pending, overload, "
-                    "max_running, rate, journal, journal_max, dead_max, dead_keep, completed, hide_bodies"
+                    "max_running, rate, journal, journal_max, dead_max, dead_keep, completed, hide_bodies, "
+                    "tracebacks"
                 )
     return changes
 

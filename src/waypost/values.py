@@ -223,8 +223,23 @@ class Continuation(Struct, frozen=True, gc=False):
     again: bool = False
 
 
+#: Stands in an `error` between the text of an error and its traceback; neither contains it.
+TRACEBACK_MARK = "\x1e"
+
+
+def split_error(error: str | None) -> tuple[str | None, str | None]:
+    """Return the text and the traceback of an error as a store keeps it."""
+    if error is None:
+        return None, None
+    text, _, traceback = error.partition(TRACEBACK_MARK)
+    return text, traceback or None
+
+
 class Settlement(Struct, frozen=True, gc=False):
-    """How one delivery ended. `after_ms` belongs to retry and snooze, `reason` and the error to dead and retry."""
+    """How one delivery ended. `after_ms` belongs to retry and snooze, `reason` and the error to dead and retry.
+
+    `error` is the text of the error and may have its traceback behind it (`split_error`); so it is kept.
+    """
 
     id: str
     token: int
@@ -267,6 +282,7 @@ class Stored(Struct, frozen=True):
     ended_ms: int | None = None
     reason: str | None = None
     error_type: str | None = None
+    #: With the traceback behind its text: `split_error`.
     error: str | None = None
 
 

@@ -286,6 +286,8 @@ class Policy(Struct, frozen=True):
     completed: int
     #: Whether web pages show the bodies, headers and results of its messages to no user.
     hide_bodies: bool
+    #: Whether the traceback of a message's last error is kept with it.
+    tracebacks: bool
 
     @classmethod
     def from_record(cls, record: PolicyRecord) -> Policy:
@@ -294,6 +296,7 @@ class Policy(Struct, frozen=True):
             to_timedelta(record.lease_ms), record.max_deliveries, record.max_pending, record.overload,
             record.max_running, format_rate(record.rate_count, record.rate_per_ms), record.journal, record.journal_max,
             record.dead_max, to_timedelta(record.dead_keep_ms), record.completed_max, record.hide_bodies,
+            not record.no_tracebacks,
         )  # fmt: skip
 
     def changed(self, settings: Mapping[str, Any]) -> Policy:

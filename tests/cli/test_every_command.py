@@ -17,6 +17,7 @@ import pytest
 
 from tests.cli.conftest import STORES, CommandRunner
 from tests.waiting import WAIT_SECONDS_MAX, until
+from waypost import NoRetry
 from waypost.cli.main import GROUPS, make_parser
 from waypost.store.port import Heartbeat
 from waypost.views import LoggedAction
@@ -292,6 +293,12 @@ def dead_letters(cli: CommandRunner) -> None:
     }  # fmt: skip
     assert re.search(r"^reason +too big$", cli.run("dead", "peek", "orders", first), re.MULTILINE)
     assert cli.json("dead", "peek", "orders", first)["body"] == 1
+    assert cli.json("dead", "peek", "orders", first)["traceback"] is None
+    failed = cli.post.publish("failing", 1).id
+    with pytest.raises(LookupError), cli.post.receive("failing", retry=NoRetry()):
+        raise LookupError("no such order")
+    assert '    raise LookupError("no such order")\n' in cli.run("dead", "peek", "failing", failed)
+    assert "LookupError: no such order" in cli.json("dead", "peek", "failing", failed)["traceback"]
     assert "no dead letter" in cli.refused("dead", "peek", "orders", "0" * 24, code=1)
     assert "no dead letters were chosen" in cli.refused("dead", "redrive", "orders")
     assert cli.run("dead", "redrive", "orders", first) == "1 dead letter of orders made ready again\n"

@@ -55,7 +55,7 @@ def wrong() -> list[Any]:
 
 SETTINGS = (
     "lease", "max_deliveries", "max_pending", "overload", "max_running", "rate", "journal", "journal_max", "dead_max",
-    "dead_keep", "completed", "hide_bodies", "no_such_setting",
+    "dead_keep", "completed", "hide_bodies", "tracebacks", "no_such_setting",
 )  # fmt: skip
 DEAD_FILTERS = tuple(DeadFilters.__annotations__)
 SCHEDULED = {"name": "nightly", "queue": "fuzzed"}

@@ -32,7 +32,7 @@ def make(connection: psycopg.Connection[Any], version: int, namespace: str) -> N
 #: Columns that came with a later version.
 NEW = {
     "message": ("claims",), "entry": ("claims", "errors"), "total": ("over_cap",),
-    "queue": ("made", "removed_ms", "removed_mark", "removed_until", "changes", "hide_bodies"),
+    "queue": ("made", "removed_ms", "removed_mark", "removed_until", "changes", "hide_bodies", "no_tracebacks"),
 }  # fmt: skip
 
 #: A claim of this release by the function of an older one, which knows no bound on bytes, and made the nonce of the

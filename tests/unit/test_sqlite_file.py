@@ -186,10 +186,10 @@ def test_the_first_release_can_read_settings_that_it_knows(path: Path) -> None:
             return dict(json.loads(connection.execute("SELECT policy FROM wp_queue").fetchone()[0]))
 
     with Waypost(f"sqlite:///{path}") as post:
-        post.configure("orders", hide_bodies=True)
-        assert stored()["hide_bodies"] is True
-        post.configure("orders", hide_bodies=False, lease=5)
-        assert "hide_bodies" not in stored()
+        post.configure("orders", hide_bodies=True, tracebacks=False)
+        assert (stored()["hide_bodies"], stored()["no_tracebacks"]) == (True, True)
+        post.configure("orders", hide_bodies=False, tracebacks=True, lease=5)
+        assert not {"hide_bodies", "no_tracebacks"} & set(stored())
 
 
 # ---- namespaces ------------------------------------------------------------------------------------------------

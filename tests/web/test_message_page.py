@@ -45,6 +45,27 @@ def test_the_timeline_has_the_error_of_each_attempt(site: Site) -> None:
     assert "again because its handler failed" in page
 
 
+@pytest.mark.promise("FACE-3", "DEAD-1")
+def test_a_traceback_is_visible_to_users_that_may_see_bodies(site: Site) -> None:
+    published = site.post.publish("orders", {"n": 1})
+    with pytest.raises(LookupError), site.post.receive("orders"):
+        raise LookupError("the <b> is away")
+    path = f"/queues/orders/messages/{published.id}"
+    client = site.client()
+    visible = client.api(path)["message"]
+    assert visible["error"] == "the <b> is away"
+    assert 'raise LookupError("the <b> is away")' in visible["traceback"]
+    (retried,) = (step for step in client.api(path)["timeline"]["steps"] if step["event"] == "retried")
+    assert retried["error"] == "the <b> is away"
+    page = client.get(f"/s/main{path}").text
+    assert "raise LookupError(&#34;the &lt;b&gt; is away&#34;)" in page
+    hidden = site.client(hide_bodies=["orders"])
+    assert hidden.api(path)["message"]["traceback"] is None
+    assert "raise LookupError" not in hidden.get(f"/s/main{path}").text
+    client.write("/queues/orders/settings", {"tracebacks": False}, method="PATCH")
+    assert client.api("/queues/orders")["settings"]["tracebacks"] is False
+
+
 @pytest.mark.promise("FACE-3", "CHAIN-2")
 def test_the_chain_of_a_message_is_drawn_with_links_to_its_neighbours(site: Site) -> None:
     chain = site.post.publish("orders", 1, chain=True)

@@ -298,6 +298,9 @@ def test_a_policy_by_exception_class_and_one_that_fails(harness: Harness) -> Non
     reasons = {letter.body: (letter.reason, letter.error_type) for letter in harness.dead_letters("orders")}
     assert reasons["sum"] == ("retry_policy_failed", "ZeroDivisionError")
     assert reasons["file"] == ("retries_exhausted", "FileNotFoundError")
+    tracebacks = {letter.body: letter.traceback or "" for letter in harness.dead_letters("orders")}
+    assert 'raise errors[name]("on purpose")' in tracebacks["key"]
+    assert "/src/waypost/" not in "".join(tracebacks.values())
 
 
 @pytest.mark.promise("LEASE-8")

@@ -125,6 +125,9 @@ def test_errors_keep_their_class_and_text_so_that_a_policy_by_class_works(caplog
             letter.body: (letter.error_type, letter.error, letter.deliveries)
             for letter in harness.dead_letters("orders")
         }
+        tracebacks = {letter.body: letter.traceback or "" for letter in harness.dead_letters("orders")}
+    assert 'raise KeyError("no such order")' in tracebacks["key"]
+    assert "waypost/worker" not in "".join(tracebacks.values())
     assert dead == {
         "key": ("KeyError", "'no such order'", 1),
         "file": ("FileNotFoundError", "[Errno 2] No such file or directory: 'order.txt'", 3),

@@ -221,6 +221,7 @@ def message_json(message: StoredMessage[Any]) -> dict[str, Any]:
         "reason": message.reason,
         "error_type": message.error_type,
         "error": message.error,
+        "traceback": message.traceback,
         "note": message.note,
         "bytes": message.size,
         "body": body_json(message),
@@ -274,9 +275,13 @@ def format_event(event: Event) -> str:
 def print_message(message: StoredMessage[Any]) -> None:
     """Print one message in full."""
     fields = message_json(message)
-    body = fields.pop("body")
+    body, traceback = fields.pop("body"), fields.pop("traceback")
     for line in format_pairs((name, value) for name, value in fields.items() if value not in (None, {}, False)):
         write(line)
+    if traceback is not None:
+        write("")
+        for line in traceback.splitlines():
+            write(line)
     write("")
     write_json(body, indent=2)
 

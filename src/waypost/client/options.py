@@ -105,6 +105,7 @@ class QueueSettings(TypedDict, total=False):
     dead_keep: Duration | None
     completed: bool | int | None
     hide_bodies: bool
+    tracebacks: bool
 
 
 class PageFilters(TypedDict, total=False):

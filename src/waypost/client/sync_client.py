@@ -808,6 +808,7 @@ class Waypost(BaseClient):
         - `dead_max`, `dead_keep`: how many dead letters are kept, and for how long.
         - `completed`: how many finished messages are kept for listings; True for 1,000.
         - `hide_bodies`: True lets web pages show bodies, headers and results of this queue to no user.
+        - `tracebacks`: False keeps no traceback with the last error of a message (True).
 
         Raises `InvalidPolicy` for a setting or a value that makes no sense.
 

@@ -35,7 +35,7 @@ from waypost.identity import SESSION_BYTES, Operation, new_mark
 from waypost.operations.flow import ClientContext, Flow, Sleep
 from waypost.operations.records import records, save_record
 from waypost.policy import RECORDS_PAGE_MAX, parse_rate
-from waypost.values import DeadFilter, Page, RecordPage, SharedRecord, Stored
+from waypost.values import DeadFilter, Page, RecordPage, SharedRecord, Stored, split_error
 
 T = TypeVar("T")
 
@@ -381,7 +381,7 @@ def fits(letter: Stored, filter: DeadFilter) -> bool:
         return False
     if filter.after_ms is not None and ended < filter.after_ms:
         return False
-    wanted = ((filter.error_type, letter.error_type), (filter.error, error_line(letter.error)))
+    wanted = ((filter.error_type, letter.error_type), (filter.error, error_line(split_error(letter.error)[0])))
     if any(want is not None and want != (have or "") for want, have in wanted):
         return False
     if filter.key_prefix is not None and not (letter.key or "").startswith(filter.key_prefix):

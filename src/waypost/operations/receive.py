@@ -31,7 +31,7 @@ from waypost.policy import (
 )
 from waypost.redaction import redact_sent_on
 from waypost.store.port import BlockingWaiter, Call, Hold, Idle, Woken
-from waypost.values import Claimed, ExtendStatus, Lease, ObservedOutcome, Polled, Settlement, SettleStatus
+from waypost.values import Claimed, ExtendStatus, Lease, ObservedOutcome, Polled, Settlement, SettleStatus, split_error
 from waypost.wake.port import ALL_SLEEPERS
 from waypost.wake.wakeups import WakeEvent
 
@@ -407,7 +407,7 @@ def emit_settled(
     context.emit(
         event, message.queue, *outcome, message_id=lease.id, key=lease.key, group=lease.group,
         priority=lease.priority, token=lease.token, deliveries=lease.deliveries, attempts=lease.attempts,
-        reason=settlement.reason, error_type=settlement.error_type, error=settlement.error,
+        reason=settlement.reason, error_type=settlement.error_type, error=split_error(settlement.error)[0],
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from waypost.operations.flow import ClientContext, Flow, Sleep
 from waypost.operations.manage import history
 from waypost.policy import SAFETY_POLL_SECONDS, UNWOKEN_POLL_SECONDS
 from waypost.times import Duration
-from waypost.values import Published, Watched, split_chain_id
+from waypost.values import Published, Watched, split_chain_id, split_error
 
 #: The pause between the first polls: the end of a fast handler is noticed soon, also without wake-ups.
 POLL_FIRST_SECONDS = 0.02
@@ -98,7 +98,8 @@ def _from_history(context: ClientContext, queue: str, message_id: str) -> Flow[W
 
 def _unfinished(what: str, watched: Watched) -> Unfinished:
     if watched.ended == "dead":
-        error = f": {watched.error_type}: {watched.error}" if watched.error else ""
+        text, _ = split_error(watched.error)
+        error = f": {watched.error_type}: {text}" if text else ""
         return MessageDead(f"{what} is dead, {watched.reason}{error}", reason=watched.reason)
     return MessageRemoved(f"{what} was {watched.ended}", reason=watched.ended)
 

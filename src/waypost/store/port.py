@@ -87,6 +87,7 @@ from waypost.values import (
     Watched,
     WorkerRecord,
     WorkerRequest,
+    split_error,
 )
 
 if TYPE_CHECKING:
@@ -618,7 +619,13 @@ def forwarded_draft(next_one: Continuation) -> Draft:
 
 def cut_error(error: str | None) -> str | None:
     """Return what the journal keeps of an error's text."""
-    return error[:JOURNAL_ERROR_CHARACTERS_MAX] if error else None
+    text, _ = split_error(error)
+    return text[:JOURNAL_ERROR_CHARACTERS_MAX] if text else None
+
+
+def error_to_keep(policy: PolicyRecord, error: str | None) -> str | None:
+    """Return what a queue keeps of an error: with its traceback, unless its policy wants none."""
+    return split_error(error)[0] if policy.no_tracebacks else error
 
 
 def format_changes(changes: Mapping[str, Any]) -> str:

@@ -78,6 +78,8 @@ CHANGES: tuple[dict[str, Any], ...] = (
     {"completed": False},
     {"hide_bodies": True},
     {"hide_bodies": False},
+    {"tracebacks": False},
+    {"tracebacks": True},
 )
 
 queues = st.sampled_from(("orders", "orders", "orders", "billing"))

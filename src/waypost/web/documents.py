@@ -198,6 +198,8 @@ class Settings(Answer, frozen=True, kw_only=True):
     dead_keep: float | None
     completed: int
     hide_bodies: bool
+    #: Whether the traceback of a message's last error is kept with it.
+    tracebacks: bool
 
 
 class LedgerSums(Answer, frozen=True, kw_only=True):
@@ -256,7 +258,7 @@ class Body(Answer, frozen=True, kw_only=True):
 
 
 class Message(Answer, frozen=True, kw_only=True):
-    """A message as it is in the store. Headers and body need the scope `bodies`."""
+    """A message as it is in the store. Headers, body and traceback need the scope `bodies`."""
 
     queue: str
     id: str
@@ -277,6 +279,8 @@ class Message(Answer, frozen=True, kw_only=True):
     reason: str | None
     error_type: str | None
     error: str | None
+    #: The end of the traceback of its last error.
+    traceback: str | None
     #: What the reason leaves open.
     note: str | None
     type_name: str | None
@@ -784,6 +788,7 @@ class SettingsChange(Request, frozen=True, kw_only=True):
     dead_keep: float | UnsetType | None = UNSET
     completed: int | UnsetType | None = UNSET
     hide_bodies: bool | UnsetType = UNSET
+    tracebacks: bool | UnsetType = UNSET
     dry_run: bool = False
 
 

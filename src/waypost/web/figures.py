@@ -165,6 +165,7 @@ def settings_document(policy: Policy) -> documents.Settings:
         dead_keep=seconds_or_none(policy.dead_keep),
         completed=policy.completed,
         hide_bodies=policy.hide_bodies,
+        tracebacks=policy.tracebacks,
     )
 
 

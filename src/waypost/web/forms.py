@@ -27,6 +27,7 @@ SETTING_TEXTS: dict[str, tuple[str, str]] = {
     "dead_keep": ("number?", "Seconds that dead letters are kept. Empty: until they are purged."),
     "completed": ("number", "Finished messages that are kept to be listed. 0: none."),
     "hide_bodies": ("false true", "Whether these pages show bodies, headers and results of its messages to no user."),
+    "tracebacks": ("true false", "Whether the traceback of a message's last error is kept with it."),
 }  # fmt: skip
 #: Filters of dead letters for which empty text means those that have none.
 MAY_BE_NONE = ("error_type", "error")
@@ -74,7 +75,7 @@ def setting_value(name: str, text: str) -> Any:
     kind = SETTING_TEXTS[name][0]
     if not text and kind.endswith("?"):
         return None
-    if name == "hide_bodies":
+    if name in ("hide_bodies", "tracebacks"):
         return text == "true"
     if not kind.startswith("number"):
         return text

@@ -277,6 +277,8 @@ def message_document(message: StoredMessage[Any], *, show_bodies: bool) -> docum
         reason=message.reason,
         error_type=message.error_type,
         error=message.error,
+        # The errors that led to this one may have texts with data that its own text leaves out.
+        traceback=message.traceback if show_bodies else None,
         note=message.note,
         type_name=type_name,
         correlation_id=correlation_id,

@@ -5,7 +5,6 @@ No frame can become code in the reader: an outcome is its fields, an error is th
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
@@ -13,7 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from waypost.errors import ProcessFailed
-from waypost.message import Dead, Drop, Message, Outcome, Retry, Snooze, cut_text, error_text
+from waypost.message import Dead, Drop, Message, Outcome, Retry, Snooze, cut_text, error_text, traceback_text
 from waypost.values import Continuation, Lease
 
 T = TypeVar("T")
@@ -155,13 +154,13 @@ def encode_error(error: BaseException) -> Failure:
     """Return the parts of an error to transfer: the name of its class, its text, its arguments if they are plain."""
     kind = type(error)
     plain = all(isinstance(one, PLAIN) for one in error.args)
-    text = "".join(traceback.format_exception(error))[-TRACEBACK_CHARACTERS_MAX:]
+    text = traceback_text(error, TRACEBACK_CHARACTERS_MAX) or ""
     return Failure(
         kind.__module__,
         kind.__qualname__,
         error_text(error),
         [_plain(one) for one in error.args] if plain else None,
-        text.encode("utf-8", "backslashreplace").decode(),
+        text,
     )
 
 
@@ -177,7 +176,8 @@ def _plain(value: Any) -> Any:
 def decode_error(failure: Failure, find_object: Callable[[str, str], Any]) -> BaseException:
     """Return an error of the same class and text, so that a retry policy by class works; else a `ProcessFailed`."""
     error = _same_class(failure, find_object) or ProcessFailed(f"{failure.module}.{failure.name}: {failure.text}")
-    error.add_note(f"In the handler's process:\n{failure.traceback}")
+    if failure.traceback:
+        error.add_note(f"In the handler's process:\n{failure.traceback}")
     return error
 
 

@@ -24,7 +24,7 @@ def add(commands: Any) -> None:
     parser = add_command(
         commands, "configure", run, "show the settings of a queue, or change them for all its clients",
         more="Settings: lease, max_deliveries, max_pending, overload, max_running, rate, journal, journal_max, "
-        "dead_max, dead_keep, completed, hide_bodies; `none` removes a limit.",
+        "dead_max, dead_keep, completed, hide_bodies, tracebacks; `none` removes a limit.",
         examples=("waypost configure orders", "waypost configure orders lease=30s rate=100/m max_pending=none"),
     )  # fmt: skip
     parser.add_argument("queue", help="the queue")
@@ -93,4 +93,5 @@ def list_settings(policy: Policy) -> list[tuple[str, object]]:
         ("dead_keep", "until purged" if policy.dead_keep is None else format_age(policy.dead_keep)),
         ("completed", policy.completed),
         ("hide_bodies", "true" if policy.hide_bodies else "false"),
+        ("tracebacks", "true" if policy.tracebacks else "false"),
     ]

@@ -12,7 +12,7 @@ import pyarrow as pa
 from waypost import codec
 from waypost.errors import WaypostError
 from waypost.store.bulk.tables import ENVELOPE_COLUMNS, JOURNAL, MESSAGES, Table
-from waypost.values import EventRecord, Stored
+from waypost.values import EventRecord, Stored, split_error
 
 _JSON, _TEXT = "application/json", "text/plain"
 
@@ -85,6 +85,8 @@ def stored_batch(queue: str, messages: Sequence[Stored], columns: Sequence[str])
         for name in _STORED_FIELDS
         if name in columns
     }
+    if "error" in columns:
+        arrays["error"] = pa.array([split_error(message.error)[0] for message in messages], pa.string())
     arrays["queue"] = constant(queue, len(messages))
     arrays["size"] = pa.array([len(message.envelope) for message in messages], pa.int64())
     arrays |= envelope_columns([message.envelope for message in messages], columns)

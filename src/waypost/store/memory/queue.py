@@ -35,7 +35,7 @@ from waypost.policy import (
 )
 from waypost.store.memory import chains
 from waypost.store.memory.records import ChainRecord, Holder, Record, Replays, run_of
-from waypost.store.port import Draft, Hold, SideEffects, Target, cut_error, format_changes, read_cursor
+from waypost.store.port import Draft, Hold, SideEffects, Target, cut_error, error_to_keep, format_changes, read_cursor
 from waypost.store.repeats import id_in_use, is_repeat
 from waypost.values import (
     FAILURE_REASONS,
@@ -477,7 +477,8 @@ class QueueModel:
             self._end(now, record, "cancelled", operation, cause=outcome)
             return "cancelled"
         if outcome in ("retry", "dead"):
-            record.error_type, record.error = settlement.error_type, settlement.error
+            record.error_type = settlement.error_type
+            record.error = error_to_keep(self.policy, settlement.error)
         if outcome == "dead":
             if settlement.reason in FAILURE_REASONS:
                 record.attempts += 1

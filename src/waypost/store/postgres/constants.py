@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from waypost import identity, policy
-from waypost.values import MessageState
+from waypost.values import TRACEBACK_MARK, MessageState
 
 #: Only append: rows and indexes contain these numbers.
 STATES: dict[MessageState, int] = {"ready": 0, "delayed": 1, "leased": 2, "waiting": 3, "dead": 4, "done": 5}
@@ -37,6 +37,7 @@ CONSTANTS: dict[str, int] = {
     **{state.upper(): number for state, number in STATES.items()},
     **{name: getattr(policy, name) for name in _LIMITS},
     **{name: getattr(identity, name) for name in _LAYOUT},
+    "TRACEBACK_MARK": ord(TRACEBACK_MARK),
     "CHANNEL_BYTES_MAX": CHANNEL_BYTES_MAX,
     "CHANNEL_HASH_DIGITS": CHANNEL_HASH_DIGITS,
     "DEFAULT_LEASE_MS": policy.DEFAULT_POLICY.lease_ms or 0,

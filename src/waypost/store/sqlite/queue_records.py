@@ -160,8 +160,9 @@ def read_policy(text: bytes) -> PolicyRecord:
 def write_policy(policy: PolicyRecord) -> bytes:
     """A policy as its row keeps it. What the first release does not know is left out unless it is set."""
     fields = structs.asdict(policy)
-    if not policy.hide_bodies:
-        del fields["hide_bodies"]
+    for name in ("hide_bodies", "no_tracebacks"):
+        if not fields[name]:
+            del fields[name]
     return msgspec.json.encode(fields)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from waypost.store.port import Hold, Target, cut_error, forwarded_draft
+from waypost.store.port import Hold, Target, cut_error, error_to_keep, forwarded_draft
 from waypost.store.sqlite.moves import bury, end, ends_otherwise, make_claimable, to_head
 from waypost.store.sqlite.publish import publish
 from waypost.store.sqlite.queue_records import QueueRecords, Record
@@ -84,7 +84,8 @@ def _not_done(records: QueueRecords, record: Record, settlement: Settlement, ope
         end(records, record, "cancelled", operation, cause=outcome)
         return "cancelled"
     if outcome in ("retry", "dead"):
-        record.error_type, record.error = settlement.error_type, settlement.error
+        record.error_type = settlement.error_type
+        record.error = error_to_keep(records.policy, settlement.error)
     if outcome == "dead":
         if settlement.reason in FAILURE_REASONS:
             record.attempts += 1

@@ -8,7 +8,7 @@ import pytest
 
 from waypost.errors import InvalidInput, QueueFull
 from waypost.testing.bench import Bench
-from waypost.values import Published
+from waypost.values import TRACEBACK_MARK, Published, split_error
 
 
 def bury(bench: Bench, count: int = 1, *, reason: str = "rejected", **options: Any) -> list[str]:
@@ -72,6 +72,36 @@ class TestDeadLetters:
         text = "é" * 8192
         bench.settle(bench.claim_one(), "dead", error_type="E", error=text)
         assert bench.listing("dead")[0].error == text
+
+    @pytest.mark.promise("DEAD-1", "SEE-3")
+    @pytest.mark.parametrize("chained", [False, True])
+    def test_a_traceback_is_kept_with_the_last_error_and_not_in_the_journal(self, bench: Bench, chained: bool) -> None:
+        for _ in range(2):
+            bench.begin_chain() if chained else bench.publish()
+        traceback = "Traceback ✗\n" + "line\n" * 100
+        first, last = (f"{text}{TRACEBACK_MARK}{traceback}" for text in ("no room", "é" * 600))
+        leases = bench.claim(2)
+        bench.settle_batch([bench.settlement(lease, "retry", error_type="OSError", error=first) for lease in leases])
+        assert [bench.stored(lease.id).error for lease in leases] == [first] * 2
+        again, dead = bench.claim(2)
+        bench.settle_batch([bench.settlement(again), bench.settlement(dead, "dead", error=last)])
+        assert bench.stored(dead.id).error == last
+        assert split_error(bench.watch(dead.id).error) == ("é" * 600, traceback)
+        assert [event.error for event in bench.events("retried", "dead")] == ["no room", "no room", "é" * 500]
+
+    @pytest.mark.promise("DEAD-1", "QUEUE-2")
+    @pytest.mark.parametrize("chained", [False, True])
+    def test_a_queue_can_be_configured_to_keep_no_tracebacks(self, bench: Bench, chained: bool) -> None:
+        bench.configure(tracebacks=False)
+        for _ in range(2):
+            bench.begin_chain() if chained else bench.publish()
+        error = f"no room{TRACEBACK_MARK}Traceback"
+        failed, other = bench.claim(2)
+        bench.settle_batch([bench.settlement(failed, "retry", error=error), bench.settlement(other, "retry")])
+        assert [bench.stored(one.id).error or None for one in (failed, other)] == ["no room", None]
+        bench.settle_batch([bench.settlement(lease, "dead", error=error) for lease in bench.claim(2)])
+        assert [letter.error for letter in bench.listing("dead")] == ["no room"] * 2
+        assert {event.error for event in bench.events("dead")} == {"no room"}
 
     @pytest.mark.promise("DEAD-1", "LEASE-5")
     def test_a_message_that_ran_out_of_deliveries_keeps_its_last_error(self, bench: Bench) -> None:

@@ -80,8 +80,11 @@ class TestPolicy:
         changed = bench.configure(
             lease=5, max_deliveries=None, max_pending=7, overload="drop_oldest", max_running=3, rate="10/s",
             journal="full", journal_max=500, dead_max=8, dead_keep=60, completed=4, hide_bodies=True,
+            tracebacks=False,
         )  # fmt: skip
-        assert changed == PolicyRecord(5_000, None, 7, "drop_oldest", 3, 10, 1_000, "full", 500, 8, 60_000, 4, True)
+        assert changed == PolicyRecord(
+            5_000, None, 7, "drop_oldest", 3, 10, 1_000, "full", 500, 8, 60_000, 4, True, True
+        )
         other = bench.another_client()
         assert other.run(other.store.policy("orders")) == changed
 
@@ -95,6 +98,8 @@ class TestPolicy:
         assert bench.configure(hide_bodies=True).hide_bodies
         assert bench.configure(lease=5).hide_bodies
         assert bench.configure(hide_bodies=False) == DEFAULT_POLICY.changed({"lease_ms": 5_000})
+        assert bench.configure(tracebacks=False).no_tracebacks
+        assert bench.configure(tracebacks=True) == DEFAULT_POLICY.changed({"lease_ms": 5_000})
 
     @pytest.mark.promise("QUEUE-2")
     def test_a_changed_lease_applies_to_new_claims_only(self, bench: Bench) -> None:

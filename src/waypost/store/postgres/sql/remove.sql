@@ -45,7 +45,7 @@ BEGIN
         removed_until = v_now + {REMOVED_TTL_MS}, paused = DEFAULT, lease_ms = DEFAULT, max_deliveries = DEFAULT,
         max_pending = DEFAULT, overload = DEFAULT, max_running = DEFAULT, rate_count = DEFAULT, rate_per_ms = DEFAULT,
         journal = DEFAULT, journal_max = DEFAULT, dead_max = DEFAULT, dead_keep_ms = DEFAULT, completed_max = DEFAULT,
-        changes = DEFAULT, hide_bodies = DEFAULT
+        changes = DEFAULT, hide_bodies = DEFAULT, no_tracebacks = DEFAULT
     WHERE t.number = q.number;
     PERFORM {sweep_names}(v_now);
     RETURN '[true, {}, false, false]';

@@ -237,7 +237,8 @@ BEGIN
     UPDATE {queue} t SET lease_ms = n.lease_ms, max_deliveries = n.max_deliveries, max_pending = n.max_pending,
         overload = n.overload, max_running = n.max_running, rate_count = n.rate_count, rate_per_ms = n.rate_per_ms,
         journal = n.journal, journal_max = n.journal_max, dead_max = n.dead_max, dead_keep_ms = n.dead_keep_ms,
-        completed_max = n.completed_max, hide_bodies = n.hide_bodies, made = true,
+        completed_max = n.completed_max, hide_bodies = n.hide_bodies,
+        no_tracebacks = n.no_tracebacks, made = true,
         changes = CASE WHEN n IS DISTINCT FROM q THEN {add_change}(t.changes, v_now, 'configured', p_text) ELSE t.changes END
     WHERE t.number = q.number;
     PERFORM {write_event}(n, v_now, NULL, 'configured', NULL, p_text);

@@ -51,6 +51,11 @@ BEGIN
             RETURN v_first;
         END IF;
     END IF;
+    IF q.no_tracebacks AND p_errors IS NOT NULL THEN
+        p_errors := ARRAY(
+            SELECT split_part(u.error, chr({TRACEBACK_MARK}), 1) FROM unnest(p_errors) WITH ORDINALITY AS u (error, n)
+            ORDER BY u.n);
+    END IF;
     IF p_outcomes IS NULL AND q.completed_max = 0 THEN
         v_gone := {settle_done}(q, v_now, v_op, p_ids, p_tokens, p_nonces, false);
     END IF;
@@ -291,7 +296,7 @@ BEGIN
                 CASE WHEN count(b.chain) > 0 THEN array_agg(b.chain) END AS chains,
                 CASE WHEN max(b.token - b.claims) > 0 THEN array_agg(b.claims) END AS claims,
                 CASE WHEN count(nullif(b.error, '')) > 0
-                    THEN array_agg(nullif(left(b.error, {JOURNAL_ERROR_CHARACTERS_MAX}), '')) END AS errors
+                    THEN array_agg(nullif(left(split_part(b.error, chr({TRACEBACK_MARK}), 1), {JOURNAL_ERROR_CHARACTERS_MAX}), '')) END AS errors
             FROM back b WHERE b.cause = e.event HAVING count(*) > 0) s
         WHERE {journal_keeps}(q.journal, e.event)
     ), t AS (
@@ -380,7 +385,7 @@ BEGIN
                 array_agg(length(e.data)) AS sizes,
                 CASE WHEN max(e.token - e.claims) > 0 THEN array_agg(e.claims) END AS claims,
                 CASE WHEN k.event = 'dead' AND count(nullif(e.error, '')) > 0
-                    THEN array_agg(nullif(left(e.error, {JOURNAL_ERROR_CHARACTERS_MAX}), '')) END AS errors
+                    THEN array_agg(nullif(left(split_part(e.error, chr({TRACEBACK_MARK}), 1), {JOURNAL_ERROR_CHARACTERS_MAX}), '')) END AS errors
             FROM ended e WHERE e.event = k.event HAVING count(*) > 0) s
         WHERE {journal_keeps}(q.journal, k.event)
     ), t AS (

@@ -35,8 +35,15 @@ local function add_item(text)
   items[item_count] = text
 end
 
+-- The text of an error without the traceback behind it.
+local function without_traceback(text)
+  local at = string.find(text, '\30', 1, true)
+  return at and sub(text, 1, at - 1) or text
+end
+
 -- What the journal keeps of an error's text: so many characters, none of them in part.
 local function cut_error(text)
+  text = without_traceback(text)
   if #text <= JOURNAL_ERROR_CHARACTERS_MAX then return text end
   local characters = 0
   for i = 1, #text do

@@ -180,6 +180,7 @@ else
       return 'c'
     end
     local reason, error_type, error_text = t.reason, t.error_type, t.error
+    if policy.no_tracebacks then error_text = without_traceback(error_text) end
     if outcome == 'dead' then
       if reason == 'retries_exhausted' or reason == 'retry_policy_failed' then
         -- It was a failure of the handler that ended it, and the letter counts that one too.
