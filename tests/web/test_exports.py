@@ -12,7 +12,7 @@ import pytest
 
 from tests.web.asgi import Answer, Client
 from tests.web.conftest import Site
-from waypost.web import Token, documents, exports
+from waypost.web import Token, documents, exports, reading, search
 
 pytestmark = pytest.mark.promise("FACE-3")
 EXPORT = "/api/v1/stores/main/export"
@@ -196,3 +196,67 @@ def test_a_form_without_a_token_saves_no_view(memory: Site) -> None:
     client = memory.client()
     assert client.form("/s/main/filters", {"name": "x", "return_to": "/s/main"}).status == 403
     assert client.api("/filters") == {"filters": []}
+
+
+def test_the_log_of_actions_is_exported_with_who_and_the_undo(memory: Site) -> None:
+    memory.post.publish("orders", 1)
+    client = client_of(memory)
+    client.write("/queues/orders/pause")
+    client.write("/queues/orders/resume")
+    found = rows(client.get(f"{EXPORT}/actions"))
+    assert [(one["user"], one["action"], one["undo"]) for one in found] == [
+        ("local", "resume", "Pause the queue."), ("local", "pause", "Resume the queue."),
+    ]  # fmt: skip
+    document = client.get(f"{EXPORT}/actions?format=json").json()
+    assert [one["command"] for one in document["rows"]] == ["waypost resume orders", "waypost pause orders"]
+    assert f"{EXPORT}/actions?format=csv" in client.get("/s/main/actions").text
+
+
+def test_what_a_search_finds_is_exported_from_its_beginning(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.post.publish_many("orders", range(30), group="acme")
+    site.post.publish_many("orders", range(30), group="other")
+    client = client_of(site)
+    monkeypatch.setattr(search, "FOUND_MAX", 10)
+    found = rows(client.get(f"{EXPORT}/search?group=acme&queue=orders"))
+    assert len({one["id"] for one in found}) == 30
+    assert {one["group"] for one in found} == {"acme"}
+    monkeypatch.setattr(exports, "READ_SECONDS_MAX", -1.0)
+    monkeypatch.setattr(search, "SEARCHED_MAX", 10)
+    document = client.get(f"{EXPORT}/search?group=acme&queue=orders&format=json").json()
+    assert document["truncated"] is True
+    cut = rows(client.get(f"{EXPORT}/search?group=acme&queue=orders"))
+    assert "of 60 messages were searched" in cut[-1]["queue"]
+    page = client.get("/s/main/search?q=acme&by=group&queue=orders").text
+    assert f"{EXPORT}/search?format=csv&amp;group=acme&amp;queue=orders" in page
+    assert client.get(f"{EXPORT}/search?queue=orders").status == 422
+
+
+def test_a_search_by_header_is_exported_only_to_users_that_may_see_headers(memory: Site) -> None:
+    memory.post.publish("orders", 1, headers={"tenant": "a"})
+    client = memory.client(tokens=[Token("reader", "a secret of the reader", frozenset({"read"}))])
+    client.goes_away = False
+    client.headers["authorization"] = "Bearer a secret of the reader"
+    assert client.get(f"{EXPORT}/search?header=tenant%3Da&queue=orders").status == 403
+    assert len(rows(client_of(memory).get(f"{EXPORT}/search?header=tenant%3Da&queue=orders"))) == 1
+
+
+def test_groups_of_dead_letters_are_exported_and_a_part_of_them_says_so(
+    memory: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory.bury("orders", 1, 2, error="=no room")
+    memory.bury("orders", 3, reason="too big")
+    client = client_of(memory)
+    first, second = rows(client.get(f"{EXPORT}/dead?queue=orders"))
+    assert (first["queue"], first["count"], first["error"], len(first["samples"].split())) == (
+        "orders",
+        "2",
+        "'=no room",
+        2,
+    )
+    assert (second["reason"], second["count"]) == ("too big", "1")
+    assert f"{EXPORT}/dead?format=json&amp;queue=orders" in client.get("/s/main/queues/orders/dead").text
+    monkeypatch.setattr(reading, "GROUPED_MAX", 2)
+    monkeypatch.setattr(reading, "GROUPED_PAGE", 2)
+    cut = rows(client.get(f"{EXPORT}/dead?queue=orders"))
+    assert cut[-1]["queue"] == "of 2 of 3 dead letters, the oldest"
+    assert client.get(f"{EXPORT}/dead").status == 422

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from waypost.values import MINUTE_COUNTERS
-from waypost.web import chart_views, documents, reading, timer_views
+from waypost.web import action_pages, chart_views, documents, reading, search, timer_views
 from waypost.web.problems import Problem
 from waypost.web.service import Service, check_name, convert
 
@@ -121,9 +121,54 @@ async def export_minutes(place: reading.Place, query: Mapping[str, str], *, bodi
             yield row | minute.counts | row_of(minute, ("at", "counts"))
 
 
+async def export_actions(place: reading.Place, query: Mapping[str, str], *, bodies: bool) -> Rows:
+    """The log of actions, the newest first."""
+    convert(dict(query), documents.Nothing)
+    given = documents.ActionsQuery(limit=documents.PAGE_LIMIT_MAX)
+    while True:
+        page = await action_pages.logged_actions(place, given)
+        for action in page.actions:
+            yield row_of(action, ("undo",)) | {"undo": None if action.undo is None else action.undo.text}
+        if page.next is None:
+            return
+        given = msgspec.structs.replace(given, cursor=page.next)
+
+
+async def export_search(place: reading.Place, query: Mapping[str, str], *, bodies: bool) -> Rows:
+    """What a search finds, from its beginning on."""
+    given = convert(dict(query), documents.SearchQuery, strict=False)
+    seconds = 0.0
+    while True:
+        start = time.monotonic()
+        page = await search.search(place, given, bodies=bodies)
+        seconds += time.monotonic() - start
+        for found in page.found:
+            yield row_of(found)
+        if page.next is None:
+            return
+        if seconds > READ_SECONDS_MAX:
+            yield Cut(f"cut after {page.searched:,} of {page.total:,} messages were searched: there may be more")
+            return
+        given = msgspec.structs.replace(given, cursor=page.next)
+
+
+async def export_dead(place: reading.Place, query: Mapping[str, str], *, bodies: bool) -> Rows:
+    """The dead letters of a queue by reason and error, a row for each group."""
+    rest = dict(query)
+    queue = check_name(rest.pop("queue", ""))
+    convert(rest, documents.Nothing)
+    found = await reading.dead_groups(place, queue)
+    for group in found.groups:
+        samples = " ".join(group.samples)
+        yield {"queue": queue} | row_of(group, ("samples", "over_time")) | {"samples": samples}
+    if found.searched < found.total:
+        yield Cut(f"of {found.searched:,} of {found.total:,} dead letters, the oldest")
+
+
 LISTS: dict[str, Callable[..., Rows]] = {
     "queues": export_queues, "messages": export_messages, "timers": export_timers, "schedules": export_schedules,
-    "workers": export_workers, "minutes": export_minutes,
+    "workers": export_workers, "minutes": export_minutes, "actions": export_actions, "search": export_search,
+    "dead": export_dead,
 }  # fmt: skip
 
 
@@ -148,6 +193,9 @@ COLUMNS: dict[str, list[str]] = {
         *(name for name in MINUTE_COUNTERS if "_ms" not in name),
         *columns_of(documents.Minute, without=("at", "counts")),
     ],
+    "actions": columns_of(documents.Action, "undo", without=("undo",)),
+    "search": columns_of(documents.Found),
+    "dead": ["queue", *columns_of(documents.DeadGroup, "samples", without=("samples", "over_time"))],
 }
 
 

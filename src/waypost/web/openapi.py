@@ -109,7 +109,7 @@ def other_paths() -> dict[str, dict[str, Any]]:
     parameters = [*path_parameters(export), form]
     text = (
         f"Lists: {', '.join(f'`{name}`' for name in exports.LISTS)}; the parameters are those of the list, and `queue` "
-        f"for messages. At most {exports.EXPORT_MAX:,} rows: a file that is cut says so. Scope: `read`."
+        f"for messages and dead letters. At most {exports.EXPORT_MAX:,} rows: a cut file says so. Scope: `read`."
     )
     found: dict[str, dict[str, Any]] = {
         ROOT + export: {"get": {
