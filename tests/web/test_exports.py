@@ -240,7 +240,7 @@ def test_a_search_by_header_is_exported_only_to_users_that_may_see_headers(memor
     assert len(rows(client_of(memory).get(f"{EXPORT}/search?header=tenant%3Da&queue=orders"))) == 1
 
 
-def test_groups_of_dead_letters_are_exported_and_a_part_of_them_says_so(
+def test_groups_of_dead_letters_are_exported_and_a_part_of_them_has_a_note(
     memory: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory.bury("orders", 1, 2, error="=no room")
