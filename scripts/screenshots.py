@@ -1,23 +1,28 @@
 """Take pictures of every screen of the web page, on a phone and a desk, light and dark, with four kinds of stores.
 
-    python -m scripts.screenshots FOLDER [SCENE …]
+    python -m scripts.screenshots FOLDER [SCENE …] [--screens 'queue*' --sizes phone --schemes dark]
 
 The scenes are `healthy`, `failing`, `empty` and `many` (200 queues). Look at the pictures after a change of the pages:
-no test sees whether a page is pleasant to read. It needs the Chromium of the machine (scripts/system_parts.py).
+no test sees whether a page is pleasant to read. Some screens are there only after clicks, which the script makes. It
+needs the Chromium of the machine (scripts/system_parts.py).
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import os
 import random
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import uvicorn
 
@@ -28,7 +33,8 @@ from waypost.web import create_app
 from waypost.web.server import bind
 
 PROGRAM = "chromium-headless-shell"
-SIZES = {"desk": {"width": 1280, "height": 800}, "phone": {"width": 390, "height": 844}}
+SIZES = {"desk": {"width": 1280, "height": 800}, "phone": {"width": 360, "height": 780}}
+SCHEMES = ("light", "dark")
 HISTORY_MINUTES = 180
 HEADERS = {"source": "web shop", "trace": "4bf92f3577b34da6"}
 BANK_ERROR = """Traceback (most recent call last):
@@ -89,6 +95,18 @@ def fill_healthy(past: Past) -> None:
         past.post.publish("reminders", "your cart", delay=600 * (number + 1), key=f"cart:{number}")
     past.post.save_schedule("daily report", queue="reports", cron="0 9 * * mon-fri", tz="Europe/Madrid", body={})
     past.post.save_schedule("clean up", queue="maintenance", every=900, body={"keep_days": 30})
+    start_chain(past)
+
+
+def start_chain(past: Past) -> None:
+    """An import in three parts, and a summary that waits for all of them."""
+    chain = past.post.publish("imports", {"file": "customers.csv"}, key="import:customers", chain=True)
+    past.post.publish("summaries", {"file": "customers.csv"}, after=[chain])
+    with past.post.receive("imports", renew=False) as message:
+        assert message is not None
+        past.wait(2)
+        for part in range(3):
+            message.then("import-parts", {"part": part})
 
 
 def fill_failing(past: Past) -> None:
@@ -135,58 +153,153 @@ def screens_of(post: Waypost) -> dict[str, str]:
         "queues": "/s/main", "schedules": "/s/main/schedules", "timers": "/s/main/timers", "workers": "/s/main/workers",
         "search": "/s/main/search?q=re", "search-nothing": f"/s/main/search?q={'0' * 24}",
         "actions": "/s/main/actions", "new-schedule": "/s/main/do/save_schedule", "problem": "/s/main/queues/nothing",
+        "charts": "/s/main/charts",
     }  # fmt: skip
     if "orders" not in post.queues():
         return screens
     queue = "/s/main/queues/orders"
     screens |= {
         "charts": "/s/main/charts?queue=orders&queue=mails&minutes=360",
+        "search-key": "/s/main/search?q=import:customers",
+        "search-group": "/s/main/search?q=acme&by=group&queue=orders",
         "queue": queue, "queue-day": f"{queue}?state=dead&minutes=1440", "dead": f"{queue}/dead",
         "settings": f"{queue}/do/configure", "purge": f"{queue}/do/purge?state=ready", "remove": f"{queue}/do/remove",
+        # These are there after clicks.
+        "settings-change": f"{queue}/do/configure", "schedule-preview": "/s/main/do/save_schedule",
+        "saved-views": f"{queue}?state=dead", "keys": "/s/main",
     }  # fmt: skip
     letters = post.peek("orders", 1, "dead")
     if letters:
-        screens |= {"dead-letter": f"{queue}/messages/{letters[0].id}", "redrive": f"{queue}/do/redrive?all=true"}
+        one = letters[0].id
+        screens |= {
+            "dead-letter": f"{queue}/messages/{one}", "edit": f"{queue}/do/edit_dead?id={one}",
+            "redrive": f"{queue}/do/bulk_redrive", "purge-dead": f"{queue}/do/bulk_purge?reason=rejected",
+        }  # fmt: skip
     timers = post.peek("reminders", 1, "delayed")
     if timers:
         reminders = "/s/main/queues/reminders"
-        screens |= {"timer": f"{reminders}/messages/{timers[0].id}", "timer-list": f"{reminders}?state=delayed"}
+        screens |= {
+            "timer": f"{reminders}/messages/{timers[0].id}", "timer-list": f"{reminders}?state=delayed",
+            "move-timer": f"{reminders}/do/reschedule?id={timers[0].id}",
+        }  # fmt: skip
+    parts = post.peek("import-parts", 1, "leased") or post.peek("import-parts", 1)
+    if parts:
+        screens["chain"] = f"/s/main/queues/import-parts/messages/{parts[0].id}"
+    workers = post.workers()
+    if workers:
+        screens |= {
+            "worker": f"/s/main/workers/{quote(workers[0].name, safe='')}",
+            "stop-worker": f"/s/main/do/stop_worker?name={quote(workers[0].name, safe='')}",
+        }  # fmt: skip
     return screens
 
 
-def take(browser: Any, scene: str, folder: Path) -> None:
-    """Take all pictures of one scene."""
-    with tempfile.TemporaryDirectory() as place, Waypost(f"sqlite:///{place}/shop.db") as post:
-        past = Past(f"{place}/shop.db")
-        SCENES[scene](past)
-        past.post.close()
-        for queue in ("orders", "mails", "invoices", "reminders") if post.queues() else ():
-            post.handler(queue)(lambda body: None) if queue != "orders" or scene == "healthy" else None
-        listening = bind("127.0.0.1", 0)
-        server = uvicorn.Server(uvicorn.Config(create_app(f"sqlite:///{place}/shop.db"), log_config=None))
-        thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
-        thread.start()
-        base = f"http://127.0.0.1:{listening.getsockname()[1]}"
-        if post.handlers:
-            with post.worker():
-                take_screens(browser, post, base, scene, folder)
-        else:
-            take_screens(browser, post, base, scene, folder)
+def preview_settings(page: Any) -> None:
+    page.get_by_label("max_running").fill("40")
+    page.get_by_label("rate", exact=True).fill("")
+    page.get_by_label("dead_keep").fill("604800")
+    page.get_by_role("button", name="See what would change").click()
+
+
+def preview_schedule(page: Any) -> None:
+    for label, text in (("Name", "nightly"), ("Queue", "reports"), ("Cron pattern", "0 2 * * *")):
+        page.get_by_label(label, exact=True).fill(text)
+    page.get_by_label("Time zone").fill("Europe/Madrid")
+    page.get_by_role("button", name="Preview").click()
+
+
+#: The clicks that a screen needs after it was opened.
+CLICKS: dict[str, Callable[[Any], None]] = {
+    "settings-change": preview_settings,
+    "schedule-preview": preview_schedule,
+    "saved-views": lambda page: page.locator("details.saved summary").click(),
+    "keys": lambda page: page.keyboard.press("?"),
+}
+
+
+def act(page: Any, base: str) -> None:
+    """Do what leaves something on the page of actions: a pause, a change of settings, a bulk action, a saved view."""
+    queue = f"{base}/s/main/queues/orders"
+    page.goto(f"{base}/s/main/queues/mails")
+    page.get_by_role("button", name="Pause").click()
+    page.get_by_role("button", name="Resume").click()
+    page.goto(f"{queue}/do/configure")
+    page.get_by_label("lease", exact=True).fill("90")
+    page.get_by_role("button", name="See what would change").click()
+    page.get_by_role("button", name="Save").click()
+    page.goto(f"{queue}?state=dead")
+    page.locator("details.saved summary").click()
+    page.get_by_label("This view as").fill("dead orders")
+    page.locator("details.saved").get_by_role("button", name="Save").click()
+    page.goto(f"{queue}/do/bulk_redrive?reason=retries_exhausted")
+    page.get_by_label("Rate").fill("2/m")
+    page.get_by_role("button", name="Redrive").click()
+    page.locator("progress").first.wait_for()
+
+
+@contextmanager
+def serve(url: str) -> Iterator[str]:
+    """The pages of a store; where they are."""
+    listening = bind("127.0.0.1", 0)
+    server = uvicorn.Server(uvicorn.Config(create_app(url), log_config=None))
+    thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    finally:
         server.should_exit = True
         thread.join()
         listening.close()
 
 
-def take_screens(browser: Any, post: Waypost, base: str, scene: str, folder: Path) -> None:
-    """Take the pictures of each screen, size and scheme."""
-    for size, viewport in SIZES.items():
-        for scheme in ("light", "dark"):
-            context = browser.new_context(viewport=viewport, color_scheme=scheme)
-            page = context.new_page()
-            for name, path in screens_of(post).items():
-                page.goto(base + path)
-                page.screenshot(path=folder / f"{scene}-{name}-{size}-{scheme}.png", full_page=True)
-            context.close()
+def start_worker(post: Waypost, scene: str, stack: ExitStack) -> None:
+    """Let a worker serve the queues; it is in the middle of some messages. The failing scene has none for orders."""
+    ended = threading.Event()
+    for queue in ("orders", "mails", "invoices", "reminders"):
+        if queue != "orders" or scene == "healthy":
+            post.handler(queue)(lambda body: None)
+
+    @post.handler("import-parts", concurrency=3)
+    def run_long(body: object) -> None:
+        ended.wait(600)
+
+    stack.enter_context(post.worker())
+    stack.callback(ended.set)
+    post.publish_many("mails", range(40))
+    while post.stats("mails").ledger.ready or post.stats("import-parts").ledger.ready:
+        time.sleep(0.1)
+
+
+def take(browser: Any, scene: str, folder: Path, given: argparse.Namespace) -> None:
+    """Take all pictures of one scene."""
+    with tempfile.TemporaryDirectory() as place, ExitStack() as stack:
+        url = f"sqlite:///{place}/shop.db"
+        past = Past(f"{place}/shop.db")
+        SCENES[scene](past)
+        past.post.close()
+        base = stack.enter_context(serve(url))
+        post = stack.enter_context(Waypost(url))
+        if "orders" in post.queues():
+            start_worker(post, scene, stack)
+        if scene == "failing":
+            with browser.new_context() as context:
+                act(context.new_page(), base)
+        for size, scheme in itertools.product(given.sizes, given.schemes):
+            with browser.new_context(viewport=SIZES[size], color_scheme=scheme) as context:
+                take_screens(context.new_page(), post, base, folder, (scene, size, scheme), given.screens)
+
+
+def take_screens(page: Any, post: Waypost, base: str, folder: Path, kind: tuple[str, str, str], wanted: str) -> None:
+    """Take the pictures of each screen, in one size and scheme."""
+    scene, size, scheme = kind
+    for name, path in screens_of(post).items():
+        if fnmatchcase(name, wanted):
+            page.goto(base + path)
+            if name in CLICKS:
+                page.locator("#show-keys").wait_for()  # the scripts run
+                CLICKS[name](page)
+                page.wait_for_load_state()
+            page.screenshot(path=folder / f"{scene}-{name}-{size}-{scheme}.png", full_page=name != "keys")
 
 
 def main() -> None:
@@ -195,6 +308,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m scripts.screenshots", description="Take pictures of every screen.")
     parser.add_argument("folder", type=Path, help="where the pictures are written")
     parser.add_argument("scenes", nargs="*", metavar="SCENE", help=", ".join(SCENES))
+    parser.add_argument("--screens", default="*", help="only screens of this name or pattern")
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
+    parser.add_argument("--schemes", nargs="+", choices=SCHEMES, default=list(SCHEMES))
     given = parser.parse_args()
     if unknown := set(given.scenes) - set(SCENES):
         parser.error(f"the scenes are {', '.join(SCENES)}, not {', '.join(sorted(unknown))}")
@@ -205,7 +321,7 @@ def main() -> None:
         path = system_parts.PARTS[PROGRAM][0]
         browser = playwright.chromium.launch(executable_path=path, args=arguments)
         for scene in scenes:
-            take(browser, scene, folder)
+            take(browser, scene, folder, given)
         browser.close()
     print(f"{len(list(folder.glob('*.png')))} pictures in {folder}")
 

@@ -20,7 +20,7 @@ PROGRAM = "chromium-headless-shell"
 SECONDS_MAX = 30.0
 #: A worker that every shop has, and how long it stays registered.
 WORKER, WORKER_TTL_MS = "shop:1", 600_000
-PHONE, DESK = {"width": 390, "height": 844}, {"width": 1280, "height": 900}
+PHONE, DESK = {"width": 360, "height": 780}, {"width": 1280, "height": 900}
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:

@@ -1,4 +1,7 @@
-"""The pages in a real Chromium: every screen on every store, actions, live updates, keys, hostile texts, no scripts."""
+"""The pages in a real Chromium: every screen on every store, live updates, keys, hostile texts, no scripts.
+
+What the pages change is in test_browser_actions.py.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +67,7 @@ def each_tab(chromium: Any, each_shop: Shop) -> Iterator[Tab]:
     assert made.complaints == []
 
 
-def screens(shop: Shop) -> list[str]:
+def screens(shop: Shop, *, variants: bool = True) -> list[str]:
     """A path for every page of the app: of each route one, and its variants."""
     dead, waiting = (shop.post.peek("orders", 1, state)[0].id for state in ("dead", "ready"))
     sample = {"{store}": "main", "{queue}": "orders", "{id}": dead, "{name:path}": WORKER, "{name}": WORKER}
@@ -76,13 +79,23 @@ def screens(shop: Shop) -> list[str]:
                 path = path.replace(name, value)
             found.append(path)
     assert not [path for path in found if "{" in path], "a page has a parameter that this test does not know"
-    orders = "/s/main/queues/orders"
-    return [
-        *(path for path in found if not path.endswith((".csv", ".json", "/export"))),
+    pages = [path for path in found if not path.endswith((".csv", ".json", "/export"))]
+    orders, mails = "/s/main/queues/orders", "/s/main/queues/mails"
+    timer = shop.post.peek("mails", 1, "delayed")[0].id
+    of_schedule = "queue=reports&key=rollup"
+    return pages if not variants else [
+        *pages,
         *(f"{orders}?state={state}&minutes=1440" for state in ("leased", "delayed", "waiting", "dead", "done")),
-        f"{orders}/messages/{waiting}", "/s/main/search?q=or", f"/s/main/search?q={'0' * 24}",
+        f"{orders}/messages/{waiting}", f"{mails}/messages/{timer}", "/s/main/search?q=or",
+        "/s/main/charts?queue=orders&queue=mails&minutes=1440",
+        f"/s/main/search?q={'0' * 24}", "/s/main/search?q=acme&by=group&queue=orders",
         f"{orders}/do/configure", f"{orders}/do/redrive?all=true", f"{orders}/do/purge?state=ready",
-        f"{orders}/do/remove", "/s/main/do/save_schedule", "/s/main/do/trigger_schedule?queue=reports&key=rollup",
+        f"{orders}/do/remove",
+        f"{orders}/do/bulk_redrive?reason=rejected", f"{orders}/do/bulk_purge", f"{orders}/do/edit_dead?id={dead}",
+        f"{orders}/do/cancel?id={waiting}", f"{mails}/do/reschedule?id={timer}",
+        f"/s/main/do/stop_worker?name={WORKER}", f"/s/main/do/quiet_worker?name={WORKER}",
+        "/s/main/do/save_schedule",
+        *(f"/s/main/do/{name}_schedule?{of_schedule}" for name in ("save", "trigger", "remove")),
     ]  # fmt: skip
 
 
@@ -105,7 +118,7 @@ def test_axe_finds_nothing_on_any_screen_light_or_dark(tab: Tab, shop: Shop) -> 
 
 def test_every_screen_fits_a_phone_and_a_desk_on_every_store(each_tab: Tab, each_shop: Shop) -> None:
     desk = each_tab.page.viewport_size
-    for path in screens(each_shop):
+    for path in screens(each_shop, variants=each_shop.post.store.kind == "sqlite"):
         page = each_tab.go(path)
         assert page.locator("main").inner_text().strip(), path
         assert wider_than_the_screen(page) <= 0, path
@@ -123,80 +136,6 @@ def test_what_happens_in_the_store_appears_on_an_open_page(tab: Tab, shop: Shop)
     page.get_by_role("heading", name="invoices").wait_for()
     shop.post.publish_many("invoices", range(4))
     page.locator("#messages tbody tr").nth(4).wait_for()
-
-
-def test_a_queue_is_paused_and_resumed_by_a_click(tab: Tab, shop: Shop) -> None:
-    page = tab.go("/s/main/queues/orders")
-    page.get_by_role("button", name="Pause").click()
-    page.get_by_text("Orders is paused.").wait_for()
-    assert shop.post.stats("orders").paused
-    page.get_by_role("button", name="Resume").click()
-    page.get_by_text("Orders is resumed.").wait_for()
-    assert not shop.post.stats("orders").paused
-
-
-def test_dead_letters_are_redriven_from_their_group(tab: Tab, shop: Shop) -> None:
-    shop.bury("orders", 3, error="out of stock")
-    page = tab.go("/s/main/queues/orders/dead")
-    group = page.locator("li", has_text="out of stock")
-    group.get_by_role("link", name="Redrive these").click()
-    assert "waypost bulk start orders redrive" in page.locator(".forms").inner_text()
-    page.get_by_role("button", name="Redrive").click()
-    page.locator(".notice.done", has_text="Sending dead letters again has begun").wait_for()
-    # The page of actions shows its end without a reload.
-    page.get_by_text("1 sent again").wait_for()
-    assert shop.post.ledger("orders").dead_kept == 2
-
-
-def test_settings_are_changed_after_the_page_of_the_difference(tab: Tab, shop: Shop) -> None:
-    page = tab.go("/s/main/queues/orders")
-    page.get_by_role("link", name="Settings").click()
-    page.get_by_label("max_running").fill("5")
-    page.get_by_role("button", name="See what would change").click()
-    assert page.locator("ins").inner_text() == "5"
-    page.get_by_role("button", name="Save").click()
-    page.get_by_text("Changed max_running of orders.").wait_for()
-    assert shop.post.policy("orders").max_running == 5
-
-
-def test_a_message_is_cancelled_a_timer_moved_and_a_queue_purged(tab: Tab, shop: Shop) -> None:
-    page = tab.go("/s/main/queues/orders?key=order:7")
-    page.locator("#messages tbody a").click()
-    page.get_by_role("link", name="Cancel").click()
-    page.get_by_role("button", name="Cancel the message").click()
-    page.get_by_text("The message is cancelled.").wait_for()
-    page = tab.go("/s/main/queues/mails?state=delayed")
-    page.locator("#messages tbody a").click()
-    page.get_by_role("link", name="Move").click()
-    page.get_by_label("Seconds from now").fill("60")
-    page.get_by_role("button", name="Move").click()
-    page.locator(".notice", has_text="is moved to").wait_for()
-    page = tab.go("/s/main/queues/orders/dead")
-    page.get_by_role("link", name="Purge all").click()
-    page.get_by_label("Type the name of the queue").fill("orders")
-    page.get_by_role("button", name="Purge").click()
-    page.get_by_text("2 removed").first.wait_for()
-    assert shop.post.ledger("orders").dead_kept == 0
-
-
-def test_schedules_are_made_paused_triggered_and_removed(tab: Tab, shop: Shop) -> None:
-    page = tab.go("/s/main/schedules")
-    page.get_by_role("link", name="New schedule").click()
-    page.get_by_label("Name", exact=True).fill("nightly")
-    page.get_by_label("Queue", exact=True).fill("reports")
-    page.get_by_label("Cron pattern").fill("0 2 * * *")
-    page.get_by_role("button", name="Save").click()
-    row = page.locator("tr", has_text="nightly")
-    row.get_by_role("button", name="Pause").click()
-    page.locator("tr", has_text="nightly").get_by_role("button", name="Resume").wait_for()
-    page.locator("tr", has_text="nightly").get_by_role("link", name="Trigger").click()
-    page.get_by_role("button", name="Trigger").click()
-    page.get_by_text("Published message").wait_for()
-    assert shop.post.ledger("reports").published == 1
-    page.locator("tr", has_text="nightly").get_by_role("link", name="Remove").click()
-    page.get_by_role("button", name="Remove").click()
-    page.get_by_text("is removed.").wait_for()
-    assert [one.name for one in shop.post.schedules()] == ["rollup"]
 
 
 def test_a_message_is_found_with_the_keyboard_alone(tab: Tab, shop: Shop) -> None:
@@ -269,6 +208,62 @@ def test_sixty_hostile_texts_appear_as_text_on_every_screen(each_tab: Tab, each_
         assert [text for text in simple if text.strip() not in texts] == [], f"not shown as it is among {place}"
 
 
+def test_keys_are_typed_in_a_field_and_not_followed(tab: Tab, shop: Shop) -> None:
+    page = tab.go("/s/main")
+    page.locator("#show-keys").wait_for()
+    page.keyboard.press("/")
+    page.keyboard.type("j/?gs")
+    box = page.locator("#search")
+    assert box.input_value() == "j/?gs"
+    page.keyboard.press("Escape")
+    assert not box.evaluate("one => one === document.activeElement")
+    assert page.url.endswith("/s/main")
+
+
+def test_every_section_has_its_keys(tab: Tab, shop: Shop) -> None:
+    page = tab.go("/s/main")
+    for key, name in (("s", "Schedules"), ("t", "Timers"), ("w", "Workers"), ("c", "Charts"), ("a", "Actions")):
+        page.locator("#show-keys").wait_for()
+        page.keyboard.press("g")
+        page.keyboard.press(key)
+        page.get_by_role("heading", name=name, exact=True).wait_for()
+        assert page.locator(".sections [aria-current]").inner_text() == name
+
+
+def test_a_row_keeps_its_focus_while_its_page_is_updated(tab: Tab, shop: Shop) -> None:
+    page = tab.go("/s/main?order=name")
+    page.locator("#show-keys").wait_for()
+    for _ in range(9):
+        page.keyboard.press("j")
+    assert page.evaluate("document.activeElement.textContent") == "reports", "the last row is the end"
+    shop.post.publish("invoices", 1)
+    page.locator("tr", has_text="invoices").wait_for()
+    assert page.evaluate("document.activeElement.textContent") == "reports"
+    page.keyboard.press("k")
+    assert page.evaluate("document.activeElement.textContent") == "orders"
+    page.keyboard.press("Enter")
+    page.get_by_role("heading", name="orders").wait_for()
+
+
+def test_a_button_keeps_its_focus_while_its_page_is_updated(tab: Tab, shop: Shop) -> None:
+    page = tab.go("/s/main/queues/orders")
+    page.get_by_role("button", name="Pause").focus()
+    shop.post.publish_many("orders", range(3))
+    page.locator("#queue-head .figures", has_text="4 ready").wait_for()
+    page.keyboard.press("Enter")
+    page.get_by_text("Orders is paused.").wait_for()
+    assert shop.post.stats("orders").paused
+
+
+def test_the_first_page_has_the_next_step(tab: Tab, shop: Shop) -> None:
+    shop.post.pause("orders")
+    page = tab.go("/s/main")
+    page.locator("#status", has_text="orders needs attention: paused").wait_for()
+    page.get_by_role("button", name="Resume orders").click()
+    page.get_by_text("Orders is resumed.").wait_for()
+    assert not shop.post.stats("orders").paused
+
+
 def test_a_queue_is_paused_with_the_keyboard_alone(tab: Tab, shop: Shop) -> None:
     page = tab.go("/s/main/queues/orders")
     for _ in range(60):
@@ -278,15 +273,6 @@ def test_a_queue_is_paused_with_the_keyboard_alone(tab: Tab, shop: Shop) -> None
     page.keyboard.press("Enter")
     page.get_by_text("Orders is paused.").wait_for()
     assert shop.post.stats("orders").paused
-
-
-def test_an_empty_queue_is_removed(tab: Tab, shop: Shop) -> None:
-    shop.post.configure("empty", lease=30)
-    page = tab.go("/s/main/queues/empty/do/remove")
-    page.get_by_label("Type the name of the queue").fill("empty")
-    page.get_by_role("button", name="Remove the queue").click()
-    page.locator("table.queues").wait_for()
-    assert "empty" not in shop.post.queues()
 
 
 def test_reading_and_acting_work_without_scripts(chromium: Any, shop: Shop) -> None:

@@ -85,6 +85,10 @@ def test_the_chain_of_a_message_is_drawn_with_links_to_its_neighbours(site: Site
     page = client.get(f"/s/main/queues/parcels/messages/{parcel}").text
     assert f'href="/s/main/queues/orders/messages/{chain.id}"' in page
     assert page.count("<rect") >= 3
+    beside = client.api(f"/queues/parcels/messages/{parcel}")["chain"]
+    assert {(node["id"], node["role"]) for node in beside["nodes"] if node["is_this"]} == {(parcel, "open")}
+    waited = {edge["source"] for edge in beside["edges"] if edge["target"] == f"reports/{waiting.id}"}
+    assert waited in (set(), {f"parcels/{parcel}", f"mails/{mail}"}), "what waits, waits for this message too"
     blocked = client.api(f"/queues/reports/messages/{waiting.id}")["chain"]
     assert {(node["id"], node["role"]) for node in blocked["nodes"]} == {(waiting.id, "this"), (chain.id, "blocker")}
     plain = site.post.publish("orders", 5)

@@ -47,7 +47,8 @@ def make_chain(queue: str, id: str, links: Links, first_links: Links | None, tok
         began = Links()
     if chain is None and not links.blockers:
         return None
-    roles: dict[str, ChainRole] = {name: "first" if name == chain else "this"}
+    unfinished = name in began.members
+    roles: dict[str, ChainRole] = {name: "first" if name == chain else "open" if unfinished else "this"}
     if chain is not None:
         roles.setdefault(chain, "first")
     if began.begun.failed is not None:

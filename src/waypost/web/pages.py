@@ -151,11 +151,14 @@ async def show_overview(visit: Visit) -> Response:
     query = visit.query(documents.QueuesQuery)
     health = await reading.health(visit.here)
     if visit.here.watch.error is not None and not visit.here.watch.readings:
-        return visit.draw("overview.html", title="Queues", health=health, listed=None, query=query)
+        return visit.draw("overview.html", title="Queues", health=health, listed=None, query=query, worst=None)
     listed = await reading.queues(visit.here, query)
     readings = visit.here.watch.readings
+    first = reading.worst_queue(visit.here)
+    worst = None if first is None else reading.queue_document(visit.here, first)
     return visit.draw(
         "overview.html", title="Queues", health=health, listed=listed, query=query, recent_minutes=RECENT_MINUTES,
+        worst=worst if worst is not None and worst.level in ("warning", "alarm") else None,
         sparklines={queue.name: make_sparkline(readings[queue.name].figures) for queue in listed.queues},
     )  # fmt: skip
 
@@ -334,7 +337,7 @@ async def preview_settings(visit: Visit, action: Action, queue: str, sent: dict[
     return visit.draw(
         "confirm.html", title=f"Change the settings of {queue}", action=action, queue=queue, fields=fields,
         shortcuts=action.forms(queue, document), detail=detail, given={}, changes=getattr(planned, "changes", []),
-        section="", meant=None,
+        section="", meant=None, texts=forms.SETTING_TEXTS,
     )  # fmt: skip
 
 

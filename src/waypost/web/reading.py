@@ -93,7 +93,9 @@ async def health(place: Place) -> documents.Health:
     figures = [reading.figures for reading in watch.readings.values()]
     at = max((one.at for one in figures), default=None)
     others = alerts.store_alerts(watch.workers, watch.schedules, at, watch.error)
-    by_queue = {name: watch.alerts(name) for name in watch.readings}
+    first = worst_queue(place)
+    # The sentence names the queue that the list begins with.
+    by_queue = {name: watch.alerts(name) for name in dict.fromkeys([*([first] if first else []), *watch.readings])}
     handled = sum(one.recent("done") for one in figures)
     level, sentence = alerts.sentence(by_queue, others, unread=watch.unread, handled=handled)
     return documents.Health(
@@ -137,6 +139,11 @@ def alert_order(place: Place, name: str) -> tuple[Any, ...]:
     figures = place.watch.readings[name].figures
     level = alerts.LEVELS.index(alerts.level_of(place.watch.alerts(name)))
     return -level, -(figures.oldest_ready or 0.0), -figures.ledger.dead_kept, name
+
+
+def worst_queue(place: Place) -> str | None:
+    """The queue that needs attention first; None if none was read."""
+    return min(place.watch.readings, key=lambda name: alert_order(place, name), default=None)
 
 
 async def queues(place: Place, query: documents.QueuesQuery) -> documents.Queues:

@@ -49,16 +49,26 @@ function isBusy(element) {
   );
 }
 
+// What a link, a button or a summary is, whenever its part of the page was drawn.
+function nameOf(element) {
+  if (element.matches("a[href]")) return `link ${element.getAttribute("href")}`;
+  if (element.matches("summary")) return `summary ${element.parentElement.dataset.key}`;
+  const fields = [...(element.form?.elements ?? [])].filter((field) => !["once", "csrf_token"].includes(field.name));
+  return `button ${element.textContent} ${element.form?.action} ${fields.map((field) => field.value).join(" ")}`;
+}
+
 function takeOver(element, fresh) {
-  if (isBusy(element) || element.dataset.html === fresh.innerHTML) return;
+  // Each drawing has keys of its own that make a form run once: they are no news.
+  const html = fresh.innerHTML.replace(/name="once" value="[^"]*"/g, "");
+  if (isBusy(element) || element.dataset.html === html) return;
   const open = new Set([...element.querySelectorAll("details[open]")].map((one) => one.dataset.key));
-  const focused = document.activeElement?.closest("a[href]");
-  const href = focused && element.contains(focused) ? focused.getAttribute("href") : null;
-  element.dataset.html = fresh.innerHTML;
+  const focused = document.activeElement?.closest("a[href], button, summary");
+  const name = focused && element.contains(focused) ? nameOf(focused) : null;
+  element.dataset.html = html;
   element.className = fresh.className;
   element.replaceChildren(...fresh.childNodes);
   for (const details of element.querySelectorAll("details")) if (open.has(details.dataset.key)) details.open = true;
-  if (href) [...element.querySelectorAll("a[href]")].find((link) => link.getAttribute("href") === href)?.focus();
+  if (name) [...element.querySelectorAll("a[href], button, summary")].find((one) => nameOf(one) === name)?.focus();
 }
 
 async function read() {

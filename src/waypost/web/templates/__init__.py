@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from waypost.formatting import format_age, format_bytes, printable
+from waypost.formatting import error_line, format_age, format_bytes, printable
 from waypost.release import VERSION
 from waypost.schedule.zones import zone_of
 
@@ -84,14 +84,14 @@ def in_zone(at: datetime, tz: str) -> str:
     return at.astimezone(zone_of(tz)).strftime("%H:%M %Z").strip()
 
 
-def short(text: str | None) -> Markup:
+def short(text: str | None, most: int = SHORT_CHARACTERS) -> Markup:
     """A text that may be long: its beginning, and all of it in the title."""
     if text is None:
         return Markup('<span class="none">–</span>')
     safe = printable(text)
-    if len(safe) <= SHORT_CHARACTERS:
+    if len(safe) <= most:
         return escape(safe)
-    return Markup('<span title="{}">{}…</span>').format(safe, safe[: SHORT_CHARACTERS - 1])
+    return Markup('<span title="{}">{}…</span>').format(safe, safe[: most - 1])
 
 
 def filled(rows: Iterable[Any]) -> set[str]:
@@ -108,6 +108,20 @@ def setting(value: Any, name: str) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return number(value) if isinstance(value, int | float) else str(value)
+
+
+def first_upper(text: str) -> str:
+    """A text as the beginning of a sentence."""
+    return text[:1].upper() + text[1:]
+
+
+def step_urls(url: Callable[..., str], queue: str) -> dict[str, str]:
+    """The page on which the next step of each kind of alert of a queue is taken."""
+    here = (".", "queues", queue)
+    return {
+        "dead": url(*here, "dead"), "unserved": url(".", "workers"), "expired": url(".", "workers"),
+        "worker": url(".", "workers"), "old": url(*here), "paused": url(*here),
+    }  # fmt: skip
 
 
 def error_name(error_type: str | None) -> str:
@@ -132,10 +146,11 @@ environment = Environment(
 )
 environment.filters |= {
     "ago": ago, "bytes": format_bytes, "cell": cell, "clock_time": clock_time, "duration": duration,
-    "error_name": error_name, "in_zone": in_zone, "filled": filled, "moment": moment, "number": number,
-    "pretty": pretty, "printable": printable, "setting": setting, "short": short,
+    "error_line": error_line, "error_name": error_name, "filled": filled, "first_upper": first_upper,
+    "in_zone": in_zone, "moment": moment, "number": number, "pretty": pretty, "printable": printable,
+    "setting": setting, "short": short,
 }  # fmt: skip
-environment.globals["version"] = VERSION
+environment.globals |= {"version": VERSION, "step_urls": step_urls}
 
 
 def render(template: str, **context: Any) -> str:
