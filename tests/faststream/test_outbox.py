@@ -60,6 +60,26 @@ def test_a_message_exists_if_and_only_if_the_session_commits(database: Place) ->
     assert sorted(seen) == [1, 2, 3]
 
 
+@pytest.mark.promise("BOX-6")
+def test_a_timer_is_cancelled_if_and_only_if_the_session_commits(database: Place) -> None:
+    broker = database.broker()
+
+    async def test() -> None:
+        async with shop(database) as (engine, _), broker:
+            await broker.publish(1, "timers", key="a", delay=3600)
+            async with AsyncSession(engine) as session, session.begin():
+                assert await broker.cancel("timers", key="a", transaction=session) == "cancelled"
+                await session.rollback()
+            assert await broker.has("timers", "a")
+            async with AsyncSession(engine) as session, session.begin():
+                assert await broker.cancel("timers", key="a", transaction=session) == "cancelled"
+                # The key is free in the same transaction.
+                assert (await broker.publish(2, "timers", key="a", delay=60, transaction=session)).status == "delayed"
+            assert [timer.body for timer in await broker.timers("timers")] == [2]
+
+    run(test())
+
+
 def test_a_handler_settles_with_its_own_writes(database: Place) -> None:
     broker = database.broker()
 
@@ -108,6 +128,8 @@ def test_a_session_is_not_used_in_memory() -> None:
         async with TestWaypostBroker(broker):
             await broker.publish(1, "orders", transaction=object())
             await broker.publish_batch(2, 3, queue="orders", transaction=object())
+            await broker.publish(4, "orders", key="later", delay=60)
+            assert await broker.cancel("orders", key="later", transaction=object()) == "cancelled"
             return charge.mock.call_count
 
     assert run(test()) == 3

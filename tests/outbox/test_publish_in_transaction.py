@@ -155,3 +155,33 @@ def test_a_message_that_began_no_chain_is_refused_inside_a_transaction_too(place
     assert place.rows() == [1]
     ledger = place.reader.ledger("orders")
     assert (ledger.published, ledger.waiting, ledger.balance) == (1, 1, 0)
+
+
+@pytest.mark.promise("BOX-6")
+def test_a_message_is_cancelled_if_and_only_if_the_transaction_commits(place: Place) -> None:
+    timer = place.reader.publish("orders", 1, key="a", delay=3600)
+    place.reader.publish("orders", 2, key="b")
+    seen: list[int] = []
+    cancels = [("cancel", ("orders",), {"key": "a"}), ("cancel", ("orders",), {"key": "b"})]
+    rolled_back = place.kind.run(
+        cancels, row=1, commit=False, inside=lambda: seen.append(place.reader.ledger("orders").cancelled)
+    )
+    assert rolled_back == ["cancelled", "cancelled"]
+    assert seen == [0]
+    assert (place.bodies("orders"), place.rows()) == ([2], [])
+    done = place.kind.run([*cancels, ("publish", ("orders", 3), {"key": "a"}), ("cancel", (timer,), {})], row=2)
+    assert [*done[:2], done[2].status, done[3]] == ["cancelled", "cancelled", "queued", "unknown"]
+    assert (place.bodies("orders"), place.rows()) == ([3], [2])
+    ledger = place.reader.ledger("orders")
+    assert (ledger.cancelled, ledger.balance) == (2, 0)
+
+
+@pytest.mark.promise("BOX-6")
+def test_a_running_message_is_asked_to_stop_when_the_transaction_commits(place: Place) -> None:
+    published = place.reader.publish("orders", 1)
+    with place.reader.receive("orders", renew=False) as message:
+        assert message is not None
+        assert place.kind.run([("cancel", (published,), {})], commit=False) == ["requested"]
+        assert place.reader.extend(message) == "ok"
+        assert place.kind.run([("cancel", (published,), {})]) == ["requested"]
+        assert place.reader.extend(message) == "cancel"

@@ -454,16 +454,29 @@ class AsyncWaypost(BaseClient):
         return (await self._run(self._extend_flow(message)))[0]
 
     async def cancel(
-        self, queue: QueueName | Published, id: str | None = None, *, key: str | None = None
+        self,
+        queue: QueueName | Published,
+        id: str | None = None,
+        *,
+        key: str | None = None,
+        transaction: object = None,
     ) -> CancelStatus:
         """Cancel a message: `cancelled`, `requested` (it is running), `finished` or `unknown`.
 
         Give what `publish` returned as `queue`, or a queue with an `id` or a `key`. A running handler learns of the
         request with the next renewal of its lease at the latest; what it has done already stays done.
 
+        `transaction` is that of `publish`: the message is cancelled if and only if that transaction commits. Until then
+        no worker can claim it, and the worker of a running message learns of the request by its renewal only.
+
             post.cancel("orders", key="order:7")
         """
-        return await self._run(self._cancel_flow(queue, id, key))
+        name, flow = self._cancel_flow(queue, id, key, within=transaction is not None)
+        if transaction is None:
+            return await self._run(flow)
+        from waypost.outbox.transaction_adapters import run_in_transaction
+
+        return await run_in_transaction(self._store, transaction, name, flow, self._call)
 
     async def reschedule(
         self,

@@ -598,12 +598,17 @@ class BaseClient:
             raise InvalidInput(f"which message of queue {name}? Give its id, or what publish returned for it")
         return name, check_id(id)
 
-    def _cancel_flow(self, queue: QueueName | Published, id: str | None, key: str | None) -> Flow[CancelStatus]:
+    def _cancel_flow(
+        self, queue: QueueName | Published, id: str | None, key: str | None, *, within: bool
+    ) -> tuple[str, Flow[CancelStatus]]:
+        """Return the name of the queue, and what cancels: `within` the caller's transaction or not."""
         if isinstance(queue, Published) or key is None:
             if key is not None:
                 raise InvalidInput("say what to cancel: what publish returned, or a queue with either id= or key=")
             queue, id = self._reference(queue, id)
-        return manage.cancel(self._context, self._name(queue), id=id, key=key)
+        name = self._name(queue)
+        cancel = manage.cancel_within if within else manage.cancel
+        return name, cancel(self._context, name, id=id, key=key)
 
     def _reschedule_flow(
         self,

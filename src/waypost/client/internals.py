@@ -73,6 +73,11 @@ async def store_answers(post: AsyncWaypost) -> int:
     return await post._call(post.store.time())
 
 
+def store_answers_sync(post: Waypost) -> int:
+    """The same for a client that blocks."""
+    return post._call(post.store.time())
+
+
 def check_handled(post: AsyncWaypost, queue: str) -> None:
     """Raise `UnknownQueue` if the client is strict and this queue was not declared to it."""
     post._registry.check_handled(queue)

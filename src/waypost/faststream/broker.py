@@ -285,10 +285,20 @@ class WaypostBroker(WaypostRegistrator, BrokerUsecase[Any, AsyncWaypost, Waypost
     # ---- timers --------------------------------------------------------------------------------------------
 
     async def cancel(
-        self, queue: QueueName | Published, id: str | None = None, *, key: str | None = None
+        self,
+        queue: QueueName | Published,
+        id: str | None = None,
+        *,
+        key: str | None = None,
+        transaction: object = None,
     ) -> CancelStatus:
-        """Cancel a message by its id or key: `cancelled`, `requested` (it is running), `finished` or `unknown`."""
-        return await self.client.cancel(queue, id, key=key)
+        """Cancel a message by its id or key: `cancelled`, `requested` (it is running), `finished` or `unknown`.
+
+        With `transaction`, a session or connection of yours, it is cancelled if and only if that commits.
+        """
+        if not self.config.broker_config.producer.uses_transactions:
+            transaction = None
+        return await self.client.cancel(queue, id, key=key, transaction=transaction)
 
     async def cancel_all(self, queue: QueueName) -> int:
         """Cancel all timers of a queue that are not due yet, and return how many there were."""

@@ -136,6 +136,9 @@ class EncodedBody:
 class WaypostProducer(ProducerProto[WaypostPublishCommand]):
     """Encodes bodies as FastStream does and publishes them with a client."""
 
+    #: Whether `transaction=` counts. In a test in memory there is no database that it could belong to.
+    uses_transactions = True
+
     def __init__(self, client: AsyncWaypost, parser: CustomCallable | None, decoder: CustomCallable | None) -> None:
         self.client = client
         self.codec: CodecProto = DefaultCodec()

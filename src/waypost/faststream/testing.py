@@ -132,6 +132,8 @@ class TestWaypostBroker(TestBroker[WaypostBroker, WaypostBroker], broker=Waypost
 class InlineProducer(WaypostProducer):
     """Publishes into the memory of a test, and handles at once what is due."""
 
+    uses_transactions = False
+
     def __init__(self, test: TestWaypostBroker, parser: Any, decoder: Any) -> None:
         super().__init__(test.client, parser, decoder)
         self._test = test

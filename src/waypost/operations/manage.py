@@ -140,9 +140,7 @@ def find_key(context: ClientContext, key: str, queue: str | None) -> Flow[list[F
 
 def cancel(context: ClientContext, queue: str, *, id: str | None, key: str | None) -> Flow[CancelStatus]:
     """Cancel one message by id or by key."""
-    if (id is None) == (key is None):
-        raise InvalidInput("cancel needs either id= or key=, one of them")
-    target = Target(check_id(id)) if key is None else Target(key=check_text("key", key, KEY_CHARACTERS_MAX))
+    target = _cancel_target(id, key)
     woken = yield from context.operate(queue, lambda operation: context.store.cancel(queue, (target,), operation))
     status = woken.result[0]
     if status == "unknown" and id is not None and (yield from _is_done(context, queue, id)):
@@ -155,6 +153,27 @@ def cancel(context: ClientContext, queue: str, *, id: str | None, key: str | Non
         # Its worker would notice it at its next renewal; with the notification it renews at once.
         context.wakeups.notify("held", queue, [id if id is not None else hash_key(key or "")])
     return status
+
+
+def cancel_within(context: ClientContext, queue: str, *, id: str | None, key: str | None) -> Flow[CancelStatus]:
+    """Cancel one message in the caller's transaction, without retries.
+
+    No event is reported and no worker notified: the caller's commit decides whether it is cancelled.
+    """
+    target = _cancel_target(id, key)
+    operation = context.replay_windows.begin(queue)
+    try:
+        woken = yield context.store.cancel(queue, (target,), operation)
+    finally:
+        context.replay_windows.end(queue, operation)
+    status: CancelStatus = woken.result[0]
+    return status
+
+
+def _cancel_target(id: str | None, key: str | None) -> Target:
+    if (id is None) == (key is None):
+        raise InvalidInput("cancel needs either id= or key=, one of them")
+    return Target(check_id(id)) if key is None else Target(key=check_text("key", key, KEY_CHARACTERS_MAX))
 
 
 def reschedule(

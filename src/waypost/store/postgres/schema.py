@@ -20,7 +20,7 @@ from waypost.store.postgres.failures import map_connection_error, map_error
 from waypost.store.postgres.sources import connect
 
 #: Grows with every change of a table or a function.
-VERSION = 13
+VERSION = 14
 #: Changes of tables, each with the version that it leads to. A version that changes only functions has none.
 MIGRATIONS = (
     (1, "0001_tables"), (2, "0002_wake_at_commit"), (3, "0003_token_floor"), (4, "0004_over_cap"),

@@ -2,6 +2,8 @@
 -- Touches: queue (read), message, window, completed and result (read), operation, and what `end_message` and `apply_followups` touch.
 -- Keeps: done and dead are final. Returns letters (c cancelled, r requested, f finished, u unknown), the clients to wake
 -- by queue, and the side effects.
+-- Without `p_ttl` it is a part of the caller's own transaction: no repeat can come, nothing is tidied up, and sleepers are
+-- chosen at the commit.
 
 CREATE OR REPLACE FUNCTION {cancel}(
     p_queue text, p_clock bigint, p_session bytea, p_number bigint, p_ttl bigint, p_ids text[], p_keys text[]
@@ -21,9 +23,13 @@ BEGIN
     IF NOT FOUND THEN
         q := {open_queue}(p_queue);
     END IF;
-    v_first := {first_result}(q.number, q.removed_ms, p_session, p_number, v_now, p_ttl);
-    IF v_first IS NOT NULL THEN
-        RETURN v_first;
+    IF p_ttl IS NULL THEN
+        PERFORM set_config('waypost.in_transaction', 'on', true);
+    ELSE
+        v_first := {first_result}(q.number, q.removed_ms, p_session, p_number, v_now, p_ttl);
+        IF v_first IS NOT NULL THEN
+            RETURN v_first;
+        END IF;
     END IF;
     FOR i IN 1 .. cardinality(p_ids) LOOP
         IF p_keys[i] IS NOT NULL THEN
@@ -65,7 +71,7 @@ BEGIN
     END LOOP;
     v_wakes := {apply_followups}(v_now, v_followups);
     v_first := json_build_array(v_letters, v_wakes, {take_side_effects}())::text;
-    IF {store_result}(q.number, p_session, p_number, v_now + p_ttl, v_first) THEN
+    IF p_ttl IS NOT NULL AND {store_result}(q.number, p_session, p_number, v_now + p_ttl, v_first) THEN
         PERFORM {tidy}(q, v_now);
     END IF;
     RETURN v_first;
