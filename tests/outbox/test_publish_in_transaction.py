@@ -177,7 +177,7 @@ def test_a_message_is_cancelled_if_and_only_if_the_transaction_commits(place: Pl
 
 
 @pytest.mark.promise("BOX-6")
-def test_a_running_message_is_asked_to_stop_when_the_transaction_commits(place: Place) -> None:
+def test_a_cancel_of_a_running_message_is_requested_when_the_transaction_commits(place: Place) -> None:
     published = place.reader.publish("orders", 1)
     with place.reader.receive("orders", renew=False) as message:
         assert message is not None

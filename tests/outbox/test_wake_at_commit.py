@@ -5,10 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
+from sqlalchemy import create_engine
+from sqlalchemy.orm import Session
 
 from tests.servers.pgbouncer import PgBouncer
 from tests.unit.clients import begin_operation
@@ -200,3 +203,38 @@ def test_a_schedule_that_fires_unregisters_the_sleeper_that_it_wakes(post: Waypo
     post.trigger_schedule("rollup", queue="orders")
     assert listener.received() == ["@a"]
     assert post.stats("orders").sleepers == 0
+
+
+@pytest.mark.promise("BOX-2")
+def test_a_commit_of_a_session_on_sqlite_wakes_the_sleepers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url, woken, handled = f"sqlite:///{tmp_path / 'shop.db'}", list[Any](), list[int]()
+    engine = create_engine(url)
+    with Waypost(url) as post, Waypost(url) as other:
+        wake = post.wakeups.wake
+
+        def record(names: dict[str, list[str]]) -> None:
+            woken.append(names)
+            wake(names)
+
+        monkeypatch.setattr(post._context, "wake", record)
+
+        @other.handler("orders")
+        def charge(body: int) -> None:
+            handled.append(body)
+
+        with other.worker(), Session(engine) as session:
+            until(lambda: post.stats("orders").sleepers == 1, "a sleeper")
+            post.publish("orders", 1, transaction=session)
+            post.cancel("orders", key="none", transaction=session)
+            session.rollback()
+            session.commit()
+            assert woken == [], "nothing was published"
+            for body in (2, 3):
+                until(lambda: post.stats("orders").sleepers == 1, "a sleeper")
+                post.publish("orders", body, transaction=session)
+                assert len(woken) == body - 2, "nothing is committed yet"
+                session.commit()
+                assert woken[body - 2 :] == [{"orders": ["*"]}]
+                until(lambda: len(handled) == len(woken), "the handler")
+    engine.dispose()
+    assert handled == [2, 3]

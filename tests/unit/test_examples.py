@@ -60,6 +60,16 @@ EXPECTED = {
         "dead: order 3, negative amount",
         "sum: 6",
     ],
+    "fastapi_orders": [
+        "ready: True",
+        "refused: 422",
+        "timers: ['order:1', 'order:2']",
+        "payment: cancelled",
+        "report: 1 paid",
+        "order 1: paid",
+        "order 2: open",
+        "timers: ['order:2']",
+    ],
     "schedules": [
         "True each instant once",
         "heartbeat · every 0.2 s · 2 next fires known",

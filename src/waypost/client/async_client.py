@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from datetime import datetime
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, Unpack, cast, overload
 from weakref import WeakKeyDictionary
@@ -325,10 +326,10 @@ class AsyncWaypost(BaseClient):
         return [await self._run(flow)]
 
     async def _send_within(self, transaction: object, outgoing: Outgoing, options: PublishOptions) -> list[Published]:
-        from waypost.outbox.transaction_adapters import run_in_transaction
+        from waypost.outbox.transaction_adapters import run_in_transaction, wake_after_commit
 
-        name = self._name(outgoing.queue)
-        flow = publish.publish_within(self._context, name, outgoing.bodies, options, outgoing.type)
+        name, after_commit = self._name(outgoing.queue), partial(wake_after_commit, transaction, self._context.wake)
+        flow = publish.publish_within(self._context, name, outgoing.bodies, options, outgoing.type, after_commit)
         return await run_in_transaction(self._store, transaction, name, flow, self._call)
 
     @overload
@@ -471,11 +472,11 @@ class AsyncWaypost(BaseClient):
 
             post.cancel("orders", key="order:7")
         """
-        name, flow = self._cancel_flow(queue, id, key, within=transaction is not None)
         if transaction is None:
-            return await self._run(flow)
-        from waypost.outbox.transaction_adapters import run_in_transaction
+            return await self._run(self._cancel_flow(queue, id, key, None)[1])
+        from waypost.outbox.transaction_adapters import run_in_transaction, wake_after_commit
 
+        name, flow = self._cancel_flow(queue, id, key, partial(wake_after_commit, transaction, self._context.wake))
         return await run_in_transaction(self._store, transaction, name, flow, self._call)
 
     async def reschedule(

@@ -54,7 +54,7 @@ from waypost.identity import Session
 from waypost.message import Message, MessagePage, Queue, StoredMessage, queue_name, queue_type
 from waypost.middleware import Middleware, Outgoing, observed_by, published_through
 from waypost.operations import bulk, manage, receive, schedules
-from waypost.operations.flow import ClientContext, Flow, OnEvent
+from waypost.operations.flow import AfterCommit, ClientContext, Flow, OnEvent
 from waypost.operations.publish import OPTIONS, PublishOptions
 from waypost.operations.publish_middleware import PublishMiddleware
 from waypost.policy import (
@@ -599,16 +599,17 @@ class BaseClient:
         return name, check_id(id)
 
     def _cancel_flow(
-        self, queue: QueueName | Published, id: str | None, key: str | None, *, within: bool
+        self, queue: QueueName | Published, id: str | None, key: str | None, after_commit: AfterCommit | None
     ) -> tuple[str, Flow[CancelStatus]]:
-        """Return the name of the queue, and what cancels: `within` the caller's transaction or not."""
+        """Return the name of the queue, and what cancels: in the caller's transaction, if that reports its commit."""
         if isinstance(queue, Published) or key is None:
             if key is not None:
                 raise InvalidInput("say what to cancel: what publish returned, or a queue with either id= or key=")
             queue, id = self._reference(queue, id)
         name = self._name(queue)
-        cancel = manage.cancel_within if within else manage.cancel
-        return name, cancel(self._context, name, id=id, key=key)
+        if after_commit is None:
+            return name, manage.cancel(self._context, name, id=id, key=key)
+        return name, manage.cancel_within(self._context, name, id=id, key=key, after_commit=after_commit)
 
     def _reschedule_flow(
         self,

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, Unpack, cast, overload
 
@@ -283,11 +284,11 @@ class Waypost(BaseClient):
         return [self._run(flow)]
 
     def _send_within(self, transaction: object, outgoing: Outgoing, options: PublishOptions) -> list[Published]:
-        from waypost.outbox.transaction_adapters import open_executor
+        from waypost.outbox.transaction_adapters import open_executor, wake_after_commit
 
-        name = self._name(outgoing.queue)
-        executor = open_executor(self._store, transaction, name, self._call)
-        return drive(executor, publish.publish_within(self._context, name, outgoing.bodies, options, outgoing.type))
+        name, after_commit = self._name(outgoing.queue), partial(wake_after_commit, transaction, self._context.wake)
+        flow = publish.publish_within(self._context, name, outgoing.bodies, options, outgoing.type, after_commit)
+        return drive(open_executor(self._store, transaction, name, self._call), flow)
 
     @overload
     def publish_many(
@@ -429,11 +430,11 @@ class Waypost(BaseClient):
 
             post.cancel("orders", key="order:7")
         """
-        name, flow = self._cancel_flow(queue, id, key, within=transaction is not None)
         if transaction is None:
-            return self._run(flow)
-        from waypost.outbox.transaction_adapters import open_executor
+            return self._run(self._cancel_flow(queue, id, key, None)[1])
+        from waypost.outbox.transaction_adapters import open_executor, wake_after_commit
 
+        name, flow = self._cancel_flow(queue, id, key, partial(wake_after_commit, transaction, self._context.wake))
         return drive(open_executor(self._store, transaction, name, self._call), flow)
 
     def reschedule(

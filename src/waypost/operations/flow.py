@@ -102,6 +102,10 @@ Step: TypeAlias = "Call[Any] | Together | Sleep | UserCall"
 Flow: TypeAlias = Generator[Step, Any, T]
 
 
+#: Notifies sleepers, by queue, once the caller's transaction is committed.
+AfterCommit: TypeAlias = Callable[[dict[str, list[str]]], None]
+
+
 def drive(executor: Executor, flow: Flow[T]) -> T:
     """Run a flow to its end."""
     try:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from waypost.checks import check_id, check_text, due_ms
 from waypost.errors import InvalidInput, InvalidTime, QueueNotEmpty, StoreFailed
-from waypost.operations.flow import ClientContext, Flow, Sleep, Together
+from waypost.operations.flow import AfterCommit, ClientContext, Flow, Sleep, Together
 from waypost.policy import (
     CHUNK_MESSAGES_MAX,
     KEY_CHARACTERS_MAX,
@@ -155,10 +155,12 @@ def cancel(context: ClientContext, queue: str, *, id: str | None, key: str | Non
     return status
 
 
-def cancel_within(context: ClientContext, queue: str, *, id: str | None, key: str | None) -> Flow[CancelStatus]:
+def cancel_within(
+    context: ClientContext, queue: str, *, id: str | None, key: str | None, after_commit: AfterCommit
+) -> Flow[CancelStatus]:
     """Cancel one message in the caller's transaction, without retries.
 
-    No event is reported and no worker notified: the caller's commit decides whether it is cancelled.
+    No event is reported: the caller's commit decides whether it is cancelled.
     """
     target = _cancel_target(id, key)
     operation = context.replay_windows.begin(queue)
@@ -166,6 +168,8 @@ def cancel_within(context: ClientContext, queue: str, *, id: str | None, key: st
         woken = yield context.store.cancel(queue, (target,), operation)
     finally:
         context.replay_windows.end(queue, operation)
+    if woken.wake:  # messages that waited for this one
+        after_commit(woken.wake)
     status: CancelStatus = woken.result[0]
     return status
 

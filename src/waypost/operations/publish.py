@@ -35,7 +35,7 @@ from waypost.errors import (
     WaypostError,
 )
 from waypost.message import error_text, error_type
-from waypost.operations.flow import REFUSALS, ClientContext, Flow, Sending, Sleep, Together
+from waypost.operations.flow import REFUSALS, AfterCommit, ClientContext, Flow, Sending, Sleep, Together
 from waypost.operations.outgoing import deliver_outgoing
 from waypost.policy import (
     BATCH_MAX,
@@ -53,6 +53,7 @@ from waypost.redaction import journal_copy
 from waypost.store.port import Call, Draft
 from waypost.times import Duration
 from waypost.values import ObservedOutcome, Published, chain_id, split_chain_id
+from waypost.wake.port import ALL_SLEEPERS
 
 log = logging.getLogger("waypost")
 
@@ -603,12 +604,32 @@ def with_new_ids(context: ClientContext, queue: str, drafts: Sequence[Draft]) ->
 # ---- in the caller's own transaction -------------------------------------------------------------------------
 
 
+def wake_after_commit(
+    context: ClientContext, queue: str, chosen: dict[str, list[str]], after_commit: AfterCommit
+) -> None:
+    """Notify sleepers once the caller's transaction is committed: those that a step of it named.
+
+    A store that does not see the commit chose them too early: workers that were about to poll are asleep by then. There
+    all are notified.
+    """
+    support = context.store.transactions
+    names = chosen if support is None or support.notifies else {queue: [ALL_SLEEPERS]}
+    if names:
+        after_commit(names)
+
+
 def publish_within(
-    context: ClientContext, queue: str, bodies: Iterable[object], options: PublishOptions, as_type: Any = None
+    context: ClientContext,
+    queue: str,
+    bodies: Iterable[object],
+    options: PublishOptions,
+    as_type: Any,
+    after_commit: AfterCommit,
 ) -> Flow[list[Published]]:
     """Publish one message or many in the caller's transaction: each step runs once, without retries and waits.
 
-    No event is reported: the caller's commit decides whether the messages exist.
+    No event is reported: the caller's commit decides whether the messages exist. Sleepers that the store does not
+    notify itself are notified then, if `after_commit` can know of it.
     """
     cutter = Cutter(context, queue, bodies, options, as_type)
     if options.after:
@@ -626,6 +647,7 @@ def publish_within(
             break
         finally:
             context.replay_windows.end(queue, operation)
+        wake_after_commit(context, queue, woken.wake, after_commit)
         for draft, published in zip(drafts, woken.result, strict=True):
             if published.status == "conflict":
                 conflict = conflict or _key_in_use(draft.key, published.id)

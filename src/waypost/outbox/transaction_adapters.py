@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 
 from waypost.errors import ConfigurationError, InvalidInput
 from waypost.operations.flow import Flow, drive, drive_async
-from waypost.store.port import AsyncExecutor, Call, Executor, Store
+from waypost.store.port import AsyncExecutor, Call, Executor, Store, add_wakes
 
 if TYPE_CHECKING:
     from waypost.store.transactions import TransactionSupport
@@ -333,6 +333,39 @@ def check_mode(transaction: Transaction, *, awaited: bool) -> None:
         raise InvalidInput(
             "this transaction is sync and would block the event loop: publish with Waypost, or give an async connection"
         )
+
+
+Wake = Callable[[dict[str, list[str]]], None]
+#: Where a session of SQLAlchemy keeps the sleepers to notify after its commit.
+_SLEEPERS = "waypost_sleepers"
+
+
+def wake_after_commit(given: Any, wake: Wake, names: dict[str, list[str]]) -> None:
+    """Notify sleepers once the caller's transaction is committed. Only sessions of SQLAlchemy report that."""
+    if is_instance_of(given, "sqlalchemy", "scoped_session", "async_scoped_session"):
+        given = given()
+    session = getattr(given, "sync_session", given)
+    if not is_instance_of(session, "sqlalchemy", "Session"):
+        return
+    waiting: dict[Wake, dict[str, list[str]]] | None = session.info.get(_SLEEPERS)
+    if waiting is None:
+        from sqlalchemy import event
+
+        waiting = session.info[_SLEEPERS] = {}
+        event.listen(session, "after_commit", _wake_all)
+        event.listen(session, "after_rollback", _forget_sleepers)
+    add_wakes(waiting.setdefault(wake, {}), names)
+
+
+def _wake_all(session: Any) -> None:
+    waiting = dict(session.info[_SLEEPERS])
+    session.info[_SLEEPERS].clear()
+    for wake, names in waiting.items():
+        wake(names)
+
+
+def _forget_sleepers(session: Any) -> None:
+    session.info[_SLEEPERS].clear()
 
 
 def transaction_support(store: Store) -> TransactionSupport:

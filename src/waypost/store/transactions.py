@@ -31,6 +31,8 @@ class TransactionSupport(Protocol):
     library: str
     #: Calls wait for a server, so they must be awaited inside an event loop. A file needs no wait.
     waits: bool
+    #: The store chooses and notifies sleepers when the transaction is committed.
+    notifies: bool
 
     @property
     def engine(self) -> object | None:

@@ -87,6 +87,7 @@ class PostgresTransactions:
 
     library = "psycopg"
     waits = True
+    notifies = True
 
     def __init__(self, store: PostgresStore) -> None:
         self._store = store

@@ -33,6 +33,7 @@ class SqliteTransactions:
 
     library = "sqlite3"
     waits = False
+    notifies = False
     engine = None
 
     def __init__(self, store: SqliteStore) -> None:
