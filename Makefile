@@ -52,9 +52,10 @@ MORE_STORES := (postgres15 or pgbouncer or redis62 or cluster) and async
 everything: .venv/ready system
 	$(PYTEST) $(PARALLEL) tests $(addprefix --ignore ,$(MORE)) -k "not ($(MORE_STORES))"
 
-more: .venv/ready system  ## What `test` leaves out: Spark Connect, a standalone Spark, async clients on further servers
+more: .venv/ready system  ## What `test` leaves out: Spark Connect, a standalone Spark, async clients on further servers, Django 6
 	$(PYTEST) $(MORE)
 	$(PYTEST) $(PARALLEL) tests -k "$(MORE_STORES)"
+	$(RUN) -m scripts.django6
 
 test: lint types imports everything oldest-part  ## All tests: every store, the fault tests, examples, docs. REQUIRE_ALL=1: a test that cannot run fails
 
@@ -115,4 +116,4 @@ format: .venv/ready
 	$(RUN) -m ruff format --quiet $(CODE)
 
 clean:  ## Remove everything that make created
-	rm -rf .venv .oldest .bench .demo .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf .venv .oldest .django6 .bench .demo .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -138,12 +138,7 @@ def migrate(
     connection = connect(url, start_timeout)
     try:
         with connection, connection.cursor() as cursor:
-            cursor.execute("SELECT pg_advisory_xact_lock(hashtext('waypost migrate'), hashtext(%s))", (names.of(""),))
-            version = version_in(cursor, names) or 0
-            if version > VERSION:
-                raise too_new(version, names)
-            if version < VERSION:
-                cursor.execute(sql(schema=schema, namespace=namespace, since=version))
+            version = migrate_in(cursor, names)
             if granted:
                 cursor.execute(granted)
             return version
@@ -151,6 +146,36 @@ def migrate(
         raise failure(error, names) from None
     finally:
         connection.close()
+
+
+def migrate_in(cursor: Any, names: Names) -> int:
+    """Do what `migrate` does in the transaction of a cursor, which the caller commits; return the version before."""
+    cursor.execute("SELECT pg_advisory_xact_lock(hashtext('waypost migrate'), hashtext(%s))", (names.of(""),))
+    version = version_in(cursor, names) or 0
+    if version > VERSION:
+        raise too_new(version, names)
+    if version < VERSION:
+        cursor.execute(sql(schema=names.schema, namespace=names.namespace, since=version))
+    return version
+
+
+def drop_sql(names: Names) -> str:
+    """Return the script that removes the tables and functions of a namespace, with all that is in them."""
+    made = [found for _, name in MIGRATIONS for found in MADE.findall(migration_text(name))]
+    functions = {found for name in FUNCTIONS for _, found in MADE.findall(function_text(name))}
+    chosen = ", ".join(f"'{names.namespace}_{name}'" for name in sorted(functions))
+    tables = [*(names.of(name) for kind, name in made if kind == "TABLE"), names.of("schema")]
+    return "\n".join(
+        [
+            "DO $body$ DECLARE f regprocedure; BEGIN",
+            f"    FOR f IN SELECT p.oid FROM pg_proc p WHERE p.pronamespace = '\"{names.schema}\"'::regnamespace",
+            f"        AND p.proname IN ({chosen})",
+            "    LOOP EXECUTE format('DROP FUNCTION IF EXISTS %s CASCADE', f); END LOOP;",
+            "END $body$;",
+            *(f"DROP TABLE IF EXISTS {table} CASCADE;" for table in tables),
+            *(f"DROP SEQUENCE IF EXISTS {names.of(name)} CASCADE;" for kind, name in made if kind == "SEQUENCE"),
+        ]
+    )
 
 
 def version_in(cursor: psycopg.Cursor[Any], names: Names) -> int | None:

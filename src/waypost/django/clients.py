@@ -1,0 +1,93 @@
+"""The client of a Django process: made at the first use, anew after a fork, and when tests change settings."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from django.core import mail
+
+from waypost.client import Waypost
+from waypost.django.configuration import Configuration, database_name, read_configuration
+
+Identity = tuple[int, str | None]
+
+
+class _Process:
+    """What this process has open."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.configuration: Configuration | None = None
+        self.identity: Identity | None = None
+        self.client: Waypost | None = None
+        #: Calls that use the client at this moment.
+        self.calls = 0
+
+
+_process = _Process()
+
+
+def configuration() -> Configuration:
+    """Return the setting WAYPOST, read once."""
+    if _process.configuration is None:
+        _process.configuration = read_configuration()
+    return _process.configuration
+
+
+def client() -> Waypost:
+    """Return the client of this process, for all that needs no transaction: `stats`, `redrive`, `wait_result`, …"""
+    process, chosen = _process, configuration()
+    # A forked child has to have its own, and tests change the name of the database.
+    identity = (os.getpid(), database_name(chosen.database) if chosen.url is None else None)
+    with process.lock:
+        if process.client is None or process.identity != identity:
+            if process.client is not None:
+                process.client.close()
+            process.client, process.identity = make_client(chosen), identity
+        elif process.client._closed:
+            process.client.open()
+        return process.client
+
+
+def make_client(chosen: Configuration, **more: Any) -> Waypost:
+    """Return a new client by the setting WAYPOST."""
+    return Waypost(chosen.store_url, namespace=chosen.namespace, **{**chosen.options, **more})
+
+
+def close() -> None:
+    """Close the client of this process; the next use opens it again."""
+    with _process.lock:
+        if _process.client is not None:
+            _process.client.close()
+
+
+@contextmanager
+def use_client() -> Iterator[Waypost]:
+    """Lend the client for one call. In tests it keeps no connection, with which their database could not be removed."""
+    post = client()
+    with _process.lock:
+        _process.calls += 1
+    try:
+        yield post
+    finally:
+        with _process.lock:
+            _process.calls -= 1
+            if _process.calls == 0 and is_test_run():
+                post.close()
+
+
+def is_test_run() -> bool:
+    """Whether Django's test environment is set up, which has a mailbox."""
+    return hasattr(mail, "outbox")
+
+
+def follow_settings(*, setting: str, **_: object) -> None:
+    """Begin anew when a test changes settings."""
+    if setting in ("WAYPOST", "DATABASES"):
+        close()
+        with _process.lock:
+            _process.configuration = _process.client = None

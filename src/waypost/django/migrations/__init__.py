@@ -1,0 +1,1 @@
+"""Migrations of the application: waypost's tables in a database of the project."""

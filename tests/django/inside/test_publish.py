@@ -1,0 +1,181 @@
+"""Publishing from a project: inside and outside of atomic()."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.db import IntegrityError, connection, transaction
+from django.db.transaction import TransactionManagementError
+from django.test import override_settings
+
+from tests.django.inside.conftest import IS_POSTGRES
+from tests.django.inside.notes.models import Note
+from tests.django.inside.notes.waypost_handlers import write_note
+from waypost import Drained
+from waypost.django import apublish, client, close, publish, publish_many
+from waypost.django.checks import check_configuration
+from waypost.errors import ConfigurationError, InvalidInput
+
+Work = Callable[..., Drained]
+
+
+def ready(queue: str) -> int:
+    return client().ledger(queue).ready
+
+
+def test_a_message_exists_if_and_only_if_the_transaction_commits() -> None:
+    with transaction.atomic():
+        Note.objects.create(text="a")
+        publish("box", 1)
+        transaction.set_rollback(True)
+    assert (ready("box"), Note.objects.count()) == (0, 0)
+    with transaction.atomic():
+        Note.objects.create(text="a")
+        published = publish("box", 1, key="one")
+        assert published.status == "queued"
+    assert (ready("box"), Note.objects.count()) == (1, 1)
+
+
+def test_a_savepoint_that_is_rolled_back_takes_its_messages_along() -> None:
+    with transaction.atomic():
+        publish_many("box", [1, 2])
+        with transaction.atomic():
+            publish("box", 3)
+            transaction.set_rollback(True)
+    assert ready("box") == 2
+
+
+def test_outside_of_atomic_a_message_is_published_at_once() -> None:
+    publish("box", 1)
+    assert ready("box") == 1
+    assert asyncio.run(apublish("box", 2)).status == "queued"
+    assert ready("box") == 2
+
+
+def test_without_autocommit_the_open_transaction_is_joined() -> None:
+    transaction.set_autocommit(False)
+    try:
+        publish("box", 1)
+        transaction.rollback()
+        publish("box", 2)
+        transaction.commit()
+    finally:
+        transaction.set_autocommit(True)
+    assert ready("box") == 1
+
+
+def test_a_broken_transaction_publishes_nothing() -> None:
+    note = Note.objects.create(text="a")
+    with transaction.atomic():
+        with pytest.raises(IntegrityError), transaction.atomic(savepoint=False):
+            Note.objects.create(pk=note.pk, text="b")
+        with pytest.raises(TransactionManagementError):
+            publish("box", 1)
+    assert ready("box") == 0
+
+
+def test_a_transaction_of_another_database_is_not_joined() -> None:
+    with transaction.atomic(using="other"):
+        publish("box", 1)
+        transaction.set_rollback(True, using="other")
+    assert ready("box") == 1
+
+
+def test_on_sqlite_workers_are_woken_by_the_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    woken: list[Any] = []
+    monkeypatch.setattr(client().wakeups, "wake", woken.append)
+    with transaction.atomic():
+        publish("box", 1)
+        transaction.set_rollback(True)
+    assert woken == []
+    with transaction.atomic():
+        publish("box", 1)
+        assert woken == []
+    # PostgreSQL notifies by itself.
+    assert woken == ([] if IS_POSTGRES else [{"box": ["*"]}])
+
+
+def test_handlers_run_with_fresh_connections_and_publish_by_themselves(work: Work) -> None:
+    with transaction.atomic():
+        write_note.publish({"id": 1, "lose_connection": True})
+        write_note.publish({"id": 2})
+    assert work(["orders"]).handled == 2
+    assert sorted(note.text for note in Note.objects.all()) == ["order 1", "order 2"]
+    assert client().ledger("orders").done >= 2
+
+
+def test_a_handler_settles_in_a_transaction_of_django(work: Work) -> None:
+    publish("once", "a")
+    done = client().ledger("once").done
+    while client().ledger("once").done == done:
+        work(["once"])
+    assert [note.text for note in Note.objects.all()] == ["a"]
+
+
+def test_an_async_handler_uses_the_database(work: Work) -> None:
+    publish("awaited", "later")
+    work(["awaited"])
+    assert Note.objects.get().text == "later"
+
+
+def test_the_client_is_made_anew_when_it_was_closed() -> None:
+    before = client()
+    close()
+    publish("box", 1)
+    assert client() is before
+    assert ready("box") == 1
+
+
+@pytest.mark.parametrize(
+    ("setting", "text"),
+    [
+        ({"URI": "memory://"}, "did you mean"),
+        ({"DATABASE": "nowhere"}, "alias of DATABASES"),
+        ({"DATABASE": None}, "no store"),
+        ({"URL": "valkey://127.0.0.1", "DATABASE": "default"}, "outside of your databases"),
+        ({"QUEUES": ["orders"]}, "dict of dicts"),
+        ("memory://", "is a dict"),
+    ],
+)
+def test_a_setting_that_makes_no_sense_is_reported(setting: Any, text: str) -> None:
+    with override_settings(WAYPOST=setting):
+        (message,) = check_configuration()
+        assert text in message.msg
+        with pytest.raises((ConfigurationError, InvalidInput), match=text):
+            publish("box", 1)
+
+
+def test_a_database_in_memory_is_refused_with_a_way_out() -> None:
+    with override_settings(WAYPOST={"DATABASE": "memory"}), pytest.raises(ConfigurationError, match="TEST"):
+        publish("box", 1)
+
+
+def test_a_store_outside_of_the_database_is_published_to_at_once() -> None:
+    with override_settings(WAYPOST={"URL": "memory://django"}):
+        with transaction.atomic():
+            publish("box", 1)
+            transaction.set_rollback(True)
+        assert ready("box") == 1
+    assert ready("box") == 0
+
+
+def test_in_a_test_run_no_connection_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    from django.core import mail
+
+    monkeypatch.setattr(mail, "outbox", [], raising=False)
+    publish("box", 1)
+    post = client()
+    with transaction.atomic():
+        publish("box", 2)
+    assert post._executor is None
+    assert ready("box") == 2
+
+
+def test_the_connection_of_the_project_stays_its_own() -> None:
+    with transaction.atomic():
+        publish("box", 1)
+        assert connection.in_atomic_block
+    assert not connection.in_atomic_block
