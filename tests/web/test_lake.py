@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.show.lakes import CLEAN, make_lake
 from tests.web.conftest import Site
 from waypost.errors import ConfigurationError
+from waypost.percentiles import bucket_of
 
 pytestmark = pytest.mark.promise("FACE-3")
 
@@ -81,3 +85,88 @@ def test_a_lake_that_cannot_be_is_refused(memory: Site, lake: Any) -> None:
     with pytest.raises(ConfigurationError) as refused:
         memory.client(lake=lake)
     assert "secret@" not in str(refused.value)
+
+
+# ---- percentiles, audit, report ----------------------------------------------------------------------------------
+
+
+def histogram(queue: str, at: datetime, measure: str, values: list[int]) -> list[dict[str, Any]]:
+    """The rows of a minute with these durations in milliseconds."""
+    return [
+        {"queue": queue, "minute": at, "measure": measure, "bucket": bucket_of(value), "count": 1} for value in values
+    ]
+
+
+def test_charts_have_percentiles_where_there_is_a_lake(memory: Site, tmp_path: Path) -> None:
+    memory.post.publish("orders", 1)
+    now = memory.post.stats("orders").at.replace(second=0, microsecond=0)
+    rows = histogram("orders", now - timedelta(minutes=3), "wait", list(range(1, 101)))
+    rows += histogram("orders", now - timedelta(minutes=3), "run", [2_000])
+    rows += histogram("orders", now - timedelta(days=3), "wait", [900_000])
+    rows += histogram("mails", now, "wait", [900_000])
+    client = memory.client(lake=str(make_lake(tmp_path / "lake", histograms=rows)))
+    (charts,) = client.api("/charts", queues="orders", minutes=60)["queues"]
+    (spread,) = charts["percentiles"]
+    assert spread["at"] == (now - timedelta(minutes=3)).isoformat().replace("+00:00", "Z")
+    assert spread["wait"]["count"] == 100
+    # A percentile of the lake is within half a percent of the value that it stands for.
+    measured = [spread["wait"][f"{name}_seconds"] for name in ("p50", "p95", "p99")]
+    assert measured == pytest.approx([0.05, 0.095, 0.099], rel=0.006)
+    assert spread["run"]["p50_seconds"] == pytest.approx(2.0, rel=0.006)
+    page = client.get("/s/main/charts", queue="orders", minutes="60").text
+    assert "Waits, percentiles" in page
+    assert "p99" in page
+    # Several minutes of one point are one percentile of all their durations.
+    (day,) = client.api("/charts", queues="orders", minutes=1_440)["queues"][0]["percentiles"]
+    assert (day["minutes"], day["wait"]["count"]) == (20, 100)
+    without = memory.client()
+    assert without.api("/charts", queues="orders", minutes=60)["queues"][0]["percentiles"] == []
+    assert "percentiles" not in without.get("/s/main/charts", queue="orders").text.lower()
+
+
+def test_a_lake_that_cannot_be_read_leaves_the_charts_with_a_sentence(memory: Site, tmp_path: Path) -> None:
+    memory.post.publish("orders", 1)
+    log = tmp_path / "bad" / "gold" / "histograms" / "_delta_log"
+    log.mkdir(parents=True)
+    (log / f"{0:020}.json").write_text("no JSON")
+    client = memory.client(lake=str(tmp_path / "bad"))
+    (charts,) = client.api("/charts", queues="orders", minutes=60)["queues"]
+    assert charts["percentiles"] == []
+    assert "the lake cannot be read" in charts["lake_problem"]
+    assert "There are no percentiles" in client.get("/s/main/charts", queue="orders", minutes="60").text
+
+
+def test_the_page_of_the_lake_has_its_audit_and_its_report(memory: Site, tmp_path: Path) -> None:
+    finding = {"queue": "orders", "message_id": "1m7fra5gs06ap4cfk9b5jsq9", "fault": "lost <b>"}
+    audit = CLEAN | {"accounted": 204_132, "unaccounted_count": 1, "unaccounted": [finding]}
+    lake = make_lake(tmp_path / "lake", audit)
+    client = memory.client(lake=str(lake))
+    found = client.api("/lake")
+    assert (found["configured"], found["has_report"], found["audit"]["clean"]) == (True, False, False)
+    assert "204,132 of 204,133 published messages are accounted for; 1 not accounted for" in found["audit"]["text"]
+    page = client.get("/s/main/lake").text
+    assert "lost &lt;b&gt;" in page
+    assert "waypost pipeline report" in page
+    assert client.get("/s/main/lake/report").status == 404
+    (lake / "audit.json").write_text(json.dumps(CLEAN))
+    (lake / "report.html").write_text("<script>report()</script>")
+    assert client.api("/lake")["audit"]["text"].endswith("are accounted for, and nothing is unexplained.")
+    assert "/s/main/lake/report" in client.get("/s/main/lake").text
+    report = client.get("/s/main/lake/report")
+    assert (report.status, report.text) == (200, "<script>report()</script>")
+    # Its own scripts run without an origin: they have no cookies, and no other page allows them.
+    policy = report.header("content-security-policy")
+    assert policy.startswith("sandbox allow-scripts ")
+    assert "allow-same-origin" not in policy
+    assert "unsafe-inline" not in client.get("/s/main/lake").header("content-security-policy")
+
+
+def test_without_a_lake_there_is_no_page_of_it(memory: Site, tmp_path: Path) -> None:
+    memory.post.publish("orders", 1)
+    client = memory.client()
+    assert client.api("/lake") == {"configured": False, "audit": None, "has_report": False}
+    assert client.get("/s/main/lake").status == 404
+    assert "/s/main/lake" not in client.get("/s/main").text
+    (tmp_path / "audit.json").write_text("{}")
+    damaged = memory.client(lake=str(tmp_path)).get("/api/v1/stores/main/lake")
+    assert (damaged.status, damaged.problem) == (502, "lake-unreadable")

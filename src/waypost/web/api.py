@@ -18,6 +18,7 @@ from waypost.web import (
     dead_letters,
     documents,
     exports,
+    lake,
     reading,
     saved_filters,
     schedule_views,
@@ -149,6 +150,8 @@ READS: tuple[Read, ...] = (
          documents.BulkActions, lambda call: bulk.bulk_actions(call.place, call.query), documents.ActionsQuery),
     Read("bulk_action", f"{STORE}/bulk/{{id}}", "A bulk action, and how far it is.",
          documents.BulkAction, lambda call: bulk.bulk_action(call.place, call.request.path_params["id"])),
+    Read("lake", f"{STORE}/lake", "The last audit of the store's lake, and whether the lake has a report.",
+         documents.Lake, lambda call: lake.describe_lake(call.place.lake)),
     Read("timers", f"{STORE}/timers", "Queues that have timers, the soonest first.",
          documents.Timers, lambda call: reading.timers(call.place)),
 )  # fmt: skip

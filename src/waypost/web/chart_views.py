@@ -7,10 +7,11 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
+from msgspec import structs
 from starlette.responses import Response
 
-from waypost.web import documents, reading
-from waypost.web.charts import Chart, make_backlog_chart, make_chart, make_times_chart
+from waypost.web import documents, lake, reading
+from waypost.web.charts import Axis, Chart, make_backlog_chart, make_chart, make_spread_chart, make_times_chart
 from waypost.web.figures import history_document
 from waypost.web.problems import Problem
 from waypost.web.service import check_name
@@ -36,12 +37,30 @@ async def charts(place: reading.Place, query: documents.ChartsQuery) -> document
             if check_name(name) not in known:
                 raise Problem(404, "unknown-queue", f"there is no queue {name!r} in this store")
         found = await place.post.stats_many(names, query.minutes)
-    return documents.Charts(queues=[history_document(stats) for stats in found], minutes=query.minutes)
+    histories = [history_document(stats) for stats in found]
+    if place.lake is not None:
+        histories = await with_percentiles(place.lake, histories, query.minutes)
+    return documents.Charts(queues=histories, minutes=query.minutes)
+
+
+async def with_percentiles(
+    place: str, histories: Sequence[documents.QueueHistory], minutes: int
+) -> list[documents.QueueHistory]:
+    """The same with what the lake knows of this time."""
+    axis = Axis.until(histories[0].at, minutes)
+    names = sorted(one.queue for one in histories)
+    spreads = await lake.read_percentiles(place, names, axis.start, axis.step, axis.count)
+    return [
+        structs.replace(one, percentiles=spreads.queues.get(one.queue, []), lake_problem=spreads.problem)
+        for one in histories
+    ]
 
 
 def draw_charts(found: Sequence[documents.QueueHistory], length: int) -> list[list[Chart]]:
     """The charts of some queues: a row for each measure, a chart for each queue, with one scale in a row."""
-    kinds = ("Published and done", "Failures", "Backlog", "Waits until claimed", "Run times")
+    kinds: tuple[str, ...] = ("Published and done", "Failures", "Backlog", "Waits until claimed", "Run times")
+    if any(one.percentiles for one in found):
+        kinds += ("Waits, percentiles", "Run times, percentiles")
     rows = []
     for kind in kinds:
         first = [draw_chart(kind, one, length, None) for one in found]
@@ -62,6 +81,10 @@ def draw_chart(kind: str, one: documents.QueueHistory, length: int, largest: flo
             return make_times_chart(one.minutes, "wait", at, length, title=kind, largest=largest, changes=changes)
         case "Run times":
             return make_times_chart(one.minutes, "run", at, length, title=kind, largest=largest, changes=changes)
+        case "Waits, percentiles":
+            return make_spread_chart(one.percentiles, "wait", at, length, title=kind, largest=largest, changes=changes)
+        case "Run times, percentiles":
+            return make_spread_chart(one.percentiles, "run", at, length, title=kind, largest=largest, changes=changes)
     names = FLOW if kind == "Published and done" else FAILURES
     return make_chart(one.minutes, names, at, length, title=kind, largest=largest, changes=changes)
 

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from msgspec import Struct
 
 from waypost.formatting import format_age
-from waypost.web.documents import BacklogPoint, Minute, SettingsEvent, Timeline
+from waypost.web.documents import BacklogPoint, Minute, Percentiles, SettingsEvent, Timeline
 
 #: The most points of a chart: more are not told apart.
 POINTS_MAX = 72
@@ -225,6 +225,29 @@ def make_times_chart(
     }
     return draw(axis, title, {"mean": means, "longest": longest}, totals, show=show_seconds, scale="longest: {}",
                 largest=largest, changes=changes)  # fmt: skip
+
+
+def make_spread_chart(
+    percentiles: Sequence[Percentiles],
+    what: str,
+    at: datetime,
+    length: int,
+    *,
+    title: str = "",
+    largest: float | None = None,
+    changes: Sequence[SettingsEvent] = (),
+) -> Chart:
+    """Percentiles of waits (`wait`) or run times (`run`) in seconds, of the same spans as the other charts."""
+    axis = Axis.until(at, length)
+    values: dict[str, list[float | None]] = {name: [None] * axis.count for name in ("p50", "p95", "p99")}
+    for one in percentiles:
+        spread, place = one.wait if what == "wait" else one.run, axis.place(one.at)
+        if spread is not None and 0 <= place < axis.count:
+            for name, line in values.items():
+                line[place] = getattr(spread, f"{name}_seconds")
+    largest_of = {name: max((one for one in line if one is not None), default=0.0) for name, line in values.items()}
+    return draw(axis, title, dict(values), largest_of, show=show_seconds, scale="largest: {}", largest=largest,
+                changes=changes)  # fmt: skip
 
 
 class Bar(Struct, frozen=True):

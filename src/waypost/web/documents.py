@@ -164,6 +164,52 @@ class SettingsEvent(Answer, frozen=True, kw_only=True):
     text: str
 
 
+class Spread(Answer, frozen=True, kw_only=True):
+    """Percentiles of some durations."""
+
+    count: int
+    p50_seconds: float
+    p95_seconds: float
+    p99_seconds: float
+
+
+class Percentiles(Answer, frozen=True, kw_only=True):
+    """How long messages waited until they were claimed and handlers ran, in `minutes` from `at` on, from the lake."""
+
+    at: datetime
+    minutes: int
+    wait: Spread | None
+    run: Spread | None
+
+
+class LakeFinding(Answer, frozen=True, kw_only=True):
+    """A message that an audit could not explain."""
+
+    queue: str
+    id: str
+    fault: str
+
+
+class LakeAudit(Answer, frozen=True, kw_only=True):
+    """The result of the last audit of a lake."""
+
+    at: datetime
+    clean: bool
+    text: str
+    undecided: int
+    not_seen: int
+    findings: list[LakeFinding]
+
+
+class Lake(Answer, frozen=True, kw_only=True):
+    """What the lake of a store has besides its tables."""
+
+    #: Whether the server was given the lake of this store.
+    configured: bool
+    audit: LakeAudit | None = None
+    has_report: bool = False
+
+
 class QueueHistory(Answer, frozen=True, kw_only=True):
     """The last minutes of a queue. Minutes in which nothing happened are left out, of `backlog` too."""
 
@@ -174,6 +220,10 @@ class QueueHistory(Answer, frozen=True, kw_only=True):
     #: Before this the backlog is not known; none if all of it is.
     backlog_known_from: datetime | None
     changes: list[SettingsEvent]
+    #: Where there is a lake.
+    percentiles: list[Percentiles] = []
+    #: Why there are no percentiles although there is a lake.
+    lake_problem: str | None = None
 
 
 class Charts(Answer, frozen=True, kw_only=True):

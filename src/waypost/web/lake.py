@@ -1,4 +1,4 @@
-"""What a lake knows of a message that its store has forgotten: its events, read from the table of the journal.
+"""What a lake knows: the events of messages that the store has forgotten, percentiles, the audit, the report.
 
 `waypost pipeline run` keeps journals as Delta tables in a folder or a bucket. Reading them needs `deltalake` and
 `pyarrow` (the extra `spark`), but no Spark.
@@ -8,11 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any
+
+import msgspec
+from msgspec import Struct
 
 from waypost.errors import ConfigurationError, MissingExtra
 from waypost.identity import id_time_ms
+from waypost.percentiles import percentile
 from waypost.times import to_datetime
+from waypost.web import documents
 from waypost.web.figures import HistoryEvent
 from waypost.web.problems import Problem
 
@@ -22,6 +30,15 @@ COLUMNS = (
     "queue", "number", "at_ms", "event", "token", "deliveries", "worker", "due_ms", "cause", "reason", "error_type",
     "chain_id",
 )  # fmt: skip
+HISTOGRAMS = "gold/histograms"
+MEASURES = ("wait", "run")
+AUDIT, REPORT = "audit.json", "report.html"
+#: The largest file of a lake that is read whole: a report with its library has some megabytes.
+FILE_BYTES_MAX = 32 * 1024 * 1024
+#: A page waits so long for percentiles; they are read again after so long, and those of so many pages are kept.
+PERCENTILES_SECONDS, KEPT_SECONDS, KEPT_MAX = 3.0, 30.0, 64
+#: Findings of the audit that are listed.
+FINDINGS_MAX = 20
 #: How long one search may read; a lake may have very many files.
 LAKE_SECONDS = 5.0
 #: An id has the time of the publisher's clock: events may be earlier by the store's clock.
@@ -80,4 +97,192 @@ def _event(row: dict[str, Any]) -> HistoryEvent:
     return HistoryEvent(
         to_datetime(row["at_ms"]), row["event"], to_datetime(row["due_ms"]), row["cause"], row["reason"],
         row["error_type"], row["worker"], row["token"], row["deliveries"], None, row["chain_id"],
+    )  # fmt: skip
+
+
+# ---- percentiles -----------------------------------------------------------------------------------------------
+
+
+class Spreads(Struct, frozen=True):
+    """The percentiles of some queues from the lake, or why there are none."""
+
+    queues: dict[str, list[documents.Percentiles]]
+    problem: str | None = None
+
+
+_kept: OrderedDict[tuple[Any, ...], tuple[float, Spreads]] = OrderedDict()
+
+
+async def read_percentiles(lake: str, queues: Sequence[str], start: datetime, step: int, count: int) -> Spreads:
+    """Percentiles of waits and run times in `count` spans of `step` minutes. A lake that cannot be read is no error."""
+    key = (lake, tuple(queues), start, step, count)
+    known = _kept.get(key)
+    if known is not None and time.monotonic() - known[0] < KEPT_SECONDS:
+        return known[1]
+    try:
+        async with asyncio.timeout(PERCENTILES_SECONDS):
+            found = Spreads(await asyncio.to_thread(_percentiles, lake, queues, start, step, count))
+    except TimeoutError:
+        found = Spreads({}, f"the lake did not answer within {PERCENTILES_SECONDS:.0f} seconds")
+    except Problem as problem:
+        found = Spreads({}, problem.detail)
+    _kept[key] = (time.monotonic(), found)
+    while len(_kept) > KEPT_MAX:
+        _kept.popitem(last=False)
+    return found
+
+
+def _percentiles(
+    lake: str, queues: Sequence[str], start: datetime, step: int, count: int
+) -> dict[str, list[documents.Percentiles]]:
+    from deltalake import DeltaTable
+    from deltalake.exceptions import DeltaError, TableNotFoundError
+    from pyarrow import ArrowException, dataset
+
+    end = start + timedelta(minutes=step * count)
+    wanted = (
+        dataset.field("queue").isin(list(queues))
+        & dataset.field("measure").isin(MEASURES)
+        & (dataset.field("date") >= start.astimezone(UTC).date())
+        & (dataset.field("minute") >= start)
+        & (dataset.field("minute") < end)
+    )
+    try:
+        table = DeltaTable(f"{lake.rstrip('/')}/{HISTOGRAMS}").to_pyarrow_dataset()
+        rows = table.to_table(columns=["queue", "minute", "measure", "bucket", "count"], filter=wanted)
+        added = _by_span(rows, start, step)
+    except TableNotFoundError:
+        return {}
+    except (DeltaError, ArrowException, OSError) as error:
+        raise Problem(502, "lake-unreadable", f"the lake cannot be read ({type(error).__name__})") from None
+    counts: dict[tuple[str, int], dict[str, dict[int, int]]] = {}
+    for row in added:
+        measures = counts.setdefault((row["queue"], row["span"]), {})
+        measures.setdefault(row["measure"], {})[row["bucket"]] = row["count_sum"]
+    found: dict[str, list[documents.Percentiles]] = {}
+    for (queue, span), measures in sorted(counts.items()):
+        at = start + timedelta(minutes=step * span)
+        spreads = {measure: make_spread(measures.get(measure, {})) for measure in MEASURES}
+        found.setdefault(queue, []).append(documents.Percentiles(at=at, minutes=step, **spreads))
+    return found
+
+
+def _by_span(rows: Any, start: datetime, step: int) -> list[dict[str, Any]]:
+    """Counts added up by queue, span, measure and bucket: the rows of a day are many."""
+    import pyarrow as pa
+    import pyarrow.compute as compute
+
+    at = compute.cast(compute.cast(rows["minute"], pa.timestamp("ms", "UTC")), pa.int64())
+    since = compute.subtract(at, pa.scalar(round(start.timestamp() * 1000), pa.int64()))
+    span = compute.divide(since, pa.scalar(step * 60_000, pa.int64()))
+    grouped = rows.drop_columns(["minute"]).append_column("span", span)
+    keys = ["queue", "span", "measure", "bucket"]
+    found: list[dict[str, Any]] = grouped.group_by(keys, use_threads=False).aggregate([("count", "sum")]).to_pylist()
+    return found
+
+
+def make_spread(counts: dict[int, int]) -> documents.Spread | None:
+    """Percentiles of a histogram of milliseconds, in seconds; None if it is empty."""
+    p50, p95, p99 = (percentile(counts, share) for share in (0.5, 0.95, 0.99))
+    if p50 is None or p95 is None or p99 is None:
+        return None
+    return documents.Spread(
+        count=sum(counts.values()), p50_seconds=p50 / 1000, p95_seconds=p95 / 1000, p99_seconds=p99 / 1000
+    )  # fmt: skip
+
+
+# ---- the audit and the report ----------------------------------------------------------------------------------
+
+
+async def read_file(lake: str, name: str) -> bytes | None:
+    """A file of the lake; None if it has none. Raises a `Problem` if it cannot be read."""
+    return await asyncio.to_thread(_read_file, lake, name)
+
+
+def _read_file(lake: str, name: str, *, only_size: bool = False) -> bytes | None:
+    """Return a file; with `only_size` nothing of what is in it."""
+    from pyarrow import ArrowException, fs
+
+    try:
+        if "://" in lake:
+            system, root = fs.FileSystem.from_uri(lake)
+        else:
+            system, root = fs.LocalFileSystem(), lake
+        path = f"{root.rstrip('/')}/{name}"
+        info = system.get_file_info(path)
+        if info.type != fs.FileType.File:
+            return None
+        if info.size > FILE_BYTES_MAX:
+            raise Problem(502, "lake-unreadable", f"{name} of the lake has more than {FILE_BYTES_MAX:,} bytes")
+        if only_size:
+            return b""
+        with system.open_input_stream(path) as stream:
+            return bytes(stream.read())
+    except (ArrowException, OSError) as error:
+        raise Problem(502, "lake-unreadable", f"the lake cannot be read ({type(error).__name__})") from None
+
+
+class _Finding(Struct, frozen=True):
+    queue: str
+    message_id: str
+    fault: str
+
+
+class _Queue(Struct, frozen=True):
+    overcounted: dict[str, int] = {}
+
+
+class _Audit(Struct, frozen=True):
+    """The file of `waypost pipeline audit`, as far as it is shown."""
+
+    at_ms: int
+    published: int
+    accounted: int
+    unaccounted_count: int
+    duplicates_unexplained_count: int
+    undecided: int
+    not_seen: int
+    unaccounted: list[_Finding] = []
+    duplicates_unexplained: list[_Finding] = []
+    queues: dict[str, _Queue] = {}
+    has_more: bool = False
+    unrecorded_count: int = 0
+    unrecorded: list[_Finding] = []
+
+
+async def describe_lake(lake: str | None) -> documents.Lake:
+    """What the lake of a store has besides its tables: the last audit, and whether there is a report."""
+    if lake is None:
+        return documents.Lake(configured=False)
+    audit = await read_file(lake, AUDIT)
+    return documents.Lake(
+        configured=True,
+        audit=None if audit is None else audit_document(audit),
+        has_report=await asyncio.to_thread(_read_file, lake, REPORT, only_size=True) is not None,
+    )
+
+
+def audit_document(content: bytes) -> documents.LakeAudit:
+    """The result of an audit, in a sentence and with its findings."""
+    try:
+        audit = msgspec.json.decode(content, type=_Audit)
+    except msgspec.DecodeError as error:
+        raise Problem(502, "lake-unreadable", f"{AUDIT} of the lake is not what an audit writes: {error}") from None
+    overcounted = sum(sum(queue.overcounted.values()) for queue in audit.queues.values())
+    wrong = {
+        "not accounted for": audit.unaccounted_count,
+        "with a delivery or an end that nothing explains": audit.duplicates_unexplained_count,
+        "that no event records": audit.unrecorded_count,
+    }
+    parts = [f"{count:,} {text}" for text, count in wrong.items() if count]
+    parts += [f"{overcounted:,} events more than the store has counted"] if overcounted else []
+    text = f"{audit.accounted:,} of {audit.published:,} published messages are accounted for"
+    text += f"; {'at least ' if audit.has_more else ''}{', '.join(parts)}" if parts else ", and nothing is unexplained"
+    if audit.not_seen:
+        text += f"; {audit.not_seen:,} events were trimmed before they were read"
+    findings = [*audit.unaccounted, *audit.duplicates_unexplained, *audit.unrecorded][:FINDINGS_MAX]
+    return documents.LakeAudit(
+        at=to_datetime(audit.at_ms), clean=not parts, text=text + ".", undecided=audit.undecided,
+        not_seen=audit.not_seen,
+        findings=[documents.LakeFinding(queue=one.queue, id=one.message_id, fault=one.fault) for one in findings],
     )  # fmt: skip

@@ -16,7 +16,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from waypost.errors import WaypostError
-from waypost.web import action_pages, dead_letters, documents, forms, reading, search
+from waypost.web import action_pages, dead_letters, documents, forms, lake_pages, reading, search
 from waypost.web.access import CSRF_FIELD, SESSION_COOKIE, SESSION_SECONDS, Caller, address_of
 from waypost.web.actions import ACTIONS, Action
 from waypost.web.api import cookie_path, set_visit, store_summary
@@ -454,6 +454,8 @@ def routes(service: Service) -> list[Route | Mount]:
         (f"{store}/filters", save_from_page, "POST"),
         (f"{store}/search", show_search, "GET"),
         (f"{store}/actions", action_pages.show_actions, "GET"),
+        (f"{store}/lake", lake_pages.show_lake, "GET"),
+        (f"{store}/lake/report", lake_pages.show_report, "GET"),
         (queue, show_queue, "GET"),
         (f"{queue}/dead", show_dead, "GET"),
         (f"{queue}/messages/{{id}}", show_message, "GET"),
