@@ -54,8 +54,8 @@ def create_app(
     besides those of this machine; it answers no other. Headers of proxies (`X-Forwarded-*`) count only from
     `trusted_proxies`, addresses or networks. `read_only` refuses every write. Bodies and headers of queues that match a
     pattern of `hide_bodies` are shown to no one. `lake` is what `waypost pipeline run` fills, a folder or a URI, by the
-    name of its store if there are several: it has percentiles for the charts, the last audit and report, and messages that
-    a store has forgotten, by their ids.
+    name of its store if there are several: it has percentiles for the charts, the last audit and report, and messages
+    that a store has forgotten, by their ids.
 
     The app runs by itself, or mounted below a path in any ASGI app. It closes the clients that it made itself when its
     lifespan ends; yours stay open.

@@ -61,7 +61,7 @@ def add(commands: Any) -> None:
     parser.add_argument("--hide-bodies", action="append", default=[], metavar="PATTERN",
                         help="show no bodies and headers of these queues; may be repeated")  # fmt: skip
     parser.add_argument("--lake", action="append", default=[], metavar="[NAME=]DIR",
-                        help="the lake of a store: percentiles, audit, report, and messages that it has forgotten")  # fmt: skip
+                        help="the lake of a store: percentiles, audit, report, messages it has forgotten")  # fmt: skip
     parser.add_argument("--tls-cert", metavar="PATH", help="serve TLS with this certificate")
     parser.add_argument("--tls-key", metavar="PATH", help="and this key")
     add_log_level(parser, "info")
