@@ -124,7 +124,7 @@ def test_charts_have_percentiles_where_there_is_a_lake(memory: Site, tmp_path: P
     assert "percentiles" not in without.get("/s/main/charts", queue="orders").text.lower()
 
 
-def test_a_lake_that_cannot_be_read_leaves_the_charts_with_a_sentence(memory: Site, tmp_path: Path) -> None:
+def test_a_lake_that_cannot_be_read_is_a_sentence_below_the_charts(memory: Site, tmp_path: Path) -> None:
     memory.post.publish("orders", 1)
     log = tmp_path / "bad" / "gold" / "histograms" / "_delta_log"
     log.mkdir(parents=True)
