@@ -209,7 +209,7 @@ def test_tables_do_not_depend_on_how_the_history_was_cut(orders: Shop, pipeline:
 
 
 @pytest.mark.promise("SPARK-4")
-def test_one_id_in_two_queues_is_two_messages_wherever_the_history_is_cut(
+def test_one_id_in_two_queues_or_published_again_is_several_messages_wherever_the_history_is_cut(
     orders: Shop, pipeline: Callable[..., Pipeline]
 ) -> None:
     sent = []
@@ -226,6 +226,14 @@ def test_one_id_in_two_queues_is_two_messages_wherever_the_history_is_cut(
     names = [event.event for event in orders.events("a")]
     assert names == ["published", "promoted", "claimed", "retried", "promoted", "claimed", "done"]
     assert count == len(names)
+    again = []
+    for turn in range(3):
+        again.append(orders.post.publish("c", turn).id)
+        if turn < 2:
+            with orders.post.receive("c", wait=20) as message:
+                assert message is not None
+    plant(orders, "UPDATE wp_journal SET message_id = ? WHERE message_id IN (?, ?)", again[0], *again[1:])
+    assert [event.event for event in orders.events("c")] == ["published", "claimed", "done"] * 2 + ["published"]
 
     def read(made: Pipeline) -> list[Any]:
         return [rows(made, table) for table in (SILVER_MESSAGES, SILVER_DELIVERIES, GOLD_MINUTES)]
@@ -236,13 +244,17 @@ def test_one_id_in_two_queues_is_two_messages_wherever_the_history_is_cut(
     assert [(row["queue"], row["state"], row["claimed"]) for row in wanted[0]] == [
         ("a", "done", 2),
         ("b", "delayed", 2),
+        ("c", "done", 1),
+        ("c", "done", 1),
+        ("c", "ready", 0),
     ]
-    assert [row["late_ms"] is not None for row in wanted[1]] == [True] * 4
+    assert [row["late_ms"] is not None for row in wanted[1]] == [True] * 4 + [False] * 2
+    assert [(row["claims"], row["ends"]) for row in wanted[1]] == [(1, 1)] * 6
     for cut in range(1, count):
         made = pipeline(orders, f"cut at {cut}")
         made.prepare()
         with orders.bulk() as bulk:
-            made._step(bulk, {"a": cut, "b": count - cut})
+            made._step(bulk, {"a": cut, "b": count - cut, "c": cut})
         made.run()
         assert read(made) == wanted, cut
 
@@ -275,6 +287,29 @@ def test_rows_of_earlier_batches_are_found_by_queue_id_and_claim() -> None:
     ):
         ids = found(silver.ids_of_earlier_deliveries(events(*given)))
         assert (("a", "x") in ids) is is_earlier, given
+
+
+@pytest.mark.promise("SPARK-4")
+def test_an_id_that_is_published_again_after_its_end_begins_a_life() -> None:
+    def events(*rows: tuple[str, str | None, str, int]) -> Any:
+        columns = ("queue", "message_id", "event", "number")
+        schema = BRONZE_JOURNAL.arrow(columns)
+        return pa.Table.from_pylist([dict(zip(columns, row, strict=True)) for row in rows], schema=schema)
+
+    published, done = ("a", "x", "published", 1), ("a", "x", "done", 2)
+    again, over, third = ("a", "x", "published", 3), ("a", "x", "dead_trimmed", 4), ("a", "x", "published", 9)
+    for given, begins in (
+        ((), {}),
+        ((("a", None, "configured", 1),), {}),
+        ((published, done, ("b", "x", "published", 3)), {}),
+        ((done, again), {("a", "x"): [3]}),
+        ((again, done), {("a", "x"): [3]}),
+        ((published, done, again, over, third), {("a", "x"): [3, 9]}),
+        # Two ends, and two publications without an end in between: the audit reports these.
+        ((published, done, over), {}),
+        ((done, again, ("a", "x", "published", 4)), {("a", "x"): [3]}),
+    ):
+        assert silver.find_lives(events(*given)) == begins, given
 
 
 @pytest.mark.promise("SPARK-4")

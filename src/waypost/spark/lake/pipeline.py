@@ -302,23 +302,24 @@ class Pipeline:
         return changes, msgspec.structs.replace(state, seen=add_sums_to_seen(state.seen, written.sums))
 
     def _silver(self, written: Written) -> dict[str, list[DataFile]]:
-        columns = ["queue", "event", "message_id", "cause", "run_ms", "claims"]
+        columns = ["queue", "number", "event", "message_id", "cause", "run_ms", "claims"]
         schema = BRONZE_JOURNAL.arrow(BRONZE_JOURNAL.columns)
         known = read_rows(self.lake.files, BRONZE_JOURNAL.name, written.files, schema, columns)
         events = self.lake.frame(self.spark, BRONZE_JOURNAL, written.files)
+        begins = silver.find_lives(known)
 
         steps = silver.delivery_steps(events)
-        old = self._earlier(SILVER_OPEN_DELIVERIES, silver.ids_of_earlier_deliveries(known))
+        old = self._earlier(SILVER_OPEN_DELIVERIES, silver.ids_of_earlier_deliveries(known, begins))
         if old is not None:
             steps = steps.unionByName(silver.open_delivery_steps(silver.current_deliveries(old)))
-        routed = silver.route_deliveries(silver.deliveries(steps))
+        routed = silver.route_deliveries(silver.deliveries(silver.with_lives(steps, begins)))
         made = self._write(routed, (SILVER_DELIVERIES, SILVER_OPEN_DELIVERIES), written.rows)
 
         steps = silver.message_steps(events)
-        old = self._earlier(SILVER_OPEN_MESSAGES, silver.ids_of_earlier_messages(known))
+        old = self._earlier(SILVER_OPEN_MESSAGES, silver.ids_of_earlier_messages(known, begins))
         if old is not None:
             steps = steps.unionByName(silver.open_steps(silver.current_partials(old)))
-        routed = silver.route_messages(silver.messages(steps))
+        routed = silver.route_messages(silver.messages(silver.with_lives(steps, begins)))
         return made | self._write(routed, (SILVER_MESSAGES, SILVER_OPEN_MESSAGES), written.rows)
 
     def _earlier(self, table: LakeTable, ids: Any) -> DataFrame | None:

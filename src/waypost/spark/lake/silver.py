@@ -7,12 +7,15 @@ begun in it are earlier partial rows read, by their ids. So a step costs what is
 however many messages are open. Deliveries work alike.
 
 Numbers of events follow cause and effect within a message, so "the newest" is by number, never by time.
+
+An id may be published again after its end: that is another message. If both are in one batch, the column `life` tells
+them apart; without such ids, which are rare, there is no such column.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, get_args
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, get_args
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -47,6 +50,11 @@ STATES: Final = {
 }  # fmt: skip
 #: The same where the event has another effect: published behind another message, or due at once.
 OTHERWISE: Final = {"published": "waiting", "postponed": "ready", "retried": "ready", "snoozed": "ready"}
+#: A message by its queue and its id, which is unique within its queue only.
+IDS: Final = pa.schema([("queue", pa.string()), ("message_id", pa.string())])
+#: By queue and id, at which numbers a message with the id of an ended one was published.
+Lives: TypeAlias = Mapping[tuple[str, str], Sequence[int]]
+NO_LIVES: Final[Lives] = {}
 #: Events that name a message but do not change it.
 ASIDE: Final = ("duplicate", "configured", "paused", "resumed", "trimmed")
 
@@ -59,6 +67,65 @@ def day_of(milliseconds: Column) -> Column:
 def _repartition(steps: DataFrame) -> DataFrame:
     """Steps of one message in one place. Aggregates that hold texts are sorted for: so that is done once, not twice."""
     return steps.repartition("message_id", "queue")
+
+
+# ---- ids that are published again ---------------------------------------------------------------------------
+
+
+def find_lives(events: Any) -> dict[tuple[str, str], list[int]]:
+    """Return at which numbers a message with the id of an ended one was published, where both are in one batch."""
+    event, number = events.column("event"), events.column("number")
+    names = _join_names(events.column("queue"), events.column("message_id"))
+    ends, published = pc.is_in(event, pa.array(CLOSING)), pc.equal(event, "published")
+    ended = names.filter(ends).combine_chunks()
+    # Usually an id ends once, after it was published.
+    first_end = pc.take(number.filter(ends), pc.index_in(names.filter(published), value_set=ended))
+    later = pc.fill_null(pc.greater(number.filter(published), first_end), False)
+    chosen = pc.unique(names.filter(published).filter(later)).to_pylist()
+    if len(pc.unique(ended)) < len(ended):
+        counts = pc.value_counts(ended)
+        chosen += counts.field("values").filter(pc.greater(counts.field("counts"), 1)).to_pylist()
+    if not chosen:
+        return {}
+    rows = events.filter(pc.is_in(names, pa.array(chosen, pa.string())))
+    return _begins(rows.select(["queue", "message_id", "event", "number"]).to_pylist())
+
+
+def _begins(events: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], list[int]]:
+    begins: dict[tuple[str, str], list[int]] = {}
+    ended: set[tuple[str, str]] = set()
+    for row in sorted(events, key=lambda row: int(row["number"])):
+        name = row["queue"], row["message_id"]
+        if row["event"] in CLOSING:
+            ended.add(name)
+        elif row["event"] == "published" and name in ended:
+            ended.remove(name)
+            begins.setdefault(name, []).append(row["number"])
+    return begins
+
+
+def with_lives(steps: DataFrame, begins: Lives) -> DataFrame:
+    """Return steps with the life of the message that each belongs to, if there are ids with several."""
+    if not begins:
+        return steps
+    rows = [(queue, message_id, list(numbers)) for (queue, message_id), numbers in begins.items()]
+    known = steps.sparkSession.createDataFrame(rows, "queue STRING, message_id STRING, begins ARRAY<BIGINT>")
+    life = f.size(f.filter("begins", lambda number: number <= f.col("last_number")))
+    joined = steps.join(f.broadcast(known), ["queue", "message_id"], "left")
+    return joined.withColumn("life", f.when(f.col("begins").isNull(), 0).otherwise(life)).drop("begins")
+
+
+def _life(steps: DataFrame) -> list[str]:
+    return ["life"] if "life" in steps.columns else []
+
+
+def _with_ids(ids: Any, begins: Lives) -> Any:
+    """Return queues and ids with those of several lives: what is open of them belongs to a life that ends here."""
+    if not begins:
+        return ids
+    names = [pa.array([name[index] for name in begins], pa.string()) for index in (0, 1)]
+    both = pa.concat_tables([ids.cast(IDS), pa.Table.from_arrays(names, schema=IDS)])
+    return both.group_by(["queue", "message_id"]).aggregate([])
 
 
 # ---- messages -----------------------------------------------------------------------------------------------
@@ -122,7 +189,7 @@ def messages(steps: DataFrame) -> DataFrame:
     }
     merged = (
         _repartition(steps)
-        .groupBy("message_id", "queue")
+        .groupBy("message_id", "queue", *_life(steps))
         .agg(
             *(f.max(name).alias(name) for name in ("key", "group", "priority", "size", "chain_id", "schedule")),
             *(column.alias(name) for name, column in newest.items()),
@@ -190,12 +257,12 @@ def merge_open_messages(partials: DataFrame, *, all_of_them: bool) -> DataFrame:
     return now.unionByName(marks.select(*SILVER_MESSAGES.columns))
 
 
-def ids_of_earlier_messages(events: Any) -> Any:
+def ids_of_earlier_messages(events: Any, begins: Lives = NO_LIVES) -> Any:
     """Return the queues and ids of messages that end in a batch of events and began before it, as Arrow tables."""
     event, names = events.column("event"), _join_names(events.column("queue"), events.column("message_id"))
     began = pc.unique(names.filter(pc.equal(event, "published")))
     earlier = pc.and_(pc.is_in(event, pa.array(CLOSING)), pc.invert(pc.is_in(names, began)))
-    return _distinct_ids(events, earlier)
+    return _with_ids(_distinct_ids(events, earlier), begins)
 
 
 def _join_names(*columns: Any) -> Any:
@@ -254,7 +321,7 @@ def deliveries(steps: DataFrame) -> DataFrame:
     largest = [name for name in SILVER_OPEN_DELIVERIES.columns if name not in (*keys, *summed)]
     merged = (
         _repartition(steps)
-        .groupBy("message_id", "queue", "claim")
+        .groupBy("message_id", "queue", "claim", *_life(steps))
         .agg(
             *(f.max(name).alias(name) for name in largest),
             *(f.sum(name).alias(name) for name in summed),
@@ -310,7 +377,7 @@ def merge_open_deliveries(partials: DataFrame, *, all_of_them: bool) -> DataFram
     return now.unionByName(marks.select(*SILVER_OPEN_DELIVERIES.columns))
 
 
-def ids_of_earlier_deliveries(events: Any) -> Any:
+def ids_of_earlier_deliveries(events: Any, begins: Lives = NO_LIVES) -> Any:
     """Return the queues and ids of messages whose claim, or timer before a claim, may be in an earlier batch."""
     event, ids, claims = events.column("event"), events.column("message_id"), events.column("claims")
     message = _join_names(events.column("queue"), ids)
@@ -324,4 +391,4 @@ def ids_of_earlier_deliveries(events: Any) -> Any:
     whole = pc.or_(pc.is_in(message, began), pc.is_in(claim, timers))
     lacks_timer = pc.and_(claimed, pc.invert(whole))
     lacks_claim = pc.and_(ended, pc.invert(pc.is_in(claim, pc.unique(claim.filter(claimed)))))
-    return _distinct_ids(events, pc.or_(lacks_timer, lacks_claim))
+    return _with_ids(_distinct_ids(events, pc.or_(lacks_timer, lacks_claim)), begins)
