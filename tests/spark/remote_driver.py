@@ -14,7 +14,7 @@ from pyspark.sql import functions as f
 
 import waypost.spark
 from tests.spark.shop import Shop
-from waypost.spark import Batch
+from waypost.spark import Batch, read_output
 from waypost.spark.lake.audit import audit
 from waypost.spark.lake.ingest import Ingest, count_messages, read_schema
 from waypost.spark.lake.pipeline import Pipeline
@@ -44,7 +44,7 @@ def use_source(spark: SparkSession, shop: Shop, folder: str) -> None:
         spark, shop.url, "orders", write_orders, output=f"{folder}/out", namespace=shop.namespace
     )
     shop.post.publish_many("orders", [{"id": 0}] * HELD)
-    report(done=consumed.done, rows=spark.read.parquet(f"{folder}/out").select("id").distinct().count())
+    report(done=consumed.done, rows=read_output(spark, f"{folder}/out").select("id").distinct().count())
 
 
 def use_lake(spark: SparkSession, shop: Shop, folder: str) -> None:

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
 import waypost.spark
 from tests.spark.drivers import run_driver
 from tests.spark.shop import Shop
-from waypost.spark import Batch
+from waypost.spark import Batch, read_output
 from waypost.store.postgres import migrate
 from waypost.testing.bench import fresh_namespace
 from waypost.testing.postgres import PostgresServer
@@ -59,21 +60,21 @@ def test_on_a_cluster_nothing_is_read_published_or_written_twice_although_driver
         assert ledger.duplicates > 0
         assert lines[-1]["size"] > 0
         # It died before the commit: its rows are not in the output, and its messages are redelivered.
-        assert list(output.glob("lake/waypost_batch=*")) == []
-        assert list(output.glob("lake/_waypost/staging/*/*/*.parquet"))
+        assert DeltaTable(f"{output}/lake").file_uris() == []
+        assert list(output.glob("lake/*.parquet"))
 
         ended, lines = drive("local[2]", "committed", str(output), namespace, valkey.url)
         assert ended == -signal.SIGKILL, lines
         assert lines[-1]["size"] > 0
-        assert list(output.glob("lake/waypost_batch=*/*.parquet"))
-        assert list(output.glob("lake/_waypost/log/*.settled")) == []
+        assert DeltaTable(f"{output}/lake").file_uris()
+        assert shop.post.ledger("orders").done == 0
 
         while shop.post.ledger("orders").done < len(ids):
             waypost.spark.consume(
                 spark, valkey.url, "orders", write_ids, output=f"{output}/lake", namespace=namespace, follow=True,
                 timeout=2,
             )  # fmt: skip
-        found_ids = sorted(row["id"] for row in spark.read.parquet(f"{output}/lake").select("id").collect())
+        found_ids = sorted(row["id"] for row in read_output(spark, f"{output}/lake").select("id").collect())
         assert found_ids == sorted(ids)
         ledger = shop.post.ledger("orders")
         assert (ledger.done, ledger.leased, ledger.ready, ledger.unexplained) == (252, 0, 0, 0)

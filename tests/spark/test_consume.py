@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
@@ -16,7 +17,7 @@ from waypost import Constant, Dead, NoRetry, Snooze
 from waypost.codec import encode_body, encode_head, make_envelope, open_envelope
 from waypost.errors import ConfigurationError, InvalidInput
 from waypost.identity import Session, continuation_id
-from waypost.spark import Batch, Consumed
+from waypost.spark import Batch, Consumed, read_output
 from waypost.spark.consumer.claim_source import Claim, leases_of, make_operation
 from waypost.spark.consumer.consume import _Consumer
 from waypost.spark.source.credentials import Place
@@ -36,8 +37,11 @@ def write_ids(rows: DataFrame, batch: Batch) -> None:
     batch.write(rows.select("id", "text"))
 
 
-def written(spark: SparkSession, output: Path) -> list[str]:
-    return sorted(row["id"] for row in spark.read.parquet(str(output)).select("id").collect())
+def written(spark: SparkSession, output: Path, table: str = "") -> list[str]:
+    """Return the ids in a table, as Spark reads it and as any reader of Delta does."""
+    found = sorted(row["id"] for row in read_output(spark, str(output), table).select("id").collect())
+    assert found == sorted(DeltaTable(str(output / table)).to_pyarrow_dataset().to_table(["id"])["id"].to_pylist())
+    return found
 
 
 @pytest.mark.promise("SPARK-3")
@@ -59,7 +63,7 @@ def test_each_message_is_in_the_output_once_under_the_name_of_its_batch(
     result = run(spark, shop, load, tmp_path / "an output", batch=400)
     assert (result.batches, result.done, result.lost) == (2, 700, 0)
     assert written(spark, tmp_path / "an output") == sorted(one.id for one in sent)
-    found = {row["waypost_batch"] for row in spark.read.parquet(str(tmp_path / "an output")).collect()}
+    found = {row["waypost_batch"] for row in read_output(spark, str(tmp_path / "an output")).collect()}
     assert found == set(names)
     ledger = shop.post.ledger("orders")
     assert (ledger.done, ledger.leased, ledger.ready, ledger.claims) == (700, 0, 0, 700)
@@ -126,7 +130,8 @@ def test_a_function_that_fails_writes_nothing_to_the_output_and_its_messages_are
         run(spark, shop, failing, tmp_path / "out", retry=Constant(pause=3600))
     ledger = shop.post.ledger("orders")
     assert (ledger.retried, ledger.delayed, ledger.done) == (10, 10, 0)
-    assert list((tmp_path / "out").rglob("*.parquet")) == []
+    assert list((tmp_path / "out").glob("*.parquet")) == []
+    assert DeltaTable(str(tmp_path / "out")).file_uris() == []
     shop.post.publish("orders", "another")
     result = run(spark, shop, failing, None, retry=NoRetry(), on_error="continue")
     assert (result.batches, result.dead) == (1, 1)
@@ -142,13 +147,18 @@ def test_a_function_ends_some_messages_otherwise(spark: SparkSession, shop: Shop
         batch.end([row["id"] for row in numbered.where("n = 9").collect()], Snooze(3600))
         with pytest.raises(InvalidInput, match="is not of batch"):
             batch.end(["unknown"], Dead())
-        batch.write(numbered.where("n between 3 and 8").select("id"), "numbers/small")
-        with pytest.raises(InvalidInput, match="not both"):
-            batch.path()
+        batch.write(numbered.where("n between 3 and 5").select("id"), "numbers/small")
+        batch.write(numbered.where("n between 6 and 8").select("id"), "numbers/small")
+        batch.write(numbered.where("n < 3").select("id", "n"), "refused", partition_by="n")
+        with pytest.raises(InvalidInput, match="would be inside of the output itself"):
+            batch.write(numbered)
+        with pytest.raises(InvalidInput, match="'orc' is not supported"):
+            batch.write(numbered, "numbers/small", format="orc")
 
     result = run(spark, shop, sort_out, tmp_path / "out")
     assert (result.done, result.dead, result.other) == (6, 3, 1)
-    assert len(written(spark, tmp_path / "out" / "numbers" / "small")) == 6
+    assert len(written(spark, tmp_path / "out", "numbers/small")) == 6
+    assert sorted(row["n"] for row in read_output(spark, str(tmp_path / "out"), "refused").collect()) == [0, 1, 2]
     assert {letter.reason for letter in shop.post.dead_letters("orders")} == {"small"}
     assert shop.post.ledger("orders").delayed == 1
 

@@ -6,6 +6,7 @@
     spark.read.format("waypost").option("url", url).option("queue", "orders").option("kind", "dead").load()
 
     waypost.spark.consume(spark, url, "orders", function, output="/lake/orders")
+    waypost.spark.read_output(spark, "/lake/orders")
 
 `source` is the data source, `consumer` consumes a queue in batches, `lake` keeps the history as tables. Importing this
 package loads neither pyspark nor pyarrow.
@@ -17,11 +18,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from waypost.spark.consumer.consume import Batch, Consumed, consume
+    from waypost.spark.consumer.output import read_output
 
-__all__ = ["Batch", "Consumed", "consume"]
+__all__ = ["Batch", "Consumed", "consume", "read_output"]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "read_output":
+        from waypost.spark.consumer.output import read_output
+
+        return read_output
     if name in __all__:
         from waypost.spark.consumer import consume
 

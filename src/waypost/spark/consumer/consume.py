@@ -6,8 +6,8 @@
     consume(spark, "valkey://127.0.0.1:6379", "orders", load, output="/lake/orders")
 
 The order is: claim, run, commit, settle. After a crash before the commit only leases remain, which end. After a crash
-after it the messages are delivered again, found in the log of the output (`commit_log`), and only settled. So each
-message is in the output once. Without an output there is no log: the effects of the function happen at least once.
+after it the messages are delivered again, found in the output (see `output`), and only settled. So each message is in
+the output once. Without an output the effects of the function happen at least once.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from waypost.spark.consumer.claim_source import (
     claimed_rows,
     leases_of,
 )
-from waypost.spark.consumer.commit_log import COMMITS_KEPT, AlreadyCommitted, CommitLog, Fence
-from waypost.spark.files import open_output_files
+from waypost.spark.consumer.output import AlreadyCommitted, Fence, Output
+from waypost.spark.delta.parquet import DataFile
 from waypost.spark.source.credentials import Place
 from waypost.spark.source.partitions import machine_of
 from waypost.times import Duration, to_ms
@@ -58,6 +58,8 @@ log = logging.getLogger("waypost")
 BATCH_DEFAULT = 10_000
 #: The driver renews and settles each message of a batch: more would take it longer than a lease.
 BATCH_MAX = 100_000
+#: What such a batch writes is likely to fit into the driver's memory, also with the largest bodies.
+SMALL_BATCH = 200
 PARTITIONS_DEFAULT = 2
 PARTITIONS_MAX = 256
 #: How often a consumer that follows an empty queue polls it: a claim is a Spark job.
@@ -90,13 +92,13 @@ class Consumed:
 class Batch:
     """The second argument of the function: the name of the batch, and its output."""
 
-    def __init__(self, name: str, queue: str, messages: dict[str, Message[Any]], output: CommitLog | None) -> None:
+    def __init__(self, name: str, queue: str, messages: dict[str, Message[Any]], output: Output | None) -> None:
         #: Names this claim: the same whenever the function runs for it, and never used again.
         self.name = name
         self.queue = queue
         self._messages = messages
-        self._log = output
-        self._tables: dict[str, None] = {}
+        self._output = output
+        self._tables: dict[str, list[DataFile]] = {}
         self._ends: dict[str, Outcome] = {}
 
     @property
@@ -109,36 +111,31 @@ class Batch:
         """Messages whose lease is known to be lost: they are or will be claimed again, here or elsewhere."""
         return frozenset(message.id for message in self._messages.values() if message.lease_lost)
 
-    def path(self, table: str = "") -> str:
-        """Return the path of a table of the output; readers find it in `waypost_batch=NAME` after the commit.
-
-        Overwrite what an earlier run of the function wrote there.
-        """
-        if self._log is None:
-            raise ConfigurationError("consume was given no output, so a batch has no place to write to: pass output=…")
-        if table and TABLE_NAME.fullmatch(table) is None:
-            raise InvalidInput(f"a table is a name such as orders or eu/orders, not {table!r}")
-        if (not table and any(self._tables)) or (table and "" in self._tables):
-            raise InvalidInput("a batch writes either the output itself or tables in it, not both")
-        self._tables[table] = None
-        return self._log.files.uri(self._log.staging(self.name, table))
-
     def write(
         self,
         frame: DataFrame,
         table: str = "",
         *,
-        format: str = "parquet",
+        format: str | None = None,
         partition_by: str | Sequence[str] = (),
-        **options: str,
     ) -> None:
-        """Write a DataFrame to the output, or to a table in it. It counts when the function has returned."""
-        if format != "parquet":
-            raise InvalidInput(f"a batch writes Parquet, not {format!r}: leave format out")
-        writer = frame.write.format(format).mode("overwrite").options(**options)
-        if partition_by:
-            writer = writer.partitionBy(*([partition_by] if isinstance(partition_by, str) else partition_by))
-        writer.save(self.path(table))
+        """Add rows to the output, or to a table in it: a Delta table. They count when the function has returned.
+
+        A table keeps its columns; new ones are added to it. It may be partitioned by dates and whole numbers.
+        """
+        if format not in (None, "delta", "parquet"):
+            raise InvalidInput(
+                f"tables of an output are Delta tables with Parquet files; {format!r} is not supported: leave format "
+                "out"
+            )
+        if self._output is None:
+            raise ConfigurationError("consume was given no output, so a batch has no place to write to: pass output=…")
+        if table and TABLE_NAME.fullmatch(table) is None:
+            raise InvalidInput(f"a table is a name such as orders or eu/orders, not {table!r}")
+        self._output.check_table_name(table, self._tables)
+        columns = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by)
+        made = self._output.write(frame, table, self.name, columns, is_small=self.size <= SMALL_BATCH)
+        self._tables.setdefault(table, []).extend(made)
 
     def end(self, ids: Iterable[str] | DataFrame, outcome: Outcome) -> None:
         """Settle some messages with another outcome: `batch.end(ids, Dead("no total"))`, or Retry, Snooze, Drop.
@@ -194,7 +191,7 @@ class _Consumer:
         queue: str,
         function: Function,
         post: Waypost,
-        output: CommitLog | None,
+        output: Output | None,
         retry: RetryPolicy,
         size: int,
         partitions: int,
@@ -207,7 +204,7 @@ class _Consumer:
         self.function = function
         self.post = post
         self.context = context_of(post)
-        self.log = output
+        self.output = output
         self.retry = retry
         self.size = size
         self.partitions = partitions
@@ -226,8 +223,8 @@ class _Consumer:
     def run_once(self) -> bool:
         """Process one batch; return False if there was nothing to claim. Raises what the function raises."""
         known: set[str] = set()
-        if self.log is not None:
-            known = self.log.read_before_claim()
+        if self.output is not None:
+            known = self.output.read_before_claim()
         name = self.names.message_ids(1)[0]
         frame, messages = self.claim(name)
         if not messages:
@@ -252,8 +249,8 @@ class _Consumer:
             self.handle(name, frame, messages, repeated)
         finally:
             self.held.messages = {}
-        if self.log is not None and self.result.batches % COMMITS_KEPT == 0:
-            self.log.remove_old(time.time_ns() // 1_000_000)
+        if self.output is not None:
+            self.output.maintain()
         return True
 
     def _extend(self, messages: Sequence[Message[Any]]) -> None:
@@ -281,26 +278,26 @@ class _Consumer:
         while True:
             left = {message_id: message for message_id, message in messages.items() if message_id not in left_out}
             if not left:
-                self._discard(name)
                 return
-            batch = Batch(name, self.queue, left, self.log)
+            batch = Batch(name, self.queue, left, self.output)
             try:
                 self.function(self._rows(frame, left_out), batch)
             except BaseException as error:
-                self._discard(name)
+                self._discard(batch)
                 self._failed(left, error)
                 if isinstance(error, Outcome) or (self.on_error == "continue" and not is_stop(error)):
                     return
                 raise
             try:
                 # If this fails, it may be committed or not: nothing is discarded or settled, and the next consumer
-                # of the messages reads it in the log.
+                # of the messages finds them in the output or not.
                 self._commit(batch)
             except AlreadyCommitted as error:
                 log.warning(
                     "batch %s: %d messages were committed by another consumer of this output; it runs again without",
                     name, len(error.ids), extra={"event": "batch_repeated", "queue": self.queue},
                 )  # fmt: skip
+                self._discard(batch)
                 self.settle_repeated(error.ids)
                 left_out |= error.ids
             else:
@@ -317,19 +314,18 @@ class _Consumer:
         return frame.join(f.broadcast(known), "id", "left_anti").select(*CONSUMED.columns)
 
     def _commit(self, batch: Batch) -> None:
-        if self.log is None:
+        if self.output is None:
             return
         done = [message for message_id, message in batch._messages.items() if message_id not in batch._ends]
         if not done:
-            self._discard(batch.name)
+            self._discard(batch)
             return
         fences = [Fence(message.id, message.token, message._lease.nonce, message._lease.chain) for message in done]
-        number = self.log.commit(batch.name, batch._tables, fences)
-        self.log.publish(self.log.pending[number].commit)
+        self.output.commit(batch.name, batch._tables, fences)
 
-    def _discard(self, name: str) -> None:
-        if self.log is not None:
-            self.log.files.remove(self.log.staging(name).rpartition("/")[0])
+    def _discard(self, batch: Batch) -> None:
+        if self.output is not None:
+            self.output.discard(batch._tables)
 
     # ---- settling --------------------------------------------------------------------------------------------
 
@@ -378,18 +374,18 @@ class _Consumer:
         if lost:
             log.warning(
                 "the leases of %d messages of queue %s were lost before they were settled: %s", lost, self.queue,
-                "give the queue a longer lease" if self.log is None
+                "give the queue a longer lease" if self.output is None
                 else "those in the output are settled when they come again",
                 extra={"event": "lease_lost", "queue": self.queue, "count": lost},
             )  # fmt: skip
         return statuses
 
     def _close(self, statuses: dict[str, SettleStatus]) -> None:
-        """Record in the log of the output which messages cannot be claimed again."""
-        if self.log is not None and self.log.pending:
+        """Note for the output which messages cannot be claimed again."""
+        if self.output is not None and self.output.pending:
             gone = {message_id for message_id, status in statuses.items() if status in ENDED}
             gone |= self._finished([message_id for message_id, status in statuses.items() if status == "lost"])
-            self.log.mark_settled(gone)
+            self.output.mark_settled(gone)
 
     def _finished(self, ids: Sequence[str]) -> set[str]:
         """Return the messages that have ended in the store. A dead letter may be redriven, so it is not among them."""
@@ -406,17 +402,20 @@ class _Consumer:
     # ---- what an earlier run left ----------------------------------------------------------------------------
 
     def recover(self) -> None:
-        """Finish what was committed: move it to where readers see it, and settle it while its leases last."""
-        if self.log is None:
+        """Settle what was committed, while its leases last."""
+        if self.output is None:
             return
-        for pending in list(self.log.pending.values()):
-            self.log.publish(pending.commit)
-            fences = [fence for fence in pending.commit.messages if fence.id in pending.open]
+        for pending in list(self.output.pending.values()):
+            fences = [fence for fence in pending.messages if fence.id in pending.open]
             messages = [Message[Any](self.queue, _lease(fence)) for fence in fences]
             statuses = self.settle(messages, [Settlement(fence.id, fence.token, fence.nonce) for fence in fences])
             self.result.repeated += sum(status in ENDED for status in statuses.values())
             self._close(statuses)
-        self.log.remove_old(time.time_ns() // 1_000_000)
+
+    def rest(self) -> None:
+        """Called when nothing can be claimed: record what is settled."""
+        if self.output is not None:
+            self.output.record_settled()
 
 
 def _lease(fence: Fence) -> Lease:
@@ -454,11 +453,11 @@ def consume(
 
     `batch` messages at most are claimed by `partitions` tasks, each through one connection. Their leases are renewed
     while `fn` runs on the driver with a DataFrame of them (columns: `claim.CONSUMED`). What it writes by `batch.write`
-    into `output`, a folder that belongs to this queue, is committed when it returns, then the messages are settled:
-    each is in the output once, also if the driver is killed in between. If `fn` raises, its writes are discarded, and
-    `retry` decides for each message when it is tried again or that it is dead; then the error is raised, or with
-    `on_error="continue"` the next batch is claimed. `follow` waits for more instead of ending; after `timeout` seconds
-    nothing more is claimed. `redact` is the hook for journals of level `full`, for what settles send on.
+    into `output`, Delta tables in a folder that belongs to this queue, is committed when it returns, then the messages
+    are settled: each is in the output once, also if the driver is killed in between. If `fn` raises, its writes are
+    discarded, and `retry` decides for each message when it is tried again or that it is dead; then the error is raised,
+    or with `on_error="continue"` the next batch is claimed. `follow` waits for more instead of ending; after `timeout`
+    seconds nothing more is claimed. `redact` is the hook for journals of level `full`, for what settles send on.
     """
     if not 1 <= batch <= BATCH_MAX:
         raise InvalidInput(f"batch is a number of messages from 1 to {BATCH_MAX:,}, not {batch!r}")
@@ -470,15 +469,16 @@ def consume(
     name = queue_name(queue)
     place = url if isinstance(url, Place) else _place(url, namespace, password_env, password_file)
     store = place.open()
-    files = None if output is None else open_output_files(spark, output)
+    opened = None if output is None else Output(output)
     deadline = None if timeout is None else time.monotonic() + check_seconds("timeout", timeout)
     with Waypost(store=store, redact=redact) as post:
         lease = post.policy(name).lease
         if lease is None:
             raise at_most_once(name)
-        commit_log = None if files is None else CommitLog(files, name, place.namespace)
+        if opened is not None:
+            opened.open_for(name, place.namespace)
         consumer = _Consumer(
-            spark, place, name, fn, post, commit_log, retry, batch, min(partitions, batch), on_error, to_ms(lease)
+            spark, place, name, fn, post, opened, retry, batch, min(partitions, batch), on_error, to_ms(lease)
         )
         spark.dataSource.register(ClaimSource)
         consumer.renewer.start([consumer.held])
@@ -502,6 +502,7 @@ def _loop(consumer: _Consumer, *, follow: bool, deadline: float | None) -> None:
     while not over():
         if consumer.run_once():
             continue
+        consumer.rest()
         if not follow:
             return
         # Pause at least once: a queue with limits has ready messages that no claim gets.
@@ -509,6 +510,7 @@ def _loop(consumer: _Consumer, *, follow: bool, deadline: float | None) -> None:
             time.sleep(POLL_SECONDS if deadline is None else max(0.0, min(POLL_SECONDS, deadline - time.monotonic())))
             if _claimable(consumer.post, consumer.queue):
                 break
+    consumer.rest()
 
 
 def _claimable(post: Waypost, queue: str) -> bool:

@@ -1,8 +1,9 @@
 """Spark's tasks write and read data files of Delta tables with pyarrow: also where Spark itself cannot reach them.
 
-A write routes each row by the column `_to` to one of several tables, and leaves a manifest of its files below the lake:
-Spark gives a commit to a process of its own, so the files come back to the driver through the storage. What a manifest
-names is in no table until a step is committed. Files of tasks that failed are in no manifest.
+A write to several tables routes each row by the column `_to`, and by the columns that a table is partitioned by to a
+file of its own. It leaves a manifest of its files below the lake: Spark gives a commit to a process of its own, so the
+files come back to the driver through the storage. What a manifest names is in no table until a step is committed. Files
+of tasks that failed are in no manifest.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceArrowWriter,
@@ -24,8 +24,8 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from waypost.spark.delta.parquet import DataFile, FileWriter
-from waypost.spark.files import LakeFiles, open_lake_files
+from waypost.spark.delta.parquet import DataFile, FileWriter, read_batches
+from waypost.spark.files import LakeFiles, join_path, open_lake_files
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -39,11 +39,12 @@ TASK_BYTES: Final = 64 * 1024 * 1024
 
 
 class Target(msgspec.Struct, frozen=True):
-    """A table that rows are written to: its columns, and those with statistics."""
+    """A table that rows are written to: its columns, those with statistics, and those it is partitioned by."""
 
     table: str
     columns: tuple[str, ...]
     statistics: tuple[str, ...] = ()
+    partition_by: tuple[str, ...] = ()
 
 
 @dataclass
@@ -51,6 +52,31 @@ class WrittenFiles(WriterCommitMessage):
     """What one task wrote: JSON of the files of each table."""
 
     files: bytes = b"{}"
+
+
+class TargetWriter:
+    """Writes rows as files of one table, those of each partition apart."""
+
+    def __init__(self, files: LakeFiles, target: Target) -> None:
+        self._files, self._target = files, target
+        self._writers: dict[tuple[str | None, ...], FileWriter] = {}
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        """Add rows."""
+        target = self._target
+        for values, part in _split(rows, target.partition_by):
+            if values not in self._writers:
+                names = [name for name in target.columns if name not in target.partition_by]
+                schema = pa.schema([rows.schema.field(name) for name in names])
+                partition = dict(zip(target.partition_by, values, strict=True))
+                self._writers[values] = FileWriter(
+                    self._files, target.table, schema, target.statistics, partition=partition
+                )
+            self._writers[values].write(part)
+
+    def close(self) -> list[DataFile]:
+        """Write what is left; return the files, which are on disk now."""
+        return [file for writer in self._writers.values() for file in writer.close()]
 
 
 class FilesSource(DataSource):
@@ -77,15 +103,20 @@ class _FilesWriter(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[Any]) -> WrittenFiles:
         files = open_lake_files(self.root)
-        writers: dict[str, FileWriter] = {}
+        writers: dict[str, TargetWriter] = {}
         for batch in iterator:
-            for name in pc.unique(batch.column(TO)).to_pylist():
-                target = self.targets[name]
+            for name, rows in self._route(batch):
                 if name not in writers:
-                    schema = pa.schema([batch.schema.field(column) for column in target.columns])
-                    writers[name] = FileWriter(files, target.table, schema, target.statistics)
-                writers[name].write(batch.filter(pc.equal(batch.column(TO), name)))
+                    writers[name] = TargetWriter(files, self.targets[name])
+                writers[name].write(rows)
         return WrittenFiles(msgspec.json.encode({name: writer.close() for name, writer in writers.items()}))
+
+    def _route(self, batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
+        if len(self.targets) == 1:
+            yield next(iter(self.targets)), batch
+            return
+        for name in pc.unique(batch.column(TO)).to_pylist():
+            yield name, batch.filter(pc.equal(batch.column(TO), name))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Leave a manifest for the driver."""
@@ -98,6 +129,23 @@ class _FilesWriter(DataSourceArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Do nothing: files that no step names are removed by a vacuum."""
+
+
+def _split(rows: pa.RecordBatch, columns: Sequence[str]) -> Iterator[tuple[tuple[str | None, ...], pa.RecordBatch]]:
+    """Yield rows with equal values of some columns, and these values as text."""
+    if not columns:
+        yield (), rows
+        return
+    # Dates and whole numbers: as text they are what a Delta log and a folder's name have.
+    texts = [rows.column(name).cast(pa.string()) for name in columns]
+    found = pa.table(texts, names=list(columns)).group_by(list(columns)).aggregate([])
+    for row in found.to_pylist():
+        chosen = None
+        for name, text in zip(columns, texts, strict=True):
+            value = row[name]
+            equal = pc.is_null(text) if value is None else pc.fill_null(pc.equal(text, value), False)
+            chosen = equal if chosen is None else pc.and_(chosen, equal)
+        yield tuple(row[name] for name in columns), rows.filter(chosen)
 
 
 def _decode_manifest(content: bytes) -> dict[str, list[DataFile]]:
@@ -120,7 +168,7 @@ def write_frame(frame: DataFrame, files: LakeFiles, targets: Mapping[str, Target
 
 @dataclass
 class _Group(InputPartition):
-    paths: tuple[str, ...] = field(default_factory=tuple)
+    files: tuple[tuple[str, dict[str, str | None]], ...] = field(default_factory=tuple)
 
 
 class _FilesReader(DataSourceReader):
@@ -128,13 +176,13 @@ class _FilesReader(DataSourceReader):
         self.root, self.data, self.schema = root, data, schema
 
     def partitions(self) -> Sequence[InputPartition]:
-        groups: list[list[str]] = []
+        groups: list[list[tuple[str, dict[str, str | None]]]] = []
         room = 0
-        for path, size in self.data:
+        for path, size, partition in self.data:
             if room < size or not groups:
                 groups.append([])
                 room = TASK_BYTES
-            groups[-1].append(path)
+            groups[-1].append((path, partition))
             room -= size
         return [_Group(tuple(group)) for group in groups]
 
@@ -145,32 +193,33 @@ class _FilesReader(DataSourceReader):
             return
         schema = to_arrow_schema(self.schema, timezone="UTC")
         files = open_lake_files(self.root)
-        for path in partition.paths:
-            with files.arrow_system().open_input_file(files.path(path)) as source:
-                file = pq.ParquetFile(source)
-                known = set(file.schema_arrow.names)
-                for batch in file.iter_batches(columns=[name for name in schema.names if name in known]):
-                    columns = [
-                        batch.column(kind.name).cast(kind.type)
-                        if kind.name in known
-                        else pa.nulls(batch.num_rows, kind.type)
-                        for kind in schema
-                    ]
-                    yield pa.RecordBatch.from_arrays(columns, schema=schema)
+        for path, constants in partition.files:
+            yield from read_batches(files, path, schema, constants)
 
 
-def read_frame(spark: SparkSession, files: LakeFiles, table: str, data: Sequence[DataFile], ddl: str) -> DataFrame:
-    """Return rows of data files: by Spark's own Parquet reader where it reaches them, otherwise by tasks of ours."""
+def read_frame(
+    spark: SparkSession,
+    files: LakeFiles,
+    table: str,
+    data: Sequence[DataFile],
+    schema: str | StructType,
+    *,
+    with_partition: bool = False,
+) -> DataFrame:
+    """Return rows of data files: by Spark's own Parquet reader where it reaches them, otherwise by tasks of ours.
+
+    A schema has no column that the table is partitioned by, unless `with_partition` is true.
+    """
     if not data:
-        return spark.createDataFrame([], ddl)
-    if files.is_read_by_spark:
+        return spark.createDataFrame([], schema)
+    if files.is_read_by_spark and not with_partition:
         # A path is a path, also with characters that are patterns to Spark; and its parts are no columns.
-        reader = spark.read.schema(ddl).options(recursiveFileLookup="true", __globPaths__="false")
+        reader = spark.read.schema(schema).options(recursiveFileLookup="true", __globPaths__="false")
         with _listing_on_the_driver(spark):
-            return reader.parquet(*(files.uri(f"{table}/{file.path}") for file in data))
+            return reader.parquet(*(files.uri(join_path(table, file.path)) for file in data))
     spark.dataSource.register(FilesSource)
-    listed = [(f"{table}/{file.path}", file.size) for file in data]
-    source = spark.read.format(FilesSource.name()).schema(ddl)
+    listed = [(join_path(table, file.path), file.size, file.partition if with_partition else {}) for file in data]
+    source = spark.read.format(FilesSource.name()).schema(schema)
     return source.options(root=files.address, files=msgspec.json.encode(listed).decode()).load()
 
 

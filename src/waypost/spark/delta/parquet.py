@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -18,12 +18,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from waypost.spark.files import LakeFiles
+from waypost.spark.files import LakeFiles, join_path
 
 #: A file ends when it has this size; the next row begins another one.
 FILE_BYTES: Final = 128 * 1024 * 1024
 #: Rows that are compressed together. A reader that searches an id reads the groups that may have it.
 GROUP_ROWS: Final = 65_536
+#: The folder of rows whose column of the partition is null; readers expect this name.
+NULL_FOLDER: Final = "__HIVE_DEFAULT_PARTITION__"
 
 
 class DataFile(msgspec.Struct, frozen=True):
@@ -65,7 +67,7 @@ class FileWriter:
         schema: pa.Schema,
         statistics: Sequence[str] = (),
         *,
-        partition: Mapping[str, str] | None = None,
+        partition: Mapping[str, str | None] | None = None,
         file_bytes: int = FILE_BYTES,
     ) -> None:
         self.made: list[DataFile] = []
@@ -73,7 +75,9 @@ class FileWriter:
         self._columns = tuple(name for name in statistics if name in schema.names)
         self._partition: dict[str, str | None] = dict(partition or {})
         self._file_bytes = file_bytes
-        self._folder = "".join(f"{name}={value}/" for name, value in self._partition.items())
+        self._folder = "".join(
+            f"{name}={NULL_FOLDER if value is None else value}/" for name, value in self._partition.items()
+        )
         self._waiting: list[pa.Table] = []
         self._waiting_rows = 0
         self._sink: Any = None
@@ -102,7 +106,7 @@ class FileWriter:
     def _write_group(self, rows: pa.Table) -> None:
         if self._writer is None:
             self._start(f"{self._folder}part-{uuid.uuid4().hex}.parquet")
-            self._sink = self._files.open_output(f"{self._table}/{self._path}")
+            self._sink = self._files.open_output(join_path(self._table, self._path))
             self._writer = pq.ParquetWriter(
                 self._sink, self._schema, compression="zstd", compression_level=1, store_schema=False
             )
@@ -138,7 +142,7 @@ class FileWriter:
             self._waiting, self._waiting_rows = [], 0
         self._finish_file()
         if self.made:
-            self._files.sync_folder(f"{self._table}/{self._folder}".rstrip("/"))
+            self._files.sync_folder(join_path(self._table, self._folder.rstrip("/")))
         return self.made
 
     def __enter__(self) -> Self:
@@ -161,7 +165,7 @@ def write_rows(
     table: str,
     rows: pa.Table,
     statistics: Sequence[str] = (),
-    partition: Mapping[str, str] | None = None,
+    partition: Mapping[str, str | None] | None = None,
 ) -> list[DataFile]:
     """Write an Arrow table as files of a table; none if it has no rows."""
     writer = FileWriter(files, table, rows.schema, statistics, partition=partition)
@@ -175,7 +179,7 @@ def describe_file(
 ) -> DataFile:
     """Return what is known of a file that another program wrote; its columns of statistics are read."""
     system = files.arrow_system()
-    name = files.path(f"{table}/{path}")
+    name = files.path(join_path(table, path))
     info = system.get_file_info(name)
     with system.open_input_file(name) as source:
         file = pq.ParquetFile(source)
@@ -206,8 +210,28 @@ def read_rows(
     import pyarrow.dataset as ds
 
     wanted = list(schema.names if columns is None else columns)
-    paths = [files.path(f"{table}/{file.path}") for file in data]
+    paths = [files.path(join_path(table, file.path)) for file in data]
     if not paths:
         return pa.schema([schema.field(name) for name in wanted]).empty_table()
     rows = ds.dataset(paths, schema=schema, format="parquet", filesystem=files.arrow_system(), partitioning=None)
     return rows.to_table(columns=wanted, filter=filter)
+
+
+def read_batches(
+    files: LakeFiles, path: str, schema: pa.Schema, constants: Mapping[str, str | None] | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of one file; a column that it lacks is null, or the same for all rows if a constant is given."""
+    given = constants or {}
+    with files.arrow_system().open_input_file(files.path(path)) as source:
+        file = pq.ParquetFile(source)
+        known = {name for name in file.schema_arrow.names if name not in given}
+        for batch in file.iter_batches(columns=[name for name in schema.names if name in known]):
+            columns = []
+            for kind in schema:
+                if kind.name in known:
+                    columns.append(batch.column(kind.name).cast(kind.type))
+                elif (text := given.get(kind.name)) is not None:
+                    columns.append(pa.repeat(pa.scalar(text).cast(kind.type), batch.num_rows))
+                else:
+                    columns.append(pa.nulls(batch.num_rows, kind.type))
+            yield pa.RecordBatch.from_arrays(columns, schema=schema)

@@ -17,6 +17,7 @@ import msgspec
 import pyarrow as pa
 from deltalake import DeltaTable, Field, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.schema import ArrayType, MapType, StructType
 from deltalake.transaction import (
     AddAction,
     CommitProperties,
@@ -27,7 +28,7 @@ from deltalake.transaction import (
 
 from waypost.errors import StoreError
 from waypost.spark.delta.parquet import DataFile, read_rows
-from waypost.spark.files import LakeFiles
+from waypost.spark.files import LakeFiles, join_path
 
 #: The application id of every commit, so that any two writers of a table conflict.
 APP_ID: Final = "waypost"
@@ -108,7 +109,7 @@ class DeltaFolder:
 
     def exists(self) -> bool:
         """Return whether there is a table."""
-        return self.files.exists(f"{self.name}/_delta_log") and bool(DeltaTable.is_deltatable(self._address))
+        return self.files.exists(join_path(self.name, "_delta_log")) and bool(DeltaTable.is_deltatable(self._address))
 
     def create(self, schema: Schema, *, statistics: Sequence[str] = (), partition_by: Sequence[str] = ()) -> None:
         """Create an empty table, unless there is one."""
@@ -185,11 +186,12 @@ class DeltaFolder:
         )  # fmt: skip
 
     def add_columns(self, columns: Mapping[str, Any]) -> None:
-        """Add columns that the table lacks, by name and Arrow type; older rows have null there."""
+        """Add columns that the table lacks, by name and Arrow type, and fields of structs: null in older rows."""
         for _ in range(TRIES_MAX):
             table = self.open()
-            known = {field.name for field in table.schema().fields}
-            new = [Field(name, _delta_type(kind)) for name, kind in columns.items() if name not in known]
+            known = {field.name: field.type for field in table.schema().fields}
+            given = {name: _delta_type(kind) for name, kind in columns.items()}
+            new = [Field(name, kind) for name, kind in given.items() if not _is_within(kind, known.get(name))]
             if not new:
                 return
             done = table.transaction_version(APP_ID) or 0
@@ -217,12 +219,13 @@ class DeltaFolder:
     def sync(self, version: int) -> None:
         """Sync an entry of the log to disk. The library does not."""
         if self.files.is_local:
-            entry = f"{self.name}/_delta_log/{version:020}"
+            log = join_path(self.name, "_delta_log")
+            entry = f"{log}/{version:020}"
             self.files.sync_file(f"{entry}.json")
             if self.files.exists(f"{entry}.checkpoint.parquet"):
                 self.files.sync_file(f"{entry}.checkpoint.parquet")
-                self.files.sync_file(f"{self.name}/_delta_log/_last_checkpoint")
-            for folder in (f"{self.name}/_delta_log", self.name):
+                self.files.sync_file(f"{log}/_last_checkpoint")
+            for folder in (log, self.name):
                 self.files.sync_folder(folder)
 
     def arrow(self, snapshot: Snapshot, columns: Sequence[str] | None = None, filter: Any = None) -> pa.Table:
@@ -243,6 +246,18 @@ def _properties(step: int) -> CommitProperties:
 
 def _delta_type(kind: Any) -> Any:
     return Schema.from_arrow(pa.schema([("x", kind)])).fields[0].type
+
+
+def _is_within(kind: Any, known: Any) -> bool:
+    """Return whether a type is known with all fields of its structs."""
+    if isinstance(kind, StructType) and isinstance(known, StructType):
+        fields = {field.name: field.type for field in known.fields}
+        return all(_is_within(field.type, fields.get(field.name)) for field in kind.fields)
+    if isinstance(kind, ArrayType) and isinstance(known, ArrayType):
+        return _is_within(kind.element_type, known.element_type)
+    if isinstance(kind, MapType) and isinstance(known, MapType):
+        return _is_within(kind.value_type, known.value_type)
+    return known is not None
 
 
 def _data_files(table: DeltaTable) -> tuple[DataFile, ...]:

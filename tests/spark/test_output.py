@@ -1,0 +1,334 @@
+"""The output of a consumer: a batch is committed once, at whatever point a driver dies, for every reader."""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import json
+import shutil
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import polars
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable, Schema
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as f
+
+from waypost.cli.main import main
+from waypost.errors import ConfigurationError, InvalidInput, StoreError
+from waypost.spark import read_output
+from waypost.spark.consumer.output import CONSUMED, AlreadyCommitted, Fence, Output
+from waypost.spark.consumer.upgrade import upgrade_output
+from waypost.spark.delta import compaction, steps, table
+from waypost.spark.delta.parquet import DataFile, write_rows
+from waypost.spark.lake.lake import Lake
+
+pytestmark = pytest.mark.xdist_group("spark")
+ROWS = pa.schema([("id", pa.string()), ("waypost_batch", pa.string())])
+
+
+def open_output(path: Path, queue: str = "orders") -> Output:
+    output = Output(str(path))
+    output.open_for(queue, "wp")
+    return output
+
+
+def fences(ids: Sequence[str]) -> list[Fence]:
+    return [Fence(name, 1, b"\xff" * 12) for name in ids]
+
+
+def write(output: Output, name: str, ids: Sequence[str], batch: str) -> list[DataFile]:
+    """Write rows as a batch does, without Spark."""
+    output.prepare_table(name, Schema.from_arrow(ROWS), ())
+    rows = pa.table({"id": list(ids), "waypost_batch": [batch] * len(ids)}, schema=ROWS)
+    return write_rows(output.files, name, rows)
+
+
+def commit(output: Output, batch: str, ids: Sequence[str], tables: Sequence[str] = ("",)) -> None:
+    output.commit(batch, {name: write(output, name, ids, batch) for name in tables}, fences(ids))
+
+
+def read_by_others(path: Path) -> list[str]:
+    """Return the ids in a table, which polars and duckdb must agree on."""
+    by_polars = sorted(polars.read_delta(str(path))["id"].to_list())
+    by_duckdb = duckdb.from_arrow(DeltaTable(str(path)).to_pyarrow_dataset()).project("id").fetchall()
+    assert sorted(row[0] for row in by_duckdb) == by_polars
+    return by_polars
+
+
+def test_a_message_is_committed_once_by_the_first_driver(tmp_path: Path) -> None:
+    one, other = open_output(tmp_path), open_output(tmp_path)
+    commit(one, "a", ["1", "2"])
+    with pytest.raises(AlreadyCommitted) as raised:
+        commit(other, "b", ["2", "3"])
+    assert raised.value.ids == {"2"}
+    commit(other, "b", ["3"])
+    # Settled meanwhile by the first driver: the second one still finds it.
+    one.mark_settled({"1", "2"})
+    one.record_settled()
+    with pytest.raises(AlreadyCommitted):
+        commit(other, "c", ["1", "4"])
+    assert one.read_before_claim() == {"3"}
+    assert read_by_others(tmp_path) == ["1", "2", "3"]
+
+
+def test_of_many_that_commit_at_once_each_message_is_committed_by_one(tmp_path: Path) -> None:
+    open_output(tmp_path)
+    outputs = [open_output(tmp_path) for _ in range(4)]
+    start = threading.Barrier(4, timeout=60)
+    refused: list[frozenset[str]] = []
+
+    def work(index: int) -> None:
+        start.wait()
+        for turn in range(3):
+            commit(outputs[index], f"{index}-{turn}", [f"{index}-{turn}"])
+        try:
+            commit(outputs[index], f"{index}", ["wanted by all"])
+        except AlreadyCommitted as error:
+            refused.append(error.ids)
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert refused == [frozenset({"wanted by all"})] * 3
+    assert len(read_by_others(tmp_path)) == 13
+
+
+class Killed(BaseException):
+    """Stands for a kill: no cleanup runs after it."""
+
+
+def die_at(point: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the next commit die: before its row, after it, between its tables, or after all of them."""
+    follow, try_commit = steps.Steps.follow, table.DeltaFolder.try_commit
+
+    def killed(*given: Any, **named: Any) -> Any:
+        raise Killed(point)
+
+    def some_tables(self: Any, step: Any, **named: Any) -> Any:
+        first = dict(sorted(step.changes.items())[: -1 if point == "between tables" else None])
+        follow(self, steps.Step(step.number, step.kind, step.at_ms, step.state, step.inputs, first), **named)
+        raise Killed(point)
+
+    def no_row(self: Any, *given: Any) -> Any:
+        return killed() if self.name == "_steps" else try_commit(self, *given)
+
+    if point == "before the row":
+        monkeypatch.setattr(table.DeltaFolder, "try_commit", no_row)
+    else:
+        monkeypatch.setattr(steps.Steps, "follow", killed if point == "after the row" else some_tables)
+
+
+@pytest.mark.promise("SPARK-3")
+@pytest.mark.parametrize("point", ["before the row", "after the row", "between tables", "after the tables"])
+def test_a_driver_that_dies_at_any_point_shows_only_committed_rows_to_every_reader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    names = ("eu/orders", "us")
+    output = open_output(tmp_path)
+    commit(output, "a", ["1", "2"], names)
+    output.mark_settled({"1", "2"})
+    output.record_settled()
+    with monkeypatch.context() as broken:
+        made = {name: write(output, name, ["3", "4"], "b") for name in names}
+        output.refresh(to_write=True)
+        die_at(point, broken)
+        broken.setattr(Output, "refresh", lambda *given, **named: None)
+        with pytest.raises(Killed):
+            output.commit("b", made, fences(["3", "4"]))
+    before, after = ["1", "2"], ["1", "2", "3", "4"]
+    expected = {
+        "before the row": [before, before],
+        "after the row": [before, before],
+        "between tables": [after, before],
+        "after the tables": [after, after],
+    }[point]
+    assert [read_by_others(tmp_path / name) for name in names] == expected
+    # Whichever program opens the output completes what was committed; otherwise the messages are consumed again.
+    again = open_output(tmp_path)
+    if point == "before the row":
+        assert again.read_before_claim() == set()
+        commit(again, "c", ["3", "4"], names)
+    else:
+        assert again.read_before_claim() == {"3", "4"}
+        with pytest.raises(AlreadyCommitted):
+            commit(again, "c", ["3", "4"], names)
+    assert [read_by_others(tmp_path / name) for name in names] == [after, after]
+
+
+def test_messages_of_old_batches_are_kept_until_they_are_settled_and_a_driver_that_missed_them_commits_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("waypost.spark.consumer.output.STEPS_KEPT", 5)
+    late, output = open_output(tmp_path), open_output(tmp_path)
+    output.commit("first", {}, fences(["done", "never settled"]))
+    output.mark_settled({"done"})
+    for number in range(9):
+        output.read_before_claim()
+        output.commit(f"b{number}", {}, fences([str(number)]))
+        output.mark_settled({str(number)})
+    output.record_settled()
+    kept = polars.read_delta(str(tmp_path / CONSUMED))
+    assert len(kept) == 6
+    assert kept.filter(polars.col("batch") == "first")["id"].to_list() == ["never settled"]
+    assert open_output(tmp_path).read_before_claim() == {"never settled"}
+    with pytest.raises(StoreError, match="were made since this consumer last read it"):
+        late.commit("late", {}, fences(["new"]))
+    assert late.read_before_claim() == {"never settled"}
+    late.commit("late", {}, fences(["new"]))
+
+
+def test_small_files_are_merged_and_the_rows_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compaction.merge_small_files, "__defaults__", ((), 5))
+    output = open_output(tmp_path)
+    for number in range(12):
+        commit(output, f"b{number}", [str(number)])
+        output.maintain()
+    assert len(DeltaTable(str(tmp_path)).file_uris()) <= 6
+    assert read_by_others(tmp_path) == sorted(map(str, range(12)))
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda path: open_output(path, "mails"), "belongs to queue orders of namespace wp"),
+        (lambda path: Lake(str(path)), "has no state of a lake"),
+        (lambda path: write(open_output(path), "eu", ["1"], "x"), "would be inside of the output itself"),
+        (lambda path: (path / "_waypost" / "log").mkdir(parents=True) or Output(str(path)), "upgrade --output"),
+        (lambda path: read_output(None, str(path / "no")), "no output of a consumer"),  # type: ignore[arg-type]
+        (lambda path: read_output(None, str(path), "no"), "it has the output itself"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_is_no_output_of_this_queue_is_refused(tmp_path: Path, make: Callable[[Path], object], text: str) -> None:
+    commit(open_output(tmp_path), "a", ["1"])
+    with pytest.raises((ConfigurationError, InvalidInput, StoreError), match=text):
+        make(tmp_path)
+
+
+def test_a_table_that_the_output_does_not_know_is_not_written_to(tmp_path: Path) -> None:
+    commit(open_output(tmp_path / "other"), "a", ["1"], ("t",))
+    (tmp_path / "out").mkdir()
+    (tmp_path / "other" / "t").rename(tmp_path / "out" / "t")
+    with pytest.raises(ConfigurationError, match="does not know"):
+        commit(open_output(tmp_path / "out"), "b", ["2"], ("t",))
+    Lake(str(tmp_path / "lake")).create()
+    with pytest.raises(ConfigurationError, match="is no output of a consumer"):
+        commit(open_output(tmp_path / "lake"), "b", ["2"])
+
+
+@pytest.mark.promise("SPARK-3")
+def test_a_table_gains_columns_keeps_types_and_may_be_partitioned_by_dates(spark: SparkSession, tmp_path: Path) -> None:
+    output = open_output(tmp_path / "an output")
+    day = f.to_date(f.lit("2026-03-01"))
+    first = spark.range(2).select(f.col("id").cast("string").alias("id"), f.when(f.col("id") == 0, day).alias("day"))
+    made = {"t": output.write(first, "t", "a", ("day",))}
+    output.commit("a", made, fences(["0", "1"]))
+    more = first.withColumn("value", f.struct(f.lit(1.5).alias("total"), f.array(f.lit(1)).alias("parts")))
+    output.commit("b", {"t": output.write(more, "t", "b", ("day",))}, fences(["2", "3"]))
+    found = {
+        (row["id"], row["waypost_batch"]): row for row in read_output(spark, f"{tmp_path}/an output", "t").collect()
+    }
+    assert found["0", "a"].day == datetime.date(2026, 3, 1)
+    assert (found["1", "a"].day, found["1", "a"].value) == (None, None)
+    assert (found["0", "b"].day, found["0", "b"].value.parts) == (datetime.date(2026, 3, 1), [1])
+    by_duckdb = duckdb.from_arrow(DeltaTable(f"{tmp_path}/an output/t").to_pyarrow_dataset())
+    assert by_duckdb.filter("day = DATE '2026-03-01'").aggregate("count(*)").fetchall() == [(2,)]
+    for frame, partition_by, text in (
+        (first.withColumn("value", f.lit("text")), ("day",), "column value of the table .* is struct, and the rows"),
+        (first, (), "is partitioned by day, not by nothing"),
+        (first, ("id",), "partition by a date or a whole number"),
+        (first, ("no",), "there is no column no to partition by"),
+        (first.withColumn("at", f.expr("TIMESTAMP_NTZ'2026-03-01'")), ("day",), "column at has the type timestamp_ntz"),
+        (first.withColumn("nothing", f.lit(None)), ("day",), "column nothing has the type void"),
+        (first.withColumn("waypost_batch", f.lit(1)), ("day",), "the column waypost_batch is added to every row"),
+    ):
+        with pytest.raises(InvalidInput, match=text):
+            output.write(frame, "t", "c", partition_by)
+
+
+class OldOutput:
+    """Writes an output as release 0.1 laid it out."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.count = 0
+
+    def commit(self, batch: str, ids: Sequence[str], settled: Sequence[str] | None, *, moved: bool = True) -> None:
+        self.count += 1
+        for name in ("", "eu/late"):
+            staging = self.path / "_waypost" / "staging" / batch / (name or "_waypost")
+            folder = self.path / name / f"waypost_batch={batch}" if moved else staging
+            folder.mkdir(parents=True)
+            at = pa.array(["2026-03-01T12:00:00"] * len(ids)).cast(pa.timestamp("us"))
+            rows = pa.table({"id": list(ids), "at": at})
+            if self.count > 1:
+                rows = rows.append_column("new", pa.array([[1]] * len(ids)))
+            pq.write_table(rows, str(folder / f"part-{batch}.parquet"), use_deprecated_int96_timestamps=True)
+            (folder / "_SUCCESS").touch()
+        log = self.path / "_waypost" / "log"
+        log.mkdir(parents=True, exist_ok=True)
+        nonce = base64.b64encode(b"n" * 12).decode()
+        record = {
+            "format": 1, "batch": batch, "queue": "orders", "namespace": "wp", "tables": ["", "eu/late"],
+            "messages": [[name, 7, nonce, None] for name in ids],
+        }  # fmt: skip
+        (log / f"{self.count:012}.json").write_text(json.dumps(record))
+        if settled is not None:
+            (log / f"{self.count:012}.settled").write_text(json.dumps({"open": list(settled)}))
+
+
+@pytest.mark.promise("SPARK-3")
+def test_an_output_of_0_1_is_converted_with_what_is_not_settled_and_continued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = OldOutput(tmp_path / "out")
+    old.commit("a", ["1", "2"], [])
+    old.commit("b", ["3", "4"], ["4"])
+    old.commit("c", ["5"], None, moved=False)
+    # The table in the output itself has another one inside of it, which 0.1 allowed in different batches.
+    with pytest.raises(InvalidInput, match="would be inside of the output itself"):
+        upgrade_output(str(tmp_path / "out"))
+    shutil.rmtree(tmp_path / "out" / "eu")
+    shutil.rmtree(tmp_path / "out" / "_waypost" / "staging" / "c" / "eu")
+    with pytest.raises(ConfigurationError, match="upgrade --output"):
+        open_output(tmp_path / "out")
+    with monkeypatch.context() as broken:
+        broken.setattr(Output, "commit_converted", lambda *given: (_ for _ in ()).throw(OSError("killed")))
+        with pytest.raises(OSError, match="killed"):
+            upgrade_output(str(tmp_path / "out"))
+    for _ in range(2):
+        assert main(["pipeline", "upgrade", "--output", str(tmp_path / "out")]) == 0
+        assert capsys.readouterr().out == f"the output {tmp_path / 'out'} consists of Delta tables\n"
+        rows = polars.read_delta(str(tmp_path / "out")).sort("id").to_dicts()
+        assert [row["waypost_batch"] for row in rows] == ["a", "a", "b", "b", "c"]
+        assert [row["new"] for row in rows] == [None, None, [1], [1], [1]]
+        assert {row["at"].isoformat() for row in rows} == {"2026-03-01T12:00:00+00:00"}
+    assert not (tmp_path / "out" / "_waypost").exists()
+    assert not list((tmp_path / "out").glob("waypost_batch=*"))
+    output = open_output(tmp_path / "out")
+    assert output.read_before_claim() == {"4", "5"}
+    assert output.pending["b"].messages == (Fence("4", 7, b"n" * 12),)
+    commit(output, "d", ["6"])
+    assert read_by_others(tmp_path / "out") == ["1", "2", "3", "4", "5", "6"]
+
+
+def test_what_cannot_be_converted_is_refused_by_its_path(tmp_path: Path) -> None:
+    old = OldOutput(tmp_path)
+    old.commit("a", ["1"], [])
+    shutil.rmtree(tmp_path / "eu")
+    (tmp_path / "waypost_batch=a" / "day=1").mkdir()
+    for name, text in (("day=1/part-2.parquet", "partitioned by a column"), ("part-2.orc", "is not Parquet")):
+        (tmp_path / "waypost_batch=a" / name).touch()
+        with pytest.raises(InvalidInput, match=text):
+            upgrade_output(str(tmp_path))
+        (tmp_path / "waypost_batch=a" / name).unlink()
+    with pytest.raises(InvalidInput, match="there is no output of a consumer"):
+        upgrade_output(str(tmp_path / "none"))
