@@ -7,14 +7,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import polars
 import pytest
+from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from tests.spark.lakes import plant
 from tests.spark.shop import Shop
 from waypost.errors import ConfigurationError, StoreError
-from waypost.spark.lake.ingest import Ingest, count_messages, read_schema
+from waypost.spark.lake.ingest import Ingest, count_messages, merge_messages, read_schema, tidy_messages
 from waypost.spark.lake.lake import Lake
 
 pytestmark = pytest.mark.xdist_group("spark")
@@ -106,8 +108,57 @@ def test_without_a_schema_bodies_stay_as_they_came(orders: Shop, ingest: Callabl
     made = ingest(orders, schema=None)
     assert made.run() == 2
     assert {bytes(row.body): row.text for row in made.rows().collect()} == {b"\xff": None, b'{"a":1}': '{"a":1}'}
-    with pytest.raises(ConfigurationError, match="give the same one, or take them into a new lake"):
+    with pytest.raises(ConfigurationError, match="are in the lake without a schema: give none, or load them into"):
         ingest(orders, schema="id BIGINT")
+
+
+@pytest.mark.promise("SPARK-2")
+def test_a_schema_gains_fields_and_small_files_are_merged(
+    orders: Shop, ingest: Callable[..., Ingest], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    orders.post.configure("orders", journal="full")
+    orders.post.publish("orders", {"id": 1, "name": "a", "parts": [{"sku": "s", "count": 1}]})
+    assert ingest(orders).run() == 1
+    more = "id BIGINT, name STRING, parts ARRAY<STRUCT<sku: STRING, count: INT, color: STRING>>, at TIMESTAMP"
+    orders.post.publish("orders", {"id": 2, "parts": [{"sku": "t", "color": "red"}], "at": "2026-03-01T12:00:00Z"})
+    made = ingest(orders, schema=more)
+    assert made.run() == 2
+    path = str(tmp_path / "lake" / "messages" / "orders")
+    # In one file, and in several.
+    for _ in range(2):
+        rows = sorted((row.value.asDict(recursive=True) for row in made.rows().collect()), key=lambda row: row["id"])
+        assert rows[0]["at"] is None
+        assert rows[0]["parts"] == [{"sku": "s", "count": 1, "color": None}]
+        assert rows[1]["parts"] == [{"sku": "t", "count": None, "color": "red"}]
+        found = (
+            duckdb.from_arrow(DeltaTable(path).to_pyarrow_dataset()).project("value.id, value.at IS NULL").fetchall()
+        )
+        assert sorted(found) == [(1, True), (2, False)]
+        assert sorted(value["id"] for value in polars.read_delta(path)["value"]) == [1, 2]
+        tidy_messages(str(tmp_path / "lake"), print)
+        made = ingest(orders, schema=more)
+        assert len(DeltaTable(path).file_uris()) == 1
+    assert capsys.readouterr().out.startswith("messages/orders: 1 files fewer, deleted 0 files")
+    for schema, text in (
+        (SCHEMA, "the schema lacks value.parts.color, value.at, which messages of orders in the lake have"),
+        (more.replace("BIGINT", "STRING"), "column value.id of the table messages/orders is long, and the rows have s"),
+        (more + ", local TIMESTAMP_NTZ", "column value.local has the type timestamp_ntz"),
+        (None, "are in the lake with a schema"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            ingest(orders, schema=schema)
+
+
+def test_many_batches_are_merged_by_the_run_itself(
+    orders: Shop, ingest: Callable[..., Ingest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(merge_messages, "__defaults__", (2,))
+    orders.post.configure("orders", journal="full")
+    orders.post.publish_many("orders", [{"id": n} for n in range(4)])
+    made = ingest(orders, schema=None, batch_rows=2)
+    assert made.run() == 4
+    assert len(made.lake.data_files(made.table)) == 1
+    assert polars.read_delta(str(tmp_path / "lake" / "messages" / "orders"))["text"].len() == 4
 
 
 def test_a_schema_is_columns_or_a_file_of_them(spark: SparkSession, tmp_path: Path) -> None:

@@ -6,25 +6,29 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
+import polars
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.orc as orc
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import SparkSession
 
 from tests.spark.lakes import live, tables
 from tests.spark.shop import Shop
 from waypost.cli.main import main
 from waypost.errors import InvalidInput, StoreError
-from waypost.spark.lake.ingest import Ingest
+from waypost.spark.lake.ingest import Ingest, read_schema
 from waypost.spark.lake.lake import Lake
 from waypost.spark.lake.pipeline import Pipeline
 from waypost.spark.lake.sums import SUMS, merge_sums, sum_events, sum_late
 from waypost.spark.lake.tables import BRONZE_JOURNAL, GOLD, SILVER_DELIVERIES, SILVER_MESSAGES
 from waypost.spark.lake.upgrade import upgrade
+from waypost.spark.source.reader import journal_columns, published_batch
+from waypost.spark.source.tables import PUBLISHED
 
 pytestmark = pytest.mark.xdist_group("spark")
 
@@ -149,15 +153,75 @@ def test_there_must_be_a_lake_to_convert(tmp_path: Path) -> None:
         upgrade(str(tmp_path / "old"))
 
 
-def test_messages_that_0_1_ingested_are_refused_by_name_and_their_state_is_kept(tmp_path: Path) -> None:
-    lake, state = tmp_path / "old", tmp_path / "old" / "_state"
-    for folder in ("checkpoint", "ingest-eu+orders"):
-        (state / folder / "offsets").mkdir(parents=True)
-        (state / folder / "offsets" / "0").write_text("v1")
-    OldLake(lake, "parquet").finish()
-    (state / "ingest-eu+orders.json").write_text("{}")
-    for _ in range(2):
-        upgrade(str(lake))
-        assert sorted(path.name for path in state.iterdir()) == ["ingest-eu+orders", "ingest-eu+orders.json"]
-    with pytest.raises(StoreError, match=r"queue eu:orders were loaded .* by release 0\.1 .* into a new lake"):
-        Ingest(cast("Any", None), str(lake), "eu:orders", store=f"sqlite:///{tmp_path}/orders.db")
+def write_old_messages(lake: Path, rows: pa.Table, corrupt: pa.Table, source: dict[str, Any], offset: int) -> None:
+    """Write ingested messages as release 0.1 laid them out."""
+    state, name = lake / "_state", "eu+orders"
+    (state / f"ingest-{name}" / "offsets").mkdir(parents=True)
+    offsets = json.dumps({"eu:orders": offset})
+    (state / f"ingest-{name}" / "offsets" / "0").write_text(f'v1\n{{"batchWatermarkMs":0}}\n{offsets}')
+    folders = []
+    for part, found in (("rows", rows), ("corrupt", corrupt)):
+        folder = f"batch=000000000-aa/part={part}"
+        target = lake / "messages" / name / folder / "date=2026-03-01"
+        target.mkdir(parents=True)
+        pq.write_table(found, str(target / "part-0.parquet"), use_deprecated_int96_timestamps=True)
+        (target / "_SUCCESS").touch()
+        folders.append({"path": folder, "first": 0, "last": 0, "newest": "2026-03-01"})
+    (lake / "messages" / name / "batch=000000001-bb").mkdir()
+    content = {
+        "layout": 1, "format": "parquet", "source": source, "schema": "struct<id:bigint,at:timestamp>",
+        "bronze_batch": 0, "tables": {f"messages/{name}": folders},
+    }  # fmt: skip
+    (state / f"ingest-{name}.json").write_text(json.dumps(content))
+
+
+@pytest.mark.promise("SPARK-2")
+def test_messages_that_0_1_ingested_are_converted_and_continued(
+    orders: Shop, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    post, queue, lake = orders.post, "eu:orders", tmp_path / "old"
+    post.configure(queue, journal="full")
+    sent = post.publish_many(queue, [{"id": 0, "at": "2026-03-01T12:00:00Z"}, {"id": 1}])
+    names = list(PUBLISHED.columns)
+    with orders.bulk() as bulk:
+        events = list(bulk.journal(queue, 0, 3, journal_columns(names)))
+    found = pa.Table.from_batches([published_batch(queue, batch, names, fail=True) for batch in events])
+    at = pa.array([0, None], pa.int64()).cast(pa.timestamp("us"))
+    values = pa.StructArray.from_arrays([pa.array([0, 1], pa.int64()), at], names=["id", "at"])
+    rows = found.append_column("value", values)
+    write_old_messages(lake, rows, found.slice(0, 0), {"url": orders.url, "queues": [queue]}, 3)
+    schema = read_schema("id BIGINT, at TIMESTAMP")
+    with pytest.raises(StoreError, match=r"loaded .* by release 0\.1 .* pipeline upgrade --lake"):
+        Ingest(spark, str(lake), queue, schema=schema)
+    with monkeypatch.context() as broken:
+        broken.setattr(Lake, "commit", lambda *given: (_ for _ in ()).throw(OSError("killed")))
+        with pytest.raises(OSError, match="killed"):
+            upgrade(str(lake))
+    lines: list[str] = []
+    upgrade(str(lake), lines.append)
+    assert lines == ["messages/eu+orders: 2 rows"]
+    assert not (lake / "_state").exists()
+    assert list((lake / "messages" / "eu+orders").glob("batch=*")) == []
+    post.publish(queue, {"id": 2})
+    made = Ingest(spark, str(lake), queue, schema=schema)
+    assert made.run() == 3
+    table = polars.read_delta(str(lake / "messages" / "eu+orders")).sort("number")
+    assert [value["id"] for value in table["value"]] == [0, 1, 2]
+    assert table["value"][0]["at"].isoformat() == "1970-01-01T00:00:00+00:00"
+    assert table["id"].to_list()[:2] == [one.id for one in sent]
+
+
+def test_messages_of_0_1_without_their_offsets_are_refused(tmp_path: Path) -> None:
+    empty = pa.table({"id": pa.array([], pa.string())})
+    write_old_messages(tmp_path, empty, empty, {"url": "sqlite:///x.db", "queues": ["eu:orders"]}, 1)
+    offsets = tmp_path / "_state" / "ingest-eu+orders" / "offsets" / "0"
+    for content, text in (("v1\nnothing", "is no offset of the journal"), (None, "is gone, which says how far")):
+        if content is None:
+            offsets.unlink()
+        else:
+            offsets.write_text(content)
+        with pytest.raises(StoreError, match=text):
+            upgrade(str(tmp_path))
+    (tmp_path / "_state" / "ingest-eu+orders.json").write_text("[")
+    with pytest.raises(StoreError, match="is not the state of ingested messages"):
+        upgrade(str(tmp_path))

@@ -4,29 +4,33 @@
     DIR/messages_corrupt/orders/    what the schema does not fit, as it came
 
 The queue must journal bodies (`journal="full"`). A batch is one step (see `lake`), so it is in the tables once however
-often it is run; each message id is in the tables once.
+often it is run; each message id is in the tables once. A schema may gain fields, which are null in older rows.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+import pyarrow as pa
 from pyspark.sql import functions as f
 from pyspark.sql.types import StringType, StructField, StructType
 
 from waypost.checks import check_queue
-from waypost.errors import ConfigurationError, StoreError
+from waypost.errors import ConfigurationError, InvalidInput, StoreError
+from waypost.spark.delta.compaction import FILES_MAX, merge_small_files
 from waypost.spark.delta.data_source import TO, Target, write_frame
+from waypost.spark.delta.schemas import compare_schemas, make_delta_schema
 from waypost.spark.delta.steps import StepConflict
 from waypost.spark.delta.table import Change
 from waypost.spark.files import open_lake_files
 from waypost.spark.lake.journal import check_offsets, plan_ranges
 from waypost.spark.lake.lake import OLD_FOLDER, Lake, Source
-from waypost.spark.lake.pipeline import ignore_progress, make_source
+from waypost.spark.lake.pipeline import VACUUM_EVERY_MS, ignore_progress, make_source
 from waypost.spark.lake.tables import LakeTable
 from waypost.spark.source.bulk import Bulk, open_bulk
 from waypost.spark.source.credentials import Place
@@ -37,11 +41,14 @@ from waypost.spark.spark_errors import map_spark_error
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
+#: Where the steps of each queue are.
+STEPS: Final = "_ingest"
 #: Messages of one batch: bodies may be large.
 BATCH_ROWS: Final = 100_000
 #: Where Spark puts what it cannot parse; no field of a schema should have this name.
 CORRUPT: Final = "_waypost_corrupt"
 PARSED: Final = "_waypost_parsed"
+STATISTICS: Final = ("number", "id", "published_ms")
 #: What every row has beside its value.
 ABOUT: Final = {name: kind for name, kind in PUBLISHED.columns.items() if name not in ("body", "text")}
 
@@ -82,22 +89,19 @@ def corrupt_table(queue: str) -> LakeTable:
 
 
 def refuse_old_messages(root: str, queue: str) -> None:
-    """Refuse messages that release 0.1 loaded: their table is not converted."""
+    """Refuse messages that release 0.1 loaded and that are not converted."""
     files, name = open_lake_files(root), folder_of(queue)
     if files.exists(f"{OLD_FOLDER}/ingest-{name}.json"):
         raise StoreError(
-            f"messages of queue {queue} were loaded into the lake {files.root} by release 0.1 of waypost, and their "
-            f"table messages/{name} is not converted: load them into a new lake; or, to load here what the journal "
-            f"still has, move messages/{name} away and delete {OLD_FOLDER}/ingest-{name}.json and "
-            f"{OLD_FOLDER}/ingest-{name}"
+            f"messages of queue {queue} were loaded into the lake {files.root} by release 0.1 of waypost: convert "
+            f"them once, with `waypost pipeline upgrade --lake {files.root}`"
         )
 
 
 def _table(name: str, columns: dict[str, str]) -> LakeTable:
     ddl = ", ".join(f"`{column}` {kind}" for column, kind in columns.items())
-    return LakeTable(
-        name, columns, statistics=("number", "id", "published_ms"), schema_json=StructType.fromDDL(ddl).json()
-    )
+    schema = make_delta_schema(StructType.fromDDL(ddl))
+    return LakeTable(name, columns, statistics=STATISTICS, schema_json=schema.to_json())
 
 
 def parse_messages(messages: DataFrame, schema: StructType | None) -> DataFrame:
@@ -137,7 +141,7 @@ class Ingest:
         self.spark, self.queue, self.schema = spark, queue, schema
         refuse_old_messages(lake, queue)
         self.table, self.aside = rows_table(queue, schema), corrupt_table(queue)
-        self.lake = Lake(lake, steps=f"_ingest/{folder_of(queue)}", tables=(self.table, self.aside))
+        self.lake = Lake(lake, steps=f"{STEPS}/{folder_of(queue)}", tables=(self.table, self.aside))
         self.batch_rows, self.allow_gaps, self.progress = batch_rows, allow_gaps, progress
         known = self.lake.state.source
         if store is None and store_env is None:
@@ -147,11 +151,38 @@ class Ingest:
         else:
             self.source = make_source(store, store_env, namespace, (queue,))
         self._schema_text = None if schema is None else schema.simpleString()
-        if known is not None and self.lake.state.schema != self._schema_text:
+        if known is not None and (self.lake.state.schema is None) != (schema is None):
             raise ConfigurationError(
-                f"messages of {queue} are in the lake with the schema {self.lake.state.schema}, not "
-                f"{self._schema_text}: give the same one, or take them into a new lake"
+                f"messages of {queue} are in the lake {'with' if schema is None else 'without'} a schema: give "
+                f"{self.lake.state.schema or 'none'}, or load them into a new lake"
             )
+        self._new_columns()
+
+    def _new_columns(self) -> list[str]:
+        """Return the columns that have fields which the table does not have yet; refuse a schema that does not fit."""
+        folder = self.lake.steps.folder(self.table.name)
+        if not folder.exists():
+            return []
+        try:
+            new, missing = compare_schemas(folder.open().schema(), self.table.delta_schema(), self.table.name)
+        except InvalidInput as error:
+            raise ConfigurationError(
+                f"the schema does not fit the messages of {self.queue} in the lake: {error}"
+            ) from None
+        if missing:
+            raise ConfigurationError(
+                f"the schema lacks {', '.join(missing)}, which messages of {self.queue} in the lake have: a schema may "
+                f"gain fields, not lose them. It was {self.lake.state.schema}"
+            )
+        return [name.partition(".")[0] for name in new]
+
+    def _evolve(self) -> None:
+        """Add the fields that are new in the schema to the table."""
+        names = set(self._new_columns())
+        if names:
+            given = pa.schema(self.table.delta_schema().to_arrow())
+            columns = {name: given.field(name).type for name in given.names if name in names}
+            self.lake.steps.folder(self.table.name).add_columns(columns)
 
     @property
     def place(self) -> Place:
@@ -173,6 +204,7 @@ class Ingest:
         """Add the messages of the journal to the table; return the number of rows in it."""
         with open_bulk(self.place) as bulk:
             self.lake.create()
+            self._evolve()
             self.lake.refresh(to_write=True)
             ends = {self.queue: bulk.bounds(self.queue)[1]}
             check_offsets(self.lake.state.offsets, ends)
@@ -187,7 +219,21 @@ class Ingest:
                     self.lake.refresh(to_write=True)
                 except Exception as error:
                     raise map_spark_error(error) from error
+        self._maintain()
         return self.rows().count()
+
+    def _maintain(self) -> None:
+        """Keep the number of files within bounds, and once a day delete those that are in no table."""
+        now = time.time_ns() // 1_000_000
+        is_late = now - self.lake.state.vacuumed_ms > VACUUM_EVERY_MS
+        try:
+            merge_messages(self.lake)
+            if is_late:
+                self.lake.commit("vacuum", {}, msgspec.structs.replace(self.lake.state, vacuumed_ms=now))
+                self.lake.vacuum()
+        except StepConflict:
+            # Another process loads messages of this queue; its own run, or the next one, does it.
+            self.lake.refresh(to_write=True)
 
     def _step(self, bulk: Bulk, to: dict[str, int]) -> None:
         """Load the messages up to an offset, as one step."""
@@ -232,6 +278,41 @@ class Ingest:
     def corrupt(self) -> DataFrame:
         """The messages that the schema does not fit, with their bodies."""
         return self.lake.frame(self.spark, self.aside)
+
+
+def merge_messages(lake: Lake, more_than: int = FILES_MAX) -> int:
+    """Merge small files of ingested messages, as one step; return by how many files there are fewer."""
+    changes: dict[str, Change] = {}
+    for table in lake.tables:
+        if data := lake.data_files(table):
+            change = merge_small_files(lake.files, table.name, data, lake.schema(table), STATISTICS, more_than)
+            if change:
+                changes[table.name] = change
+    if changes:
+        lake.commit("compact", changes, lake.state)
+    return sum(len(change.remove) - len(change.add) for change in changes.values())
+
+
+def has_ingested(root: str) -> bool:
+    """Return whether messages were ingested into a lake."""
+    return bool(open_lake_files(root).folders(STEPS))
+
+
+def open_ingested(root: str) -> Iterator[Lake]:
+    """Yield the messages of each queue that was ingested into a lake."""
+    for name in open_lake_files(root).folders(STEPS):
+        tables = [LakeTable(f"{folder}/{name}", {}, STATISTICS) for folder in ("messages", "messages_corrupt")]
+        lake = Lake(root, steps=f"{STEPS}/{name}", tables=tables)
+        lake.refresh(to_write=True)
+        yield lake
+
+
+def tidy_messages(root: str, progress: Callable[[str], None]) -> None:
+    """Merge all small files of ingested messages, and delete files that are in no table since a day."""
+    for lake in open_ingested(root):
+        fewer, deleted = merge_messages(lake, 1), lake.vacuum()
+        name = lake.tables[0].name
+        progress(f"{name}: {fewer} files fewer, deleted {deleted:,} files that are in no table since a day")
 
 
 def count_messages(ingest: Ingest) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Conversion of a lake that release 0.1 made: its files become Delta tables. Needs pyarrow only, no Spark.
 
 Files of bronze, of final rows and of gold stay where they are and are committed as they are. Rows that may still change
-are written once more, as partial rows. Events that were loaded and not merged yet are merged by the next run.
+are written once more, as partial rows. Events that were loaded and not merged yet are merged by the next run. Ingested
+messages are converted queue by queue (see `upgrade_messages`).
 
 The conversion is one step: killed before it, the lake is one of 0.1 still; killed after it, it is converted, and what
 is no longer needed is deleted by the next call.
@@ -34,9 +35,10 @@ from waypost.spark.lake.tables import (
     SILVER_OPEN_MESSAGES,
     LakeTable,
 )
+from waypost.spark.lake.upgrade_messages import find_old_messages, upgrade_messages
 
 OLD_SUMS: Final = "silver/sums"
-#: What the pipeline has there beside its state. The state of ingested messages stays: they are not converted.
+#: What the pipeline has there beside its state.
 OLD_CHECKPOINT: Final = "_state/checkpoint"
 OLD_LOCK: Final = "_state/pipeline.lock"
 
@@ -64,9 +66,11 @@ class OldState(msgspec.Struct, frozen=True):
 def upgrade(root: str, progress: Callable[[str], None] = lambda text: None) -> Lake:
     """Convert a lake of release 0.1; one that is converted already stays as it is."""
     files = open_lake_files(root)
-    content = files.read(OLD_STATE)
-    if content is None and not files.exists("_steps"):
+    content, messages = files.read(OLD_STATE), find_old_messages(files)
+    if content is None and not messages and not files.exists("_steps"):
         raise InvalidInput(f"there is no lake at {root}")
+    for name in messages:
+        upgrade_messages(files, name, progress)
     lake = Lake(root, converting=True)
     if content is not None and not lake.step:
         try:
@@ -74,7 +78,7 @@ def upgrade(root: str, progress: Callable[[str], None] = lambda text: None) -> L
         except msgspec.MsgspecError as error:
             raise StoreError(f"{files.path(OLD_STATE)} is not the state of a lake: {error}") from None
         _convert(lake, old, progress)
-    else:
+    elif not messages:
         progress("the lake is converted already")
     files.remove(OLD_CHECKPOINT)
     files.remove_file(OLD_LOCK)
