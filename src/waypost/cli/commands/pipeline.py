@@ -82,13 +82,13 @@ def add(commands: Any) -> None:
         "--dialect", choices=("spark", "duckdb"), default="spark", help="spark with Delta, or duckdb (spark)"
     )
     upgrade = add_command(
-        actions, "upgrade", run_upgrade, "convert a lake of release 0.1 to Delta tables, once", store=False,
-        json_text="its path as one JSON object", more="This command does not need Spark.",
-        examples=("waypost pipeline upgrade --lake lake",),
+        actions, "upgrade", run_upgrade, "convert a lake or an output of release 0.1 to Delta tables, once",
+        store=False, json_text="its path as one JSON object", more="This command does not need Spark.",
+        examples=("waypost pipeline upgrade --lake lake", "waypost pipeline upgrade --output lake/orders"),
     )  # fmt: skip
-    upgrade.add_argument(
-        "--lake", required=True, metavar="DIR", help="the lake: a folder, or a URI as s3://bucket/lake"
-    )
+    what = upgrade.add_mutually_exclusive_group(required=True)
+    what.add_argument("--lake", metavar="DIR", help="the lake: a folder, or a URI as s3://bucket/lake")
+    what.add_argument("--output", metavar="DIR", help="the output of waypost.spark.consume")
     audit = _add_action(
         actions, "audit", run_audit, "compare the whole history with what the store holds",
         more="The last line is `0 unaccounted of N` when all is well; otherwise the exit code is 1.",
@@ -108,7 +108,9 @@ def _add_action(actions: Any, name: str, run: Run, text: str, more: str = "") ->
     """Add an action that runs Spark on a lake."""
     parser = add_command(actions, name, run, text, store=False, more=more)
     parser.add_argument("--lake", required=True, metavar="DIR", help="the lake: a folder, or a URI as s3://bucket/lake")
-    parser.add_argument("--master", default="local[*]", help="the Spark master (local[*])")
+    parser.add_argument(
+        "--master", default="local[*]", help="the Spark master, or sc://HOST for Spark Connect (local[*])"
+    )
     parser.add_argument(
         "--config", action="append", default=[], metavar="KEY=VALUE", help="a setting of Spark; may be repeated"
     )
@@ -131,6 +133,11 @@ def _choose_store(options: argparse.Namespace) -> tuple[str | None, str | None]:
     if options.store is not None and options.store_env is not None:
         raise ConfigurationError("give one of --store and --store-env, not both")
     if options.store is not None and holds_secret(options.store):
+        if not options.master.startswith("local"):
+            raise ConfigurationError(
+                f"the URL of the store holds a password, which executors of {options.master} would not get: put it "
+                "into an environment variable that they have, and give its name with --store-env"
+            )
         os.environ[STORE_VARIABLE] = options.store
         return None, STORE_VARIABLE
     if options.store is None and options.store_env is None and os.environ.get(URL_VARIABLE):
@@ -181,8 +188,6 @@ def open_session(options: argparse.Namespace, events: int) -> Iterator[tuple[Spa
     from waypost.spark.session import JAVA_OPTIONS
     from waypost.spark.terminal import Progress, quiet_session
 
-    if options.master.startswith("sc://"):
-        raise ConfigurationError("the pipeline needs a master (local[*], spark://…, yarn), not Spark Connect")
     log = Path(options.log) if options.log else private_directory() / "log"
     # An error in a callback is raised to the caller, and reported once, in a sentence.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
@@ -439,27 +444,36 @@ def run_ingest(options: argparse.Namespace) -> int:
 @map_spark_errors
 def run_tidy(options: argparse.Namespace) -> int:
     """Merge small files and return the exit code."""
+    from waypost.spark.lake.ingest import has_ingested, tidy_messages
+    from waypost.spark.lake.lake import Lake
     from waypost.spark.lake.pipeline import Pipeline
 
+    lake = Lake(options.lake)
     with open_session(options, LARGE) as (spark, report_progress):
-        pipeline = Pipeline(spark, options.lake, progress=report_progress)
-        pipeline.tidy(options.keep_days)
+        # A lake may have ingested messages only.
+        if lake.state.source is not None or not has_ingested(options.lake):
+            Pipeline(spark, options.lake, progress=report_progress).tidy(options.keep_days)
+        tidy_messages(options.lake, report_progress)
     if options.json:
-        write_json({"lake": pipeline.lake.files.root})
+        write_json({"lake": lake.files.root})
     return 0
 
 
 def run_upgrade(options: argparse.Namespace) -> int:
-    """Convert a lake of release 0.1 and return the exit code."""
+    """Convert a lake or an output of release 0.1 and return the exit code."""
     try:
+        from waypost.spark.consumer.upgrade import upgrade_output
         from waypost.spark.lake.upgrade import upgrade
     except ImportError:
         raise MissingExtra('a lake is read with pyarrow and deltalake: pip install "waypost[spark]"') from None
-    lake = upgrade(options.lake, write_stderr)
-    if options.json:
-        write_json({"lake": lake.files.root})
+    if options.output is not None:
+        what, root = "output", upgrade_output(options.output, write_stderr).files.root
     else:
-        write(f"the lake {lake.files.root} consists of Delta tables")
+        what, root = "lake", upgrade(options.lake, write_stderr).files.root
+    if options.json:
+        write_json({what: root})
+    else:
+        write(f"the {what} {root} consists of Delta tables")
     return 0
 
 
