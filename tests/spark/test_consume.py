@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import polars
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
@@ -20,6 +21,8 @@ from waypost.identity import Session, continuation_id
 from waypost.spark import Batch, Consumed, read_output
 from waypost.spark.consumer.claim_source import Claim, leases_of, make_operation
 from waypost.spark.consumer.consume import _Consumer
+from waypost.spark.consumer.output import Output
+from waypost.spark.delta.steps import Step, Steps
 from waypost.spark.source.credentials import Place
 from waypost.store.port import Draft
 from waypost.testing.clock import ClockTime
@@ -94,6 +97,58 @@ def test_a_committed_message_that_was_not_settled_is_settled_when_it_is_redelive
     assert written(spark, tmp_path / "out") == sorted(ids)
     assert shop.post.ledger("orders").done == 20
     assert run(spark, shop, write_ids, tmp_path / "out") == Consumed()
+
+
+class Killed(BaseException):
+    """Stands for a kill: nothing is cleaned up or settled after it."""
+
+
+@pytest.mark.promise("SPARK-3")
+def test_a_consumer_that_is_killed_at_any_point_writes_each_message_once_to_every_table(
+    spark: SparkSession, orders: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders.post.configure("orders", lease=2)
+    sent: list[str] = []
+    committed = 0
+
+    def killed(*given: Any, **named: Any) -> Any:
+        raise Killed
+
+    follow = Steps.follow
+
+    def follow_when_opened(steps: Steps, step: Step, **named: Any) -> Any:
+        """Complete the step before, but not a new one: a commit calls this without `sync`."""
+        return follow(steps, step, **named) if named else killed()
+
+    def load(rows: DataFrame, batch: Batch) -> None:
+        batch.write(rows.select("id"), "eu/orders")
+        batch.write(rows.select("id", "text"), "us")
+
+    def seen_by_others() -> list[int]:
+        return [len(polars.read_delta(str(tmp_path / "out" / name))) for name in ("eu/orders", "us")]
+
+    for target, name, is_seen in (
+        (_Consumer, "_commit", False),
+        (Steps, "_commit_row", False),
+        (Steps, "follow", False),
+        (_Consumer, "_settle_batch", True),
+        (Output, "maintain", True),
+    ):
+        new = [one.id for one in orders.post.publish_many("orders", range(3))]
+        with monkeypatch.context() as broken:
+            broken.setattr(target, name, killed if name != "follow" else follow_when_opened)
+            with pytest.raises(Killed):
+                run(spark, orders, load, tmp_path / "out")
+        known = len(sent)
+        sent += new
+        # Messages of earlier turns may be in this batch, if their leases have ended.
+        found = seen_by_others()
+        assert found[0] == found[1]
+        assert committed <= found[0] <= known + (3 if is_seen else 0), name
+        committed = found[0]
+    while orders.post.ledger("orders").done < len(sent):
+        run(spark, orders, load, tmp_path / "out", follow=True, timeout=2)
+    assert written(spark, tmp_path / "out", "eu/orders") == written(spark, tmp_path / "out", "us") == sorted(sent)
 
 
 def _dies(*_: Any) -> Any:

@@ -12,6 +12,7 @@ from deltalake import Schema
 
 from tests.servers.s3 import S3Server
 from waypost.errors import ConfigurationError
+from waypost.spark.consumer.output import AlreadyCommitted, Fence, Output
 from waypost.spark.delta.parquet import write_rows
 from waypost.spark.delta.steps import StepConflict, Steps
 from waypost.spark.delta.table import Change, DeltaFolder
@@ -118,6 +119,24 @@ def test_readers_of_an_object_store_see_no_step_that_was_not_committed_and_the_n
     assert newest.number == 2
     assert {name: snapshot.rows for name, snapshot in found.items()} == {"a": 2, "b": 2}
     assert numbers(root, "a") == numbers(root, "b") == [1, 2]
+
+
+@pytest.mark.promise("SPARK-3")
+def test_of_consumers_with_one_output_in_an_object_store_one_commits_a_message(bucket: str) -> None:
+    root = f"{bucket}/output"
+    outputs = [Output(root), Output(root)]
+    for output in outputs:
+        output.open_for("orders", "wp")
+    for batch, output in zip("ab", outputs, strict=True):
+        output.prepare_table("", Schema.from_arrow(COLUMNS), ())
+        files = write_rows(output.files, "", pa.table({"queue": [batch], "number": [7]}, schema=COLUMNS))
+        fence = Fence("message", 1, b"nonce")
+        if batch == "a":
+            output.commit(batch, {"": files}, [fence])
+        else:
+            with pytest.raises(AlreadyCommitted):
+                output.commit(batch, {"": files}, [fence])
+    assert polars.read_delta(root)["queue"].to_list() == ["a"]
 
 
 def test_keys_in_the_uri_of_a_lake_are_refused() -> None:

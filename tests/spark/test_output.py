@@ -215,10 +215,12 @@ def test_what_is_no_output_of_this_queue_is_refused(tmp_path: Path, make: Callab
 
 def test_a_table_that_the_output_does_not_know_is_not_written_to(tmp_path: Path) -> None:
     commit(open_output(tmp_path / "other"), "a", ["1"], ("t",))
-    (tmp_path / "out").mkdir()
+    output = open_output(tmp_path / "out")
     (tmp_path / "other" / "t").rename(tmp_path / "out" / "t")
     with pytest.raises(ConfigurationError, match="does not know"):
-        commit(open_output(tmp_path / "out"), "b", ["2"], ("t",))
+        commit(output, "b", ["2"], ("t",))
+    with pytest.raises(ConfigurationError, match="has files already"):
+        open_output(tmp_path)
     Lake(str(tmp_path / "lake")).create()
     with pytest.raises(ConfigurationError, match="is no output of a consumer"):
         commit(open_output(tmp_path / "lake"), "b", ["2"])
@@ -230,7 +232,9 @@ def test_a_table_gains_columns_keeps_types_and_may_be_partitioned_by_dates(spark
     day = f.to_date(f.lit("2026-03-01"))
     first = spark.range(2).select(f.col("id").cast("string").alias("id"), f.when(f.col("id") == 0, day).alias("day"))
     made = {"t": output.write(first, "t", "a", ("day",))}
-    output.commit("a", made, fences(["0", "1"]))
+    output.commit("a", {**made, "none": output.write(first.where("id is null"), "none", "a", ())}, fences(["0", "1"]))
+    output.maintain()
+    assert read_output(spark, f"{tmp_path}/an output", "none").count() == 0
     more = first.withColumn("value", f.struct(f.lit(1.5).alias("total"), f.array(f.lit(1)).alias("parts")))
     output.commit("b", {"t": output.write(more, "t", "b", ("day",))}, fences(["2", "3"]))
     found = {

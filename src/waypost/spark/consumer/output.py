@@ -120,11 +120,13 @@ class Output:
         self._snapshots: dict[str, Snapshot] = {}
         #: Tables that the last batch changed.
         self._changed: tuple[str, ...] = ()
+        self._converting = converting
         if self.files.exists(OLD_LOG) and not converting:
+            where = self.files.address
             raise ConfigurationError(
-                f"the output {self.files.root} was made by release 0.1 of waypost, as plain Parquet: convert it once, "
-                f"with `waypost pipeline upgrade --output {self.files.root}`; or give another folder as the output and "
-                "read this one with spark.read.parquet, after release 0.1 has consumed it to its end"
+                f"the output {where} was made by release 0.1 of waypost, as plain Parquet: convert it once, with "
+                f"`waypost pipeline upgrade --output {where}`; or give another folder as the output and read this one "
+                "with spark.read.parquet, after release 0.1 has consumed it to its end"
             )
 
     # ---- reading ---------------------------------------------------------------------------------------------
@@ -132,10 +134,21 @@ class Output:
     def open_for(self, queue: str, namespace: str) -> None:
         """Open the output for the messages of a queue; create it if there is none."""
         if not self.steps.exists():
+            self._refuse_other_files()
             self.steps.folder(CONSUMED).create(Schema.from_arrow(COLUMNS), statistics=STATISTICS)
             self.steps.create()
         self.state = OutputState(queue=queue, namespace=namespace, vacuumed_ms=time.time_ns() // 1_000_000)
         self.read_before_claim()
+
+    def _refuse_other_files(self) -> None:
+        """Refuse a folder with files of others: those that are in no table are deleted one day."""
+        found = () if self._converting else sorted(self.files.walk(""))
+        other = next((name for name in found if not name.startswith(("_", "."))), None)
+        if other is not None:
+            raise ConfigurationError(
+                f"{self.files.address} is no output of a consumer and has files already ({other}): give a folder of "
+                "its own as the output"
+            )
 
     def read_before_claim(self) -> set[str]:
         """Read the newest step; return the messages that are in the output already and may be claimed again."""
@@ -177,17 +190,17 @@ class Output:
         except (msgspec.MsgspecError, KeyError, TypeError):
             raise self._no_output() from None
         if state is None:
-            raise StoreError(f"the output {self.files.root} was made by a newer release of waypost: update this one")
+            raise StoreError(f"the output {self.files.address} was made by a newer release of waypost: update this one")
         if to_write and (state.queue, state.namespace) != (self.state.queue, self.state.namespace):
             raise ConfigurationError(
-                f"the output {self.files.root} belongs to queue {state.queue} of namespace {state.namespace}: one "
+                f"the output {self.files.address} belongs to queue {state.queue} of namespace {state.namespace}: one "
                 f"output takes the messages of one queue, so give {self.state.queue} an output of its own"
             )
         self.state = state
 
     def _no_output(self) -> ConfigurationError:
         return ConfigurationError(
-            f"{self.files.root} is no output of a consumer, but a lake: give a folder of its own as the output"
+            f"{self.files.address} is no output of a consumer, but a lake: give a folder of its own as the output"
         )
 
     def _read_messages(self, file: DataFile) -> tuple[Fence, ...]:
@@ -279,7 +292,7 @@ class Output:
         if table not in self.state.tables:
             known = ", ".join(name or "the output itself" for name in self.state.tables) or "no table yet"
             raise InvalidInput(
-                f"there is no table {table or '(the output itself)'} in the output {self.files.root}; it has {known}"
+                f"there is no table {table or '(the output itself)'} in the output {self.files.address}; it has {known}"
             )
         handle = self.steps.folder(table).open()
         schema = StructType.fromJson(json.loads(handle.schema().to_json()))
@@ -303,7 +316,7 @@ class Output:
                 raise AlreadyCommitted(twice)
             if self.step - self._claim_step > STEPS_KEPT:
                 raise StoreError(
-                    f"steps {self._claim_step + 1} to {self.step - STEPS_KEPT} of the output {self.files.root} were "
+                    f"steps {self._claim_step + 1} to {self.step - STEPS_KEPT} of the output {self.files.address} were "
                     "made since this consumer last read it, and their messages are not kept any more, so it cannot "
                     "know what is in them. Nothing of this batch was committed; start it again"
                 )
@@ -329,7 +342,7 @@ class Output:
         rows = [file for batch, fences in messages.items() for file in self._write_messages(1, batch, fences)]
         state = msgspec.structs.replace(self.state, tables=tuple(tables), unsettled=tuple(messages))
         if not self._try_commit("upgrade", {**changes, CONSUMED: Change(tuple(rows))}, state):
-            raise StoreError(f"another process converts the output {self.files.root} at this moment")
+            raise StoreError(f"another process converts the output {self.files.address} at this moment")
 
     def _unsettled(self) -> list[str]:
         return [batch for batch in self.state.unsettled if batch not in self._settled]
@@ -398,7 +411,7 @@ class Output:
 
     def maintain(self) -> None:
         """Merge small files of the tables that the last step changed, and once a day delete files that are in none."""
-        found = {name: self._snapshots[name] for name in self._changed}
+        found = {name: self._snapshots[name] for name in self._changed if name in self._snapshots}
         merged = {name: merge_small_files(self.files, name, one.files, one.schema) for name, one in found.items()}
         changes = {name: change for name, change in merged.items() if change}
         self._changed = ()

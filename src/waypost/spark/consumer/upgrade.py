@@ -134,8 +134,8 @@ def _find_files(files: LakeFiles, committed: set[str]) -> dict[str, dict[tuple[s
         if "/" in name or not name.endswith(".parquet"):
             what = "is partitioned by a column of yours" if "/" in name else "is not Parquet"
             raise InvalidInput(
-                f"the output {files.root} cannot be converted: {path} {what}. Give another folder as the output, and "
-                "read this one with Spark, after release 0.1 has consumed it to its end"
+                f"the output {files.address} cannot be converted: {path} {what}. Give another folder as the output, "
+                "and read this one with Spark, after release 0.1 has consumed it to its end"
             )
         table = "" if match["table"] in (None, OLD_FOLDER) else match["table"]
         known = found.setdefault(table, {})
@@ -153,7 +153,7 @@ def _copy(output: Output, table: str, data: Mapping[tuple[str, str], str]) -> li
         schema = unify_schemas(files, data.values()).append(pa.field(BATCH_COLUMN, pa.string()))
     except pa.ArrowException as error:
         raise InvalidInput(
-            f"the output {files.root} cannot be converted: files of its table {table or '(the output itself)'} have "
+            f"the output {files.address} cannot be converted: files of its table {table or '(the output itself)'} have "
             f"columns of different types ({error})"
         ) from None
     output.prepare_table(table, Schema.from_arrow(schema), ())

@@ -93,8 +93,8 @@ def refuse_old_messages(root: str, queue: str) -> None:
     files, name = open_lake_files(root), folder_of(queue)
     if files.exists(f"{OLD_FOLDER}/ingest-{name}.json"):
         raise StoreError(
-            f"messages of queue {queue} were loaded into the lake {files.root} by release 0.1 of waypost: convert "
-            f"them once, with `waypost pipeline upgrade --lake {files.root}`"
+            f"messages of queue {queue} were loaded into the lake {files.address} by release 0.1 of waypost: convert "
+            f"them once, with `waypost pipeline upgrade --lake {files.address}`"
         )
 
 

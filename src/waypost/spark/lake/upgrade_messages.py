@@ -82,7 +82,7 @@ def _convert(files: LakeFiles, name: str, old: OldState, progress: Callable[[str
             known = unify_schemas(files, found)
         except pa.ArrowException as error:
             raise InvalidInput(
-                f"the messages {name} of the lake {files.root} cannot be converted: their files have columns of "
+                f"the messages {name} of the lake {files.address} cannot be converted: their files have columns of "
                 f"different types ({error})"
             ) from None
         declared = {column: PUBLISHED.arrow_type(column) for column in columns if column != "value"}
@@ -134,8 +134,8 @@ def _read_offsets(files: LakeFiles, name: str, batch: int) -> dict[str, int]:
     content = files.read(path)
     if content is None:
         raise StoreError(
-            f"the messages {name} of the lake {files.root} cannot be converted: {files.path(path)} is gone, which says "
-            "how far the journal was read. Restore it, or load them into a new lake"
+            f"the messages {name} of the lake {files.address} cannot be converted: {files.path(path)} is gone, which "
+            "says how far the journal was read. Restore it, or load them into a new lake"
         )
     try:
         return msgspec.json.decode(content.strip().rpartition(b"\n")[2], type=dict[str, int])
