@@ -187,10 +187,15 @@ def traceback_text(error: BaseException, characters_max: int = TRACEBACK_CHARACT
 
 def _drop_frames(described: TracebackException) -> bool:
     """Drop the frames of waypost from a traceback and those of its causes; whether it has others, or notes."""
-    described.stack = StackSummary.from_list([one for one in described.stack if not one.filename.startswith(_PACKAGE)])
+    described.stack = StackSummary.from_list([one for one in described.stack if not is_own_file(one.filename)])
     others = [described.__cause__, described.__context__, *(described.exceptions or ())]
     found = [_drop_frames(one) for one in others if one is not None]
     return bool(described.stack) or bool(getattr(described, "__notes__", None)) or any(found)
+
+
+def is_own_file(name: str) -> bool:
+    """Whether a frame with this file is a part of waypost."""
+    return name.startswith(_PACKAGE)
 
 
 def error_type(error: BaseException) -> str:

@@ -161,6 +161,8 @@ HEARTBEAT_SECONDS = SAFETY_POLL_SECONDS
 HEARTBEATS_PER_TTL = 3
 #: A worker that could have claimed and did not for this long is red. Two polls: one may be late.
 HEALTH_WINDOW_SECONDS = 2 * SAFETY_POLL_SECONDS
+#: How many calls of a handler may run at the same time in one worker.
+CONCURRENCY_MAX = 10_000
 POLL_FIRST_SECONDS = 0.05
 
 # ---- schedules ----------------------------------------------------------------------------------------------

@@ -482,11 +482,26 @@ class Drained(Struct, frozen=True):
     unsettled: int = 0
     #: Of those running, handlers in threads whose lease has ended: others may handle their messages by now.
     past_lease: int = 0
+    #: Messages that were settled since the worker started: as done, to be tried again, as dead letters.
+    done: int = 0
+    retried: int = 0
+    dead: int = 0
 
     @property
     def complete(self) -> bool:
         """Whether nothing is left that this object began."""
         return not (self.running or self.publishing or self.unsettled)
+
+    def __str__(self) -> str:
+        parts = [f"{self.done:,} done"]
+        for count, text in (
+            (self.dead, "dead"), (self.retried, "retried"), (self.released, "released"), (self.cancelled, "cancelled"),
+            (self.running, "still running: delivered again when their leases end"),
+            (self.unsettled, "not settled: delivered again when their leases end"),
+        ):  # fmt: skip
+            if count:
+                parts.append(f"{count:,} {text}")
+        return ", ".join(parts)
 
     def __add__(self, other: Drained) -> Drained:
         mine, theirs = structs.astuple(self), structs.astuple(other)

@@ -413,7 +413,7 @@ def working(cli: CommandRunner) -> None:
     assert json.loads(printed)["total"]["handled"] == 1
     assert found["workers"][0]["queues"][0]["name"] == "orders"
     assert found["unserved"] == ["mails"]
-    assert "1 handled" in printed_text
+    assert "1 done" in printed_text
     assert cli.run("workers") == "no workers\nserved by no worker: mails, orders\n"
     assert cli.run("workers", "stop", "absent", code=1) == "there is no worker absent\n"
     executor = cli.post.store.connect(start_timeout=5)
@@ -432,7 +432,7 @@ def relaying(cli: CommandRunner) -> None:
     cli.post.publish_many("orders", [1, 2, 3])
     to = f"sqlite:///{cli.folder / 'target.db'}#copies"
     assert cli.json("relay", "--queue", "orders", "--to", to, "--until-empty")["queues"]["orders"]["handled"] == 1
-    assert "waypost worker stopped: 1 handled" in cli.stderr  # the three of them were one batch
+    assert "waypost worker stopped: 3 done" in cli.stderr
     assert cli.post.ledger("orders").done == 3
     assert "a relay cannot send to ftp://" in cli.refused("relay", "--queue", "orders", "--to", "ftp://x")
 

@@ -60,7 +60,7 @@ def test_a_handler_in_a_process_ends_with_its_killed_worker_and_is_delivered_aga
     until(lambda: not is_there(grinding), "the end of its process")
     other = group.start("grinding")
     until(lambda: group.post.ledger("grinding").done == 30, "the rest")
-    assert "released" in group.stop(other)
+    assert " done" in group.stop(other)
     ended = Counter(body for what, body, _, _ in group.read_notes() if what == "ended")
     assert set(ended) == {str(number) for number in range(30)}
     # Only what was under way or not settled when the worker was killed can have run twice.
@@ -79,7 +79,7 @@ def test_a_worker_that_is_stopped_under_load_loses_nothing(group: WorkerGroup) -
     assert ledger.done == group.count("ended") == group.count("began")
     assert ledger.done + ledger.ready == 300
     assert all(stored.deliveries == 0 for stored in group.post.peek("slow", 300))
-    assert f"{ledger.done} handled" in output
+    assert f"{ledger.done:,} done" in output
     assert "slow       slow: 5 at once on the event loop" in output
     again = group.start("slow", processes=2)
     until(lambda: group.post.ledger("slow").done == 300, "the rest")

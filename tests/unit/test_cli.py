@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -39,6 +40,8 @@ def send(bodies: list[str]) -> None: ...
 @pytest.fixture
 def shop(tmp_path: Path) -> Path:
     (tmp_path / "shop.py").write_text(SHOP)
+    (tmp_path / "empty.py").write_text("nothing = 7")
+    (tmp_path / "small.py").write_text("from shop import async_post as post\nagain = post\n")
     with Waypost(f"sqlite:///{tmp_path / 'shop.db'}") as post:
         post.publish_many("orders", [1, 2, 3])
     return tmp_path
@@ -59,13 +62,13 @@ def test_a_worker_prints_what_it_runs_and_how_it_ended(shop: Path, name: str) ->
     assert sorted(done.stdout.split()) == ["1", "2", "3", "charged", "charged", "charged"]
     assert "sqlite, namespace wp: each commit is on the disk" in done.stderr
     assert f"orders     charge: {3 if name == 'post' else 10} at once on the event loop" in done.stderr
-    assert done.stderr.endswith("waypost worker stopped: 3 handled, 0 released\n")
+    assert done.stderr.endswith("waypost worker stopped: 3 done\n")
 
 
 def test_all_handlers_run_unless_some_are_chosen(shop: Path) -> None:
     done = command(shop, "worker", "shop:post", "--until-empty")
     assert "mails      send: 10 at once in threads, batches of 20" in done.stderr
-    assert "  orders     3 handled, 0 released\n  mails      0 handled, 0 released\n" in done.stderr
+    assert "  orders     3 done\n  mails      0 done\n" in done.stderr
     assert done.returncode == 0
 
 
@@ -92,17 +95,20 @@ def test_the_first_line_names_the_store_and_its_durability(url: str, options: di
 
 
 def test_the_final_line_reports_what_is_left() -> None:
-    report = Drained(handled=5, released=2, cancelled=1, running=1, unsettled=3)
+    report = Drained(handled=5, released=2, cancelled=1, running=1, unsettled=3, done=1_200, dead=2, retried=3)
     assert describe_end(report) == (
-        "waypost worker stopped: 5 handled, 2 released, 1 cancelled, 1 still running: delivered again when their "
-        "leases end, 3 not settled: delivered again when their leases end"
+        "waypost worker stopped: 1,200 done, 2 dead, 3 retried, 2 released, 1 cancelled, 1 still running: delivered "
+        "again when their leases end, 3 not settled: delivered again when their leases end"
     )
 
 
 @pytest.mark.parametrize(
     ("target", "printed"),
     [
-        ("shop", "the client is given as module:name"),
+        (":post", "the client is given as module:name"),
+        ("shop:", "the client is given as module:name"),
+        ("shop", "module shop has several clients: name one of shop:post, shop:async_post"),
+        ("empty", "module empty has no client"),
         ("nowhere:post", "there is no module 'nowhere' here"),
         ("shop:nothing", "shop:nothing is int, not a Waypost"),
         ("shop:missing", "shop:missing is NoneType"),
@@ -113,6 +119,52 @@ def test_a_client_that_cannot_be_found_is_reported_in_one_line(shop: Path, targe
     assert done.returncode == 2
     assert printed in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.promise("FACE-6")
+def test_a_module_with_one_client_is_enough_and_a_concurrency_is_for_all_queues(shop: Path) -> None:
+    done = command(shop, "worker", "small", "--until-empty", "--concurrency", "2")
+    assert done.returncode == 0, done.stderr
+    assert "  orders     charge: 2 at once on the event loop\n" in done.stderr
+    assert done.stderr.endswith("waypost worker stopped: 3 done\n")
+
+
+@pytest.mark.promise("FACE-6")
+def test_json_logs_are_all_that_a_worker_writes_to_stderr(shop: Path) -> None:
+    done = command(shop, "worker", "small", "--until-empty", "--log-format", "json", "--log-done", "info")
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    events = [line.get("event") for line in lines]
+    assert (events.count("worker_started"), events[-1]) == (1, "worker_stopped")
+    successes = [line for line in lines if line.get("event") == "handler_done"]
+    assert [(line["level"], line["logger"], line["queue"]) for line in successes] == 3 * [
+        ("info", "waypost.done", "orders")
+    ]
+    assert all(line["seconds"] >= 0 and line["message_id"] in line["message"] for line in successes)
+
+
+@pytest.mark.promise("FACE-6")
+def test_a_worker_starts_anew_when_a_file_changes_and_ends_at_a_signal(shop: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "waypost.cli.main", "worker", "small", "--reload"],
+        cwd=shop, env=os.environ | {"PYTHONPATH": str(ROOT / "src")}, text=True,
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL),  # noqa: PLW1509
+    ) as reloader, Waypost(f"sqlite:///{shop / 'shop.db'}") as post:  # fmt: skip
+        try:
+            until(lambda: post.ledger("orders").done == 3, "three handled messages")
+            (first,) = post.workers()
+            (shop / "shop.py").write_text(SHOP.replace("concurrency=3", "concurrency=4"))
+            until(lambda: [one.pid for one in post.workers() if one.pid != first.pid], "another process")
+            post.publish("orders", 4)
+            until(lambda: post.ledger("orders").done == 4, "its first message")
+            reloader.send_signal(signal.SIGTERM)
+            _, printed_text = reloader.communicate(timeout=60)
+        finally:
+            reloader.kill()
+    assert reloader.returncode == 0, printed_text
+    assert "waypost: shop.py has changed\n" in printed_text
+    assert printed_text.count("waypost worker stopped: ") == 2
 
 
 @pytest.mark.promise("SEE-4")
@@ -140,7 +192,8 @@ def test_a_signal_stops_a_worker_in_order(shop: Path, name: str, number: signal.
         finally:
             worker.kill()
     assert worker.returncode == 0, printed_text
-    assert "3 handled" in printed_text
+    assert f"{number.name}: stopping, " in printed_text
+    assert printed_text.endswith("waypost worker stopped: 3 done\n")
 
 
 def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -406,7 +406,7 @@ def test_a_signal_to_all_processes_of_a_worker_stops_it_in_order(tmp_path: Path)
         os.killpg(worker.pid, signal.SIGINT)
         printed, log = worker.communicate(timeout=30)
         assert worker.returncode == 0, log
-    assert "2 handled" in log
+    assert "2 done" in log
     assert "talks      talk: 10 at once in processes" in log
     assert {line.split()[0] for line in printed.splitlines()} == {"hello", "again"}
     assert not any(is_there(int(line.split()[1])) for line in printed.splitlines())

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from waypost.checks import check_namespace
 from waypost.cli.exit_codes import UNREACHABLE, USAGE, CommandError
-from waypost.cli.output import write_stderr
+from waypost.cli.output import LOG_FORMATS, write_stderr
 from waypost.client import Waypost
 from waypost.client.options import DeadFilters
 from waypost.operations.flow import OnEvent
@@ -71,13 +71,14 @@ def add_leader_command(commands: Any, name: str, run: Run, text: str) -> None:
         "--ttl", type=float, default=LEADER_TTL_MS / 1000, metavar="S",
         help=f"replace a leader that has not renewed its leadership for S seconds ({LEADER_TTL_MS // 1000})",
     )  # fmt: skip
-    add_log_level(parser, "info")
+    add_log_options(parser, "info")
 
 
-def add_log_level(parser: argparse.ArgumentParser, default: str) -> None:
-    """Add `--log-level`."""
+def add_log_options(parser: argparse.ArgumentParser, default: str) -> None:
+    """Add `--log-level` and `--log-format`."""
     parser.add_argument("--log-level", default=default, choices=("debug", "info", "warning", "error"),
                         help=f"what is logged on stderr ({default})")  # fmt: skip
+    parser.add_argument("--log-format", default="text", choices=LOG_FORMATS, help="log lines of text or of JSON (text)")
 
 
 def add_message_filters(parser: argparse.ArgumentParser) -> None:

@@ -13,7 +13,7 @@ import sys
 from base64 import b64encode
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -96,10 +96,39 @@ class SafeFormatter(logging.Formatter):
         return escape_lines(redact_secrets(super().format(safe)))
 
 
-def log_to_stderr(level: str) -> None:
-    """Log from this level on to stderr, unless the program has configured logging itself."""
+class JsonFormatter(logging.Formatter):
+    """Formats each log record as one JSON document, as safe as the lines are."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the document: time, level, logger, message, what the record has besides, and the traceback."""
+        document: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **{name: value for name, value in vars(record).items() if name not in PLAIN_RECORD and value is not None},
+        }
+        if record.exc_info:
+            document["traceback"] = self.formatException(record.exc_info)
+        return escape_json(redact_secrets(json.dumps(document, ensure_ascii=False, default=str)))
+
+
+#: What every log record has; the rest is what the code that logs has added.
+PLAIN_RECORD = frozenset((*vars(logging.makeLogRecord({})), "message", "asctime"))
+LOG_FORMATS = ("text", "json")
+
+
+def log_to_stderr(level: str, form: str = "text", *, without: Sequence[str] = ()) -> None:
+    """Log from this level on to stderr, unless the program has configured logging itself.
+
+    `without`: events that the command itself reports to people.
+    """
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(SafeFormatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    if form == "json":
+        handler.setFormatter(JsonFormatter())
+    else:
+        handler.setFormatter(SafeFormatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+        handler.addFilter(lambda record: getattr(record, "event", None) not in without)
     logging.basicConfig(level=level.upper(), handlers=[handler])
 
 

@@ -27,7 +27,8 @@ from waypost.values import Claimed, Drained, Settlement
 from waypost.wake.port import ALL_SLEEPERS
 from waypost.wake.wakeups import hash_key
 from waypost.worker.handler import Handler, current_slot
-from waypost.worker.handler_calls import Caller, Ending, Slot, log_failure
+from waypost.worker.handler_calls import Caller, Ending, Slot
+from waypost.worker.handler_log import done_level, log_done, log_failure
 from waypost.worker.poller import Liveness, Poller
 from waypost.worker.settler import Settler
 from waypost.worker.signals import is_stop_request
@@ -90,7 +91,10 @@ class Consumer:
         self._on_abort = on_abort
         self._work_count = work_count
         #: Whether a handler that returns nothing needs no further checks.
-        self._is_plain = not handler.manual and handler.batch is None and context.on_event is None
+        self._done_level = done_level()
+        self._is_plain = (
+            not handler.manual and handler.batch is None and context.on_event is None and self._done_level is None
+        )
         self._ready: deque[Message[Any]] = deque()
         self._held = HeldMessages()
         self.settler = Settler(context, executor, self.queue, self._held, self._on_settled, handler.retry, renewer)
@@ -176,9 +180,11 @@ class Consumer:
 
     def report(self) -> Drained:
         """The current state."""
+        outcomes = self.settler.outcomes
         return Drained(
-            handled=self.handled, released=self.settler.released, cancelled=self.cancelled, running=self._busy,
-            unsettled=self.settler.unsettled, past_lease=self._past_lease(),
+            handled=self.handled, released=outcomes["released"], cancelled=self.cancelled, running=self._busy,
+            unsettled=self.settler.unsettled, past_lease=self._past_lease(), done=outcomes["done"],
+            retried=outcomes["retried"], dead=outcomes["dead"],
         )  # fmt: skip
 
     def _past_lease(self) -> int:
@@ -555,19 +561,25 @@ class Consumer:
             refusal = self.handler.keep_result(messages[0], result) or codec.refusal_of(messages[0]._result)
             if refusal is not None:
                 self._report_refused_result(messages[0], refusal)
+        failed = False
         stopped = given_up or (isinstance(error, asyncio.CancelledError) and ending is not None)
         if error is None and isinstance(result, Outcome):
-            error = result
-        elif error is not None and not stopped and not isinstance(error, Outcome):
+            error, failed = result, True
+        elif isinstance(error, Outcome):
+            failed = True
+        elif error is not None and not stopped:
             if self.handler.is_async and is_stop_request(error):
                 stopped = True
                 self._on_abort(error)
-            elif error is not messages[0].undecodable:
-                log_failure(self.handler, messages, error)
+            else:
+                failed = error is not messages[0].undecodable
         if self._context.on_event is not None:
             slot.report(self._context, messages, error, ending, stopped=stopped)
-        for message in messages:
-            self._settle(message, error, stopped=stopped)
+        settlements = [self._settle(message, error, stopped=stopped) for message in messages]
+        if failed and error is not None:
+            log_failure(self.handler, messages, error, settlements)
+        elif self._done_level is not None and error is None:
+            log_done(self._done_level, self.handler, messages, lease_clock.now() - slot.started)
 
     def _report_refused_result(self, message: Message[Any], refusal: str) -> None:
         log.error(
@@ -581,7 +593,7 @@ class Consumer:
             "result_not_kept", self.queue, "failure", message_id=message.id, token=message.token, error=refusal
         )
 
-    def _settle(self, message: Message[Any], error: BaseException | None, *, stopped: bool = False) -> None:
+    def _settle(self, message: Message[Any], error: BaseException | None, *, stopped: bool = False) -> Settlement:
         handler = self.handler
         if handler.manual and error is None and message.outcome is None:
             error = Retry(reason="left unsettled")
@@ -596,9 +608,11 @@ class Consumer:
         elif message.at_most_once:
             if self._context.on_event is not None:
                 receive.emit_settled(self._context, message, settlement, "done")
+            self.settler.outcomes["done"] += 1  # by its claim
             self._on_end_without_settle()
         else:
             self.settler.add(message, settlement)
+        return settlement
 
     def _close_lost(self, message: Message[Any], settlement: Settlement) -> None:
         """Give up a message: its lease is lost or about to end, and there is no outcome that the store could accept."""

@@ -27,7 +27,7 @@ from waypost.errors import ConfigurationError
 from waypost.message import Message, Queue, after_ms, queue_name, queue_type
 from waypost.middleware import Middleware, check_handling, handled_through
 from waypost.outbox.transaction_adapters import is_session_annotation
-from waypost.policy import CHUNK_MESSAGES_MAX, RetryPolicy, check_retry
+from waypost.policy import CHUNK_MESSAGES_MAX, CONCURRENCY_MAX, RetryPolicy, check_retry
 from waypost.times import Duration
 
 if TYPE_CHECKING:
@@ -171,7 +171,6 @@ class Signature:
 
 #: How many calls of a handler run at the same time in one worker, by default.
 CONCURRENCY = 10
-CONCURRENCY_MAX = 10_000
 #: After this time a lease is no longer renewed, because a handler that hangs would hold its message forever.
 MAX_RUN_SECONDS = 3600.0
 

@@ -128,29 +128,6 @@ class SuspendedCoroutine:
             return stop.value
 
 
-def log_failure(handler: Handler, messages: Sequence[Message[Any]], error: BaseException) -> None:
-    """Log that a handler failed, with its traceback."""
-    message = messages[0]
-    log.warning(
-        "handler %s failed on message %s of queue %s (delivery %d, attempt %d): %s",
-        handler.name,
-        message.id,
-        handler.queue,
-        message.deliveries,
-        message.attempts + 1,
-        error_type(error),
-        exc_info=error,
-        extra={
-            "event": "handler_failed",
-            "queue": handler.queue,
-            "message_id": message.id,
-            "deliveries": message.deliveries,
-            "attempts": message.attempts + 1,
-            "error_type": error_type(error),
-        },
-    )
-
-
 Work = tuple[Callable[[], Any], "asyncio.Future[Any]"]
 
 
@@ -212,7 +189,7 @@ class Caller:
     def __init__(
         self,
         handler: Handler,
-        on_unreadable: Callable[[Message[Any], Undecodable], None],
+        on_unreadable: Callable[[Message[Any], Undecodable], object],
         context: ClientContext,
         executor: AsyncExecutor,
     ) -> None:

@@ -172,7 +172,7 @@ class Processes:
         self,
         messages: list[Message[Any]],
         on_begun: Callable[[], asyncio.TimerHandle],
-        on_unreadable: Callable[[Message[Any], Undecodable], None],
+        on_unreadable: Callable[[Message[Any], Undecodable], object],
     ) -> Any:
         """Run the handler for these messages in a process; its outcome, or the error that it ended with.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -56,7 +57,8 @@ class Settler:
         self._task: asyncio.Task[None] | None = None
         self._stopping = False
         self.unsettled = 0
-        self.released = 0
+        #: How many were settled in which way.
+        self.outcomes: Counter[SettleStatus] = Counter()
         self.target = SettleTarget(
             context,
             retry,
@@ -166,8 +168,7 @@ class Settler:
                 soonest = settlement.after_ms if soonest is None else min(soonest, settlement.after_ms)
             elif settlement.then:
                 sent_to.update(one.queue for one in settlement.then)
-        if soonest is not None:
-            self.released += statuses.count("released")
+        self.outcomes.update(statuses)
         self._on_settled(soonest, sent_to)
 
     def _give_up(self, messages: list[Message[Any]], settlements: list[Settlement], error: Exception | None) -> None:

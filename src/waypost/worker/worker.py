@@ -16,6 +16,7 @@ from typing import Any, Protocol, Self, cast
 
 from waypost.checks import check_flag, check_seconds
 from waypost.errors import ConfigurationError, ForkedClient, UnusableClient
+from waypost.formatting import format_count
 from waypost.identity import Session
 from waypost.message import Queue, queue_name
 from waypost.operations.flow import ClientContext, Flow, OnEvent, drive_async
@@ -301,17 +302,21 @@ class Worker:
         await asyncio.gather(*(self._stop_consumer(consumer, deadline) for consumer in self._consumers))
         self._last = self.report()
         log.info(
-            "worker %s stopped: %d handled, %d released, %d still running",
+            "worker %s stopped: %s",
             self.name,
-            self._last.handled,
-            self._last.released,
-            self._last.running,
+            self._last,
             extra={"event": "worker_stopped", "worker": self.name},
         )
         return self._last
 
     def _on_signal(self, name: str) -> None:
-        log.info("%s: stopping", name, extra={"event": "signal", "signal": name, "worker": self.name})
+        running, seconds = self.report().running, f"{self._stop_seconds:g}"
+        wait = f"waiting up to {seconds} s for {format_count(running, 'handler')}; " if running else ""
+        again = "Ctrl-C" if name == "SIGINT" else name
+        log.info(
+            "%s: stopping, %s%s again to quit now", name, wait, again,
+            extra={"event": "signal", "signal": name, "worker": self.name, "running": running},
+        )  # fmt: skip
         self.request_stop()
 
     def _call_soon(self, call: Callable[..., None], *given: Any) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from waypost.cli.commands.worker import describe_start, print_end, run_worker
+from waypost.cli.commands.worker import WORKER_EVENTS, describe_start, print_end, run_worker
 from waypost.cli.exit_codes import FOUND, LEFT
-from waypost.cli.options import add_command, add_log_level, open_client
+from waypost.cli.options import add_command, add_log_options, open_client
 from waypost.cli.output import log_to_stderr, write_stderr
 from waypost.client.base import RELAY_BATCH, RELAY_HOLD_SECONDS
 from waypost.policy import RETRY_BUDGET_SECONDS
@@ -38,16 +38,17 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--timeout", type=float, default=25.0, metavar="S", help="seconds that a batch may run on after a signal (25)"
     )
-    add_log_level(parser, "warning")
+    add_log_options(parser, "info")
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the command and return its exit code."""
-    log_to_stderr(options.log_level)
+    log_to_stderr(options.log_level, options.log_format, without=WORKER_EVENTS)
     with open_client(options, retry_budget=RETRY_BUDGET_SECONDS, creates=True) as post:
         relay = post.relay(options.queue, to=options.to, batch=options.batch, hold=options.hold)
         worker = post.worker(scheduler=False)
-        write_stderr(describe_start(post, worker))
+        if options.log_format == "text":
+            write_stderr(describe_start(post, worker))
         report = run_worker(worker, options)
         ledger = post.ledger(options.queue)
     left = ledger.ready + ledger.delayed

@@ -33,7 +33,7 @@ def run(options: argparse.Namespace) -> int:
 
 def run_until_signal(options: argparse.Namespace, loop: Callable[[Waypost, threading.Event], None]) -> int:
     """Run a loop that ends when its event is set, which a signal does; return the exit code."""
-    log_to_stderr(options.log_level)
+    log_to_stderr(options.log_level, options.log_format)
     stop = threading.Event()
     with (
         open_client(options, retry_budget=RETRY_BUDGET_SECONDS, creates=True) as post,

@@ -12,7 +12,7 @@ from waypost.checks import check_namespace
 from waypost.cli.exit_codes import USAGE, CommandError
 from waypost.cli.options import (
     add_command,
-    add_log_level,
+    add_log_options,
     check_sqlite_file,
     get_namespace,
     get_url,
@@ -64,7 +64,7 @@ def add(commands: Any) -> None:
                         help="the lake of a store: percentiles, audit, report, messages it has forgotten")  # fmt: skip
     parser.add_argument("--tls-cert", metavar="PATH", help="serve TLS with this certificate")
     parser.add_argument("--tls-key", metavar="PATH", help="and this key")
-    add_log_level(parser, "info")
+    add_log_options(parser, "info")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import gc
 import importlib
+import logging
 import os
 import signal
 import subprocess
@@ -16,16 +17,19 @@ import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from waypost.cli import metrics
 from waypost.cli.exit_codes import LEFT, USAGE, CommandError
-from waypost.cli.options import add_command, add_log_level
+from waypost.cli.options import add_command, add_log_options, integer_between
 from waypost.cli.output import log_to_stderr, write_json, write_stderr
+from waypost.cli.reload import Reloader
 from waypost.client import AsyncWaypost, Waypost
 from waypost.client.base import BaseClient
 from waypost.errors import ConfigurationError
-from waypost.policy import HEALTH_WINDOW_SECONDS
+from waypost.policy import CONCURRENCY_MAX, HEALTH_WINDOW_SECONDS
 from waypost.values import Drained
 from waypost.worker.signals import NAMES
 
@@ -36,6 +40,10 @@ if TYPE_CHECKING:
 #: The shortest time between two restarts, or processes that die at once would keep the machine busy.
 RESTART_SECONDS = 1.0
 WATCH_SECONDS = 0.05
+#: Longer than a stop may take, before a process that is to be started anew is killed.
+RELOAD_SECONDS = 5.0
+#: What the command itself writes in the first and the last lines.
+WORKER_EVENTS = ("worker_started", "worker_stopped")
 
 
 def add(commands: Any) -> None:
@@ -44,10 +52,22 @@ def add(commands: Any) -> None:
         commands, "worker", run, "run the handlers of a client", store=False,
         json_text="at the end, a report as one JSON document (of each process)",
         more="It stops in order at SIGINT, SIGTERM or SIGHUP. Exit code 5: something was left running or unsettled.",
-        examples=("waypost worker shop.queues:post", "waypost worker shop.queues:post --queues orders --processes 4"),
+        examples=(
+            "waypost worker shop", "waypost worker shop.queues:post --queues orders --processes 4",
+            "waypost worker shop --reload --log-done info",
+        ),
     )  # fmt: skip
-    parser.add_argument("target", metavar="module:post", help="where the client is: shop.queues:post")
+    parser.add_argument(
+        "target", metavar="module[:post]",
+        help="where the client is: shop.queues:post, or shop.queues if it has one client only",
+    )  # fmt: skip
     parser.add_argument("--queues", metavar="a,b", help="only these queues")
+    parser.add_argument(
+        "--concurrency",
+        type=integer_between(1, CONCURRENCY_MAX),
+        metavar="N",
+        help="N messages of each queue at once",
+    )
     parser.add_argument("--processes", type=int, default=1, metavar="N", help="N worker processes (1)")
     parser.add_argument(
         "--timeout", type=float, default=25.0, metavar="S", help="seconds that handlers may run on after a signal (25)"
@@ -60,23 +80,35 @@ def add(commands: Any) -> None:
     parser.add_argument("--no-scheduler", action="store_true", help="do not fire schedules")
     parser.add_argument("--promoter", action="store_true", help="also make timers of all queues ready")
     metrics.add_arguments(parser)
-    add_log_level(parser, "warning")
+    add_log_options(parser, "info")
+    parser.add_argument(
+        "--log-done", default="debug", choices=("debug", "info"), help="how each message that is done is logged (debug)"
+    )
+    parser.add_argument("--reload", action="store_true", help="start anew when a Python file in this folder changes")
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the command and return its exit code."""
-    log_to_stderr(options.log_level)
+    log_to_stderr(options.log_level, options.log_format, without=WORKER_EVENTS)
+    if options.log_done == "info":
+        logging.getLogger("waypost.done").setLevel(logging.INFO)
     if options.processes < 1:
         raise CommandError("--processes is a whole number from 1", USAGE)
+    if options.reload:
+        return Reloader(options.arguments, Path.cwd(), stop_seconds=options.timeout + RELOAD_SECONDS).run()
     if options.processes > 1:
         return Supervisor(options.arguments, options.processes, metrics_port=options.metrics_port).run()
     client = import_client(options.target)
+    if options.concurrency is not None:
+        for handler in client.handlers:
+            handler.concurrency = options.concurrency
     prometheus = metrics.install(client, options)
     queues = None if options.queues is None else options.queues.split(",")
     worker = client.worker(
         queues, health_window=options.health_window, scheduler=not options.no_scheduler, promoter=options.promoter
     )
-    write_stderr(describe_start(client, worker))
+    if options.log_format == "text":
+        write_stderr(describe_start(client, worker))
     with metrics.serve(worker, prometheus, options):
         report = run_worker(worker, options)
     print_end(options, report, worker.reports())
@@ -84,9 +116,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def import_client(target: str) -> Waypost | AsyncWaypost:
-    """Import the client that `module:name` names."""
+    """Import the client that `module:name` names, or the only client of a `module`."""
     module_name, separator, path = target.partition(":")
-    if not separator or not module_name or not path:
+    if not module_name or (separator and not path):
         raise ConfigurationError(f"the client is given as module:name, as in shop.queues:post, not {target!r}")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
@@ -96,11 +128,24 @@ def import_client(target: str) -> Waypost | AsyncWaypost:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise
         raise ConfigurationError(f"there is no module {error.name!r} here; run this where it can be imported") from None
+    if not path:
+        return find_client(client)
     for name in path.split("."):
         client = getattr(client, name, None)
     if not isinstance(client, Waypost | AsyncWaypost):
         raise ConfigurationError(f"{target} is {type(client).__name__}, not a Waypost or an AsyncWaypost")
     return client
+
+
+def find_client(module: ModuleType) -> Waypost | AsyncWaypost:
+    """Return the only client of a module."""
+    clients = {name: one for name, one in vars(module).items() if isinstance(one, Waypost | AsyncWaypost)}
+    if not clients:
+        raise ConfigurationError(f"module {module.__name__} has no client: it has a line such as post = Waypost(url)")
+    if len({id(one) for one in clients.values()}) > 1:
+        names = ", ".join(f"{module.__name__}:{name}" for name in clients)
+        raise ConfigurationError(f"module {module.__name__} has several clients: name one of {names}")
+    return next(iter(clients.values()))
 
 
 #: The default thresholds of the youngest generation in Python versions, and the one for a worker process.
@@ -149,7 +194,8 @@ def describe_start(client: BaseClient, worker: SyncWorker | Worker) -> str:
 
 def print_end(options: argparse.Namespace, report: Drained, by_queue: dict[str, Drained] | None = None) -> None:
     """Write the report to stderr, and to stdout as JSON if requested."""
-    write_stderr(describe_end(report, by_queue))
+    if options.log_format == "text":
+        write_stderr(describe_end(report, by_queue))
     if options.json:
         write_json({"complete": report.complete, "total": report, "queues": by_queue or {}})
 
@@ -159,19 +205,8 @@ def describe_end(report: Drained, by_queue: dict[str, Drained] | None = None) ->
     lines = []
     if by_queue is not None and len(by_queue) > 1:
         width = _width(by_queue)
-        lines = [f"  {queue:{width}} {_format_counts(one)}" for queue, one in by_queue.items()]
-    return "\n".join([*lines, f"waypost worker stopped: {_format_counts(report)}"])
-
-
-def _format_counts(report: Drained) -> str:
-    parts = [f"{report.handled} handled", f"{report.released} released"]
-    if report.cancelled:
-        parts.append(f"{report.cancelled} cancelled")
-    if report.running:
-        parts.append(f"{report.running} still running: delivered again when their leases end")
-    if report.unsettled:
-        parts.append(f"{report.unsettled} not settled: delivered again when their leases end")
-    return ", ".join(parts)
+        lines = [f"  {queue:{width}} {one}" for queue, one in by_queue.items()]
+    return "\n".join([*lines, f"waypost worker stopped: {report}"])
 
 
 def _width(names: Iterable[str]) -> int:
