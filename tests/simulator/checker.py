@@ -444,7 +444,7 @@ class HistoryChecker:
             return
         for plan in self.scenario.processes:
             for handler in plan.handlers:
-                if handler.queue != name:
+                if handler.queue != name or self.timeline.is_stopped(plan.name, at):
                     continue
                 running = sum(begin <= late and end >= at for begin, end in busy[plan.name, name])
                 if running < handler.concurrency:

@@ -626,6 +626,21 @@ def an_idle_worker_is_not_woken(handmade: Handmade, broken: bool) -> None:
     handmade.settle("a")
 
 
+@rule("prompt")
+def a_worker_that_has_stopped_is_not_idle(handmade: Handmade, broken: bool) -> None:
+    handmade.configure(lease_ms=30_000)
+    handmade.begin_worker()
+    handmade.wait(20.0)
+    if not broken:
+        handmade.stop_worker()
+    handmade.wait(100.0)
+    handmade.publish("a")
+    handmade.wait(2.5)
+    handmade.claim("a", lease=30.0)
+    handmade.wait(3.0)
+    handmade.settle("a")
+
+
 @rule("poll")
 def a_poll_does_not_find_what_no_wake_up_announced(handmade: Handmade, broken: bool) -> None:
     handmade.configure(lease_ms=30_000)

@@ -163,6 +163,11 @@ class Timeline:
         """Whether no worker was started or stopped between two moments."""
         return not any(begin <= at <= end for at, _, _ in self.worker_changes)
 
+    def is_stopped(self, who: str, moment: float) -> bool:
+        """Whether the worker of a process was stopped before a moment, and not started again."""
+        changes = [change for at, name, change in self.worker_changes if name == who and at < moment]
+        return bool(changes) and changes[-1] != "started"
+
 
 @dataclass(slots=True)
 class HandlerRun:

@@ -43,9 +43,9 @@ from waypost.django.task_api import (
 from waypost.errors import ConfigurationError
 from waypost.identity import ID_CHARACTERS
 from waypost.message import StoredMessage
-from waypost.policy import RESULT_TTL_SECONDS, Exponential, RetryPolicy, check_retry
+from waypost.policy import CONCURRENCY_MAX, RESULT_TTL_SECONDS, Exponential, RetryPolicy, check_retry
 from waypost.values import MessageState
-from waypost.worker.handler import CONCURRENCY, CONCURRENCY_MAX
+from waypost.worker.handler import CONCURRENCY
 
 OPTIONS = ("queue_prefix", "retry", "result_ttl", "concurrency")
 #: The kind of the records that hold the errors of failed attempts.
