@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import Counter
 from contextlib import aclosing
 from typing import Annotated, Any
 
@@ -339,6 +340,32 @@ def test_messages_can_be_received_without_a_handler(place: Place) -> None:
         return found
 
     assert run(test()) == [1, 2, 3]
+
+
+@pytest.mark.parametrize(("decision", "state"), [("none", "ready"), ("ack", "done"), ("reject", "dead")])
+def test_a_message_that_a_break_abandons_is_given_back_unless_it_was_decided_about(decision: str, state: str) -> None:
+    broker = WaypostBroker("memory://", logger=None)
+
+    async def test() -> None:
+        subscriber = broker.subscriber("orders", persistent=False)
+        async with broker:
+            await broker.publish_batch(1, 2, queue="orders")
+            async with aclosing(aiter(subscriber)) as messages:  # type: ignore[type-var]
+                async for message in messages:
+                    if await message.decode() == 2:
+                        if decision != "none":
+                            await getattr(message, decision)()
+                        break
+            ledger = await broker.client.ledger("orders")
+            # The first one was done when the loop went on.
+            expected = Counter({"done": 1}) + Counter({state: 1})
+            assert {name: getattr(ledger, name) for name in ("ready", "done", "dead")} == {
+                name: expected[name] for name in ("ready", "done", "dead")
+            }
+            assert ledger.leased == 0
+            assert [one.deliveries for one in await broker.client.peek("orders")] == [0] * expected["ready"]
+
+    run(test())
 
 
 def test_a_client_of_the_application_is_used_and_stays_open(place: Place) -> None:

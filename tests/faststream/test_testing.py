@@ -11,6 +11,7 @@ from faststream.exceptions import RejectMessage
 
 from tests.faststream.running import SOON, Place, run
 from waypost import Constant
+from waypost.errors import WaitTimeout
 from waypost.faststream import TestWaypostBroker, WaypostBroker
 from waypost.faststream.annotations import WaypostMessage
 
@@ -140,5 +141,23 @@ def test_the_real_store_can_be_used(place: Place) -> None:
             await broker.publish(1, "orders")
             await charge.wait_call(60)
             charge.mock.assert_called_once_with(1)
+
+    run(test())
+
+
+def test_a_request_that_no_subscriber_replies_to_fails_at_once() -> None:
+    broker = WaypostBroker("memory://", logger=None)
+
+    @broker.subscriber("sums")
+    async def add(numbers: list[int]) -> int:
+        return sum(numbers)
+
+    async def test() -> None:
+        async with TestWaypostBroker(broker):
+            reply = await broker.request([1, 2], "sums", timeout=3600)
+            assert await reply.decode() == 3
+            for queue, options in (("nowhere", {}), ("sums", {"delay": 60})):
+                with pytest.raises(WaitTimeout, match="no subscriber of this test replied"):
+                    await broker.request([1], queue, timeout=3600, **options)
 
     run(test())

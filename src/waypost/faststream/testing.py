@@ -19,6 +19,7 @@ from faststream import AckPolicy
 from waypost.checks import check_seconds
 from waypost.client import AsyncWaypost
 from waypost.client.async_client import AsyncReception
+from waypost.errors import WaitTimeout
 from waypost.faststream.broker import WaypostBroker
 from waypost.faststream.internals import TestBroker, serializer_of
 from waypost.faststream.publishing import WaypostProducer, WaypostPublishCommand, WaypostPublisher
@@ -28,6 +29,9 @@ from waypost.store.memory import MemoryStore
 from waypost.testing.clock import ManualClock
 from waypost.times import Duration
 from waypost.values import Published
+
+#: How long a test looks for a reply that was stored before or never will be.
+REPLY_SECONDS = 0.001
 
 
 class TestWaypostBroker(TestBroker[WaypostBroker, WaypostBroker], broker=WaypostBroker):
@@ -144,6 +148,17 @@ class InlineProducer(WaypostProducer):
         published = await super().publish(cmd)
         await self._test.handle(published.queue)
         return published
+
+    async def await_reply(self, published: Published, cmd: WaypostPublishCommand) -> Message[Any]:
+        """Return the reply, which is there already: in a test nothing but `advance` would bring it later."""
+        cmd.timeout = REPLY_SECONDS
+        try:
+            return await super().await_reply(published, cmd)
+        except WaitTimeout:
+            raise WaitTimeout(
+                f"no subscriber of this test replied to message {published.id} of queue {published.queue}: there is "
+                "none, or the message waits for a retry or its due time"
+            ) from None
 
     async def publish_batch(self, cmd: WaypostPublishCommand) -> list[Published]:
         """Publish many messages and handle them."""
