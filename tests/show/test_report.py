@@ -150,6 +150,8 @@ def test_many_reasons_become_the_largest_ones_and_other(tmp_path: Path) -> None:
         (CLEAN, "good", "0 unaccounted of 204,133"),
         (CLEAN | {"not_seen": 12, "undecided": 4}, "warn", "The end of 4 messages may be among them"),
         (CLEAN | {"unaccounted_count": 1, "unaccounted": [LOST]}, "bad", "orders 01J-b: gone"),
+        (CLEAN | {"unrecorded_count": 2, "unrecorded": [LOST]}, "bad", "orders 01J-b: gone"),
+        (CLEAN | {"unrecorded_count": 2}, "bad", "2 messages that no event of the journal explains"),
         (CLEAN | {"duplicates_unexplained_count": 3}, "bad", "3 messages have a claim or an end too many"),
         (CLEAN | {"queues": {"orders": {"overcounted": {"done": 2}}}}, "bad", "2 more changes than the store"),
         (None, "", "No audit yet"),

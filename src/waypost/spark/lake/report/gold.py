@@ -34,11 +34,13 @@ class Verdict:
     at_ms: int
     #: There were too many findings to count them all.
     at_least: bool
+    #: Messages in the store that no event explains.
+    unrecorded: int = 0
 
     @property
     def clean(self) -> bool:
-        """Whether nothing is missing and nothing is unexplained."""
-        return self.unaccounted == self.unexplained == self.overcounted == 0
+        """Whether nothing is missing, unexplained or unrecorded."""
+        return self.unaccounted == self.unexplained == self.overcounted == self.unrecorded == 0
 
     @property
     def whole(self) -> bool:
@@ -126,10 +128,13 @@ def _verdict(lake: Lake) -> Verdict | None:
             not_seen=int(result["not_seen"]),
             listed=tuple(
                 f"{one['queue']} {one['message_id']}: {one['fault']}"
-                for one in (*result["unaccounted"], *result["duplicates_unexplained"])[:LISTED_MAX]
+                for kind in ("unaccounted", "duplicates_unexplained", "unrecorded")
+                for one in result.get(kind, ())[:LISTED_MAX]
             ),
             at_ms=int(result["at_ms"]),
             at_least=bool(result["has_more"]),
+            # An audit of an older release did not look for these.
+            unrecorded=int(result.get("unrecorded_count", 0)),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         place = lake.files.path("audit.json")

@@ -73,6 +73,8 @@ def verdict_card(verdict: Verdict | None) -> str:
     at = f" Audited {moment(verdict.at_ms)} UTC."
     if not verdict.clean:
         more = f" {verdict.unexplained:,} messages have a claim or an end too many." if verdict.unexplained else ""
+        if verdict.unrecorded:
+            more += f" The store has {verdict.unrecorded:,} messages that no event of the journal explains."
         if verdict.overcounted:
             more += f" The journal has {verdict.overcounted:,} more changes than the store has counted."
         return _card("bad", of, f"Not everything can be explained.{more}{at}", verdict.listed)
