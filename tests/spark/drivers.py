@@ -8,9 +8,19 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 TIMEOUT_SECONDS = 400
+ROOT = Path(__file__).parents[2]
+QUICK = ["--master", "local[1]", "--config", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1"]
+
+
+def run_killed(point: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run `waypost pipeline` in a process that kills itself at a commit, such as `before:4`, or at none."""
+    command = [sys.executable, "-m", "tests.spark.killed_pipeline", point, "pipeline", *arguments, *QUICK]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=300, check=False)
 
 
 def run_driver(module: str, *arguments: str) -> tuple[int, list[dict[str, Any]]]:

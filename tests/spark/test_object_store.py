@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import polars
 import pyarrow as pa
@@ -11,13 +13,21 @@ import pytest
 from deltalake import Schema
 
 from tests.servers.s3 import S3Server
-from waypost.errors import ConfigurationError
+from tests.spark.drivers import run_driver, run_killed
+from tests.spark.lakes import live
+from tests.spark.readers import read_by_others, read_lake, texts
+from tests.spark.shop import Shop
+from waypost.errors import ConfigurationError, InvalidInput
 from waypost.spark.consumer.output import AlreadyCommitted, Fence, Output
 from waypost.spark.delta.parquet import write_rows
 from waypost.spark.delta.steps import StepConflict, Steps
 from waypost.spark.delta.table import Change, DeltaFolder
 from waypost.spark.files import open_lake_files
+from waypost.spark.lake.lake import Lake
+from waypost.spark.lake.report import write_report
+from waypost.spark.lake.tables import BRONZE_JOURNAL
 
+pytestmark = pytest.mark.xdist_group("spark")
 COLUMNS = pa.schema([("queue", pa.string()), ("number", pa.int64())])
 STATISTICS = ("number",)
 WRITERS, STEPS_EACH = 2, 4
@@ -137,6 +147,33 @@ def test_of_consumers_with_one_output_in_an_object_store_one_commits_a_message(b
             with pytest.raises(AlreadyCommitted):
                 output.commit(batch, {"": files}, [fence])
     assert polars.read_delta(root)["queue"].to_list() == ["a"]
+
+
+@pytest.mark.promise("SPARK-4", "SPARK-5", "SPARK-7")
+def test_a_pipeline_does_everything_in_an_object_store(bucket: str, orders: Shop, tmp_path: Path) -> None:
+    """A run that a signal kills, read while it is dead; then a program that completes it and does all the rest."""
+    lake = f"{bucket}/a-lake"
+    live(orders, 20)
+    killed = run_killed("after:3", "run", "--store", orders.url, "--lake", lake)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    dead = texts(read_by_others(lake))
+    opened = Lake(lake)
+    whole = texts(read_lake(opened))
+    assert len(whole[BRONZE_JOURNAL.name]) == len(orders.events())
+    # Some tables were committed, as many as at a time; the others are as they were, empty.
+    assert 1 <= sum(bool(rows) for rows in dead.values()) < len(dead)
+    assert all(rows in ([], whole[name]) for name, rows in dead.items())
+    assert texts(read_by_others(lake)) == whole
+    code, lines = run_driver("tests.spark.s3_driver", lake, str(tmp_path), orders.url)
+    found = {name: value for line in lines for name, value in line.items()}
+    assert code == 0, found
+    assert found == {
+        "at_once": True, "agree": True, "by_tasks": True, "manifests": 0, "clean": True, "audited": True,
+        "page": True, "published": orders.post.ledger("orders").published,
+    }  # fmt: skip
+    with pytest.raises(InvalidInput, match="needs a file on this machine: give it with --output"):
+        write_report(lake)
+    assert texts(read_by_others(lake)) == texts(read_lake(Lake(lake)))
 
 
 def test_keys_in_the_uri_of_a_lake_are_refused() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -17,27 +16,29 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import duckdb
-import polars
 import pytest
-from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
+from tests.spark.drivers import QUICK, run_killed
 from tests.spark.lakes import live, plant, rows, tables, totals
+from tests.spark.readers import Killed, kill_at, read_by_others, read_by_spark, read_lake, texts
 from tests.spark.shop import Shop
 from waypost import Waypost
 from waypost.cli.main import main
 from waypost.spark import terminal
+from waypost.spark.delta.parquet import FileWriter
 from waypost.spark.delta.table import DeltaFolder
+from waypost.spark.files import LocalFiles
+from waypost.spark.lake import compaction, gold
+from waypost.spark.lake import pipeline as pipelines
 from waypost.spark.lake.compaction import remove_old_rows
 from waypost.spark.lake.lake import Lake
 from waypost.spark.lake.pipeline import Pipeline
-from waypost.spark.lake.tables import BRONZE_JOURNAL, SILVER_MESSAGES, TABLES
+from waypost.spark.lake.tables import BRONZE_JOURNAL, SILVER_MESSAGES
 from waypost.testing.servers import ValkeyServer
 
 pytestmark = pytest.mark.xdist_group("spark")
 ROOT = Path(__file__).parents[2]
-QUICK = ["--master", "local[1]", "--config", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1"]
 
 
 @pytest.fixture
@@ -49,72 +50,6 @@ def here(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
         yield spark
 
     monkeypatch.setattr(terminal, "quiet_session", running)
-
-
-def run(point: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tests.spark.killed_pipeline", point, "pipeline", *arguments, *QUICK]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=300, check=False)
-
-
-def read_by_others(lake: str) -> dict[str, list[dict[str, Any]]]:
-    """Return the rows of all tables as polars and as duckdb read them, without opening the lake; they must agree."""
-    found = {}
-    for table in TABLES:
-        path = f"{lake}/{table.name}"
-        rows = polars.read_delta(path).select(list(table.columns)).to_arrow().to_pylist()
-        with duckdb.connect() as connection:
-            connection.register("rows", DeltaTable(path).to_pyarrow_dataset())
-            names = ", ".join(f'"{name}"' for name in table.columns)
-            again = connection.sql(f"SELECT {names} FROM rows").to_arrow_table()
-        found[table.name] = ordered(rows)
-        assert again is not None
-        assert [text(row) for row in found[table.name]] == [text(row) for row in ordered(again.to_pylist())]
-    return found
-
-
-def text(row: dict[str, Any]) -> list[str]:
-    """Return the values of a row; readers name the zone of a time differently."""
-    return [str(value.astimezone(UTC) if isinstance(value, datetime) else value) for value in row.values()]
-
-
-def ordered(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return sorted(rows, key=text)
-
-
-class Killed(BaseException):
-    """Ends a run where a signal would: nothing is cleaned up."""
-
-
-def kill_at(monkeypatch: pytest.MonkeyPatch, number: int, when: str) -> None:
-    """End the process, as far as the lake sees it, before or after a commit."""
-    commits, real, lock = itertools.count(1), DeltaFolder.try_commit, threading.Lock()
-    dead = threading.Event()
-
-    def commit(*arguments: Any) -> bool:
-        with lock:
-            if dead.is_set():
-                raise Killed
-            is_point = next(commits) == number
-            if is_point and when == "before":
-                dead.set()
-                raise Killed
-            done = real(*arguments)
-            if is_point:
-                dead.set()
-                raise Killed
-            return done
-
-    monkeypatch.setattr(DeltaFolder, "try_commit", commit)
-
-
-def texts(found: dict[str, list[dict[str, Any]]]) -> dict[str, list[list[str]]]:
-    return {name: [text(row) for row in rows] for name, rows in found.items()}
-
-
-def read_lake(lake: Lake) -> dict[str, list[dict[str, Any]]]:
-    """Return the rows of all tables as the lake reads them."""
-    return {table.name: ordered(lake.rows(table).to_pylist()) for table in lake.tables}
 
 
 @pytest.mark.promise("SPARK-4")
@@ -158,12 +93,92 @@ def test_after_a_kill_at_any_commit_all_readers_see_committed_rows_and_the_next_
         shutil.rmtree(path)
 
 
+class DyingAt:
+    """Ends a run when a function is called for the nth time, before or after it has done its work."""
+
+    def __init__(self, owner: Any, name: str, number: int, when: str) -> None:
+        self.owner, self.name, self.number, self.when = owner, name, number, when
+
+    def __str__(self) -> str:
+        return f"{self.when} call {self.number} of {self.name}"
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        real, calls, lock, dead = getattr(self.owner, self.name), itertools.count(1), threading.Lock(), []
+
+        def called(*arguments: Any, **options: Any) -> Any:
+            with lock:
+                is_point = next(calls) == self.number
+            if dead or (is_point and self.when == "before"):
+                dead.append(True)
+                raise Killed
+            result = real(*arguments, **options)
+            if is_point:
+                dead.append(True)
+                raise Killed
+            return result
+
+        monkeypatch.setattr(self.owner, self.name, called)
+
+
+#: Where a run ends beside the commits of its tables: while the lake is made, while data files are written, before and
+#: after its step, while files are merged, and while they are deleted.
+POINTS = (
+    DyingAt(DeltaFolder, "create", 1, "after"),
+    DyingAt(DeltaFolder, "create", 6, "before"),
+    DyingAt(DeltaFolder, "create", 10, "before"),
+    DyingAt(Lake, "commit", 1, "after"),
+    DyingAt(FileWriter, "close", 1, "after"),
+    DyingAt(LocalFiles, "close_output", 3, "after"),
+    DyingAt(LocalFiles, "close_output", 5, "after"),
+    DyingAt(gold, "write_days", 2, "after"),
+    DyingAt(Lake, "commit", 1, "before"),
+    DyingAt(Lake, "commit", 1, "after"),
+    DyingAt(compaction, "concatenate", 2, "after"),
+    DyingAt(Lake, "commit", 2, "before"),
+    DyingAt(Lake, "commit", 2, "after"),
+    DyingAt(Lake, "vacuum", 1, "before"),
+    DyingAt(DeltaFolder, "vacuum", 4, "after"),
+)
+
+
+@pytest.mark.promise("SPARK-4")
+def test_a_run_killed_anywhere_else_leaves_committed_rows_and_the_next_one_loses_and_doubles_nothing(
+    orders: Shop, pipeline: Callable[..., Pipeline], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One lake, killed at one point after another, with new events each time."""
+    made = pipeline(orders, "lake", reader="lake")
+    # Files are merged in every run, so that it can be killed there too.
+    monkeypatch.setattr(pipelines, "FILES_MAX", 2)
+    for point in POINTS:
+        orders.post.publish_many("orders", range(2))
+        orders.work("orders", 1)
+        monkeypatch.setattr(pipelines, "VACUUM_EVERY_MS", -1)
+        with monkeypatch.context() as dying:
+            point.install(dying)
+            with pytest.raises(Killed):
+                pipeline(orders, "lake", reader="lake").run()
+                pytest.fail(f"the run was not killed {point}")
+        if not (tmp_path / "lake" / "_steps" / "_delta_log").exists():
+            continue
+        dead = texts(read_by_others(str(tmp_path / "lake")))
+        lake = Lake(str(tmp_path / "lake"))
+        # Opening it has completed a step at most; here each kill was before or after a whole one.
+        assert dead == texts(read_lake(lake)), str(point)
+    lake = Lake(str(tmp_path / "lake"))
+    assert texts(read_by_spark(lake, made.spark)) == texts(read_by_others(str(tmp_path / "lake")))
+    pipeline(orders, "lake", reader="lake").run()
+    whole = pipeline(orders, "whole")
+    whole.run()
+    assert tables(made) == tables(whole)
+    assert made.lake.state.seen == whole.lake.state.seen
+
+
 @pytest.mark.promise("SPARK-4")
 def test_a_run_that_a_signal_killed_is_completed_by_the_next(
     orders: Shop, pipeline: Callable[..., Pipeline], tmp_path: Path
 ) -> None:
     live(orders, 20)
-    killed = run("after:3", "run", "--store", orders.url, "--lake", str(tmp_path / "a lake"))
+    killed = run_killed("after:3", "run", "--store", orders.url, "--lake", str(tmp_path / "a lake"))
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     live(orders, 10)
     made = pipeline(orders)
@@ -188,7 +203,7 @@ def test_two_runs_at_once_load_everything_once(orders: Shop, pipeline: Callable[
 @pytest.mark.promise("SPARK-5")
 def test_the_audit_command_prints_its_verdict_and_no_log_of_spark(orders: Shop, tmp_path: Path) -> None:
     live(orders, 20)
-    done = run("nowhere", "audit", "--store", orders.url, "--lake", str(tmp_path / "a lake"))
+    done = run_killed("nowhere", "audit", "--store", orders.url, "--lake", str(tmp_path / "a lake"))
     published = orders.post.ledger("orders").published
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == f"0 unaccounted of {published}"

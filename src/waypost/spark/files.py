@@ -189,6 +189,8 @@ class ArrowFiles(LakeFiles):
         self._system, root = arrow_fs.FileSystem.from_uri(uri)
         self._uri = uri.rstrip("/")
         self.is_read_by_spark = not uri.startswith(("s3://", "s3a://"))
+        #: Whether a name may have slashes without any folder above it.
+        self._has_objects = self._system.type_name in ("s3", "gcs", "abfs")
         super().__init__(root)
 
     def uri(self, name: str) -> str:
@@ -216,7 +218,8 @@ class ArrowFiles(LakeFiles):
 
     def replace(self, name: str, content: bytes) -> None:
         """Write a small file. An object appears when its stream is closed."""
-        self._system.create_dir(self.path(name).rpartition("/")[0], recursive=True)
+        if not self._has_objects:
+            self._system.create_dir(self.path(name).rpartition("/")[0], recursive=True)
         with self._system.open_output_stream(self.path(name)) as stream:
             stream.write(content)
 

@@ -24,7 +24,7 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from waypost.spark.delta.parquet import DataFile, FileWriter, read_batches
+from waypost.spark.delta.parquet import Bounds, DataFile, FileWriter, read_batches
 from waypost.spark.files import LakeFiles, join_path, open_lake_files
 
 if TYPE_CHECKING:
@@ -89,7 +89,8 @@ class FilesSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Read a list of files."""
-        return _FilesReader(self.options["root"], msgspec.json.decode(self.options["files"]), schema)
+        bounds = msgspec.json.decode(self.options.get("bounds", "null"), type=Bounds | None)
+        return _FilesReader(self.options["root"], msgspec.json.decode(self.options["files"]), schema, bounds)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         """Write new files."""
@@ -172,8 +173,8 @@ class _Group(InputPartition):
 
 
 class _FilesReader(DataSourceReader):
-    def __init__(self, root: str, data: Sequence[Sequence[Any]], schema: StructType) -> None:
-        self.root, self.data, self.schema = root, data, schema
+    def __init__(self, root: str, data: Sequence[Sequence[Any]], schema: StructType, bounds: Bounds | None) -> None:
+        self.root, self.data, self.schema, self.bounds = root, data, schema, bounds
 
     def partitions(self) -> Sequence[InputPartition]:
         groups: list[list[tuple[str, dict[str, str | None]]]] = []
@@ -194,7 +195,7 @@ class _FilesReader(DataSourceReader):
         schema = to_arrow_schema(self.schema, timezone="UTC")
         files = open_lake_files(self.root)
         for path, constants in partition.files:
-            yield from read_batches(files, path, schema, constants)
+            yield from read_batches(files, path, schema, constants, self.bounds)
 
 
 def read_frame(
@@ -205,10 +206,12 @@ def read_frame(
     schema: str | StructType,
     *,
     with_partition: bool = False,
+    bounds: Bounds | None = None,
 ) -> DataFrame:
     """Return rows of data files: by Spark's own Parquet reader where it reaches them, otherwise by tasks of ours.
 
-    A schema has no column that the table is partitioned by, unless `with_partition` is true.
+    A schema has no column that the table is partitioned by, unless `with_partition` is true. With `bounds` no other rows
+    are returned, and groups of rows without any within them are not read.
     """
     if not data:
         return spark.createDataFrame([], schema)
@@ -216,10 +219,11 @@ def read_frame(
         # A path is a path, also with characters that are patterns to Spark; and its parts are no columns.
         reader = spark.read.schema(schema).options(recursiveFileLookup="true", __globPaths__="false")
         with _listing_on_the_driver(spark):
-            return reader.parquet(*(files.uri(join_path(table, file.path)) for file in data))
+            found = reader.parquet(*(files.uri(join_path(table, file.path)) for file in data))
+        return found if bounds is None else found.where(found[bounds[0]].between(*bounds[1:]))
     spark.dataSource.register(FilesSource)
     listed = [(join_path(table, file.path), file.size, file.partition if with_partition else {}) for file in data]
-    source = spark.read.format(FilesSource.name()).schema(schema)
+    source = spark.read.format(FilesSource.name()).schema(schema).options(bounds=msgspec.json.encode(bounds).decode())
     return source.options(root=files.address, files=msgspec.json.encode(listed).decode()).load()
 
 

@@ -24,6 +24,8 @@ from waypost.spark.files import LakeFiles, join_path
 FILE_BYTES: Final = 128 * 1024 * 1024
 #: Rows that are compressed together. A reader that searches an id reads the groups that may have it.
 GROUP_ROWS: Final = 65_536
+#: A column of text, and the smallest and largest value of it that is wanted.
+Bounds = tuple[str, str, str]
 #: The folder of rows whose column of the partition is null; readers expect this name.
 NULL_FOLDER: Final = "__HIVE_DEFAULT_PARTITION__"
 
@@ -218,14 +220,23 @@ def read_rows(
 
 
 def read_batches(
-    files: LakeFiles, path: str, schema: pa.Schema, constants: Mapping[str, str | None] | None = None
+    files: LakeFiles,
+    path: str,
+    schema: pa.Schema,
+    constants: Mapping[str, str | None] | None = None,
+    bounds: Bounds | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of one file; a column that it lacks is null, or the same for all rows if a constant is given."""
+    """Yield the rows of one file; a column that it lacks is null, or the same for all rows if a constant is given.
+
+    With `bounds` only rows within them; groups of rows without any are not read.
+    """
     given = constants or {}
     with files.arrow_system().open_input_file(files.path(path)) as source:
         file = pq.ParquetFile(source)
         known = {name for name in file.schema_arrow.names if name not in given}
-        for batch in file.iter_batches(columns=[name for name in schema.names if name in known]):
+        groups = _groups_within(file, bounds)
+        wanted = [name for name in schema.names if name in known]
+        for batch in file.iter_batches(row_groups=groups, columns=wanted) if groups else ():
             columns = []
             for kind in schema:
                 if kind.name in known:
@@ -234,4 +245,27 @@ def read_batches(
                     columns.append(pa.repeat(pa.scalar(text).cast(kind.type), batch.num_rows))
                 else:
                     columns.append(pa.nulls(batch.num_rows, kind.type))
-            yield pa.RecordBatch.from_arrays(columns, schema=schema)
+            yield _within(pa.RecordBatch.from_arrays(columns, schema=schema), bounds)
+
+
+def _groups_within(file: pq.ParquetFile, bounds: Bounds | None) -> list[int]:
+    """Return the groups of rows that may have a value within the bounds."""
+    groups = list(range(file.num_row_groups))
+    places = {file.schema.column(place).path: place for place in range(len(file.schema))}
+    if bounds is None or bounds[0] not in places:
+        return groups
+    column, low, high = bounds
+    place = places[column]
+    found = []
+    for number in groups:
+        known = file.metadata.row_group(number).column(place).statistics
+        if known is None or not known.has_min_max or (known.min <= high and known.max >= low):
+            found.append(number)
+    return found
+
+
+def _within(rows: pa.RecordBatch, bounds: Bounds | None) -> pa.RecordBatch:
+    if bounds is None:
+        return rows
+    values = rows.column(bounds[0])
+    return rows.filter(pc.and_(pc.greater_equal(values, bounds[1]), pc.less_equal(values, bounds[2])))

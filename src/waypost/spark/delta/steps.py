@@ -225,6 +225,6 @@ class Steps:
 
     def _conflict(self, number: int) -> StepConflict:
         return StepConflict(
-            f"another process committed step {number} of the lake {self.files.root} first; nothing of this one was "
+            f"another process committed step {number} of the lake {self.files.address} first; nothing of this one was "
             "committed"
         )

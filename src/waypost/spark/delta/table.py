@@ -108,8 +108,12 @@ class DeltaFolder:
         return table
 
     def exists(self) -> bool:
-        """Return whether there is a table."""
-        return self.files.exists(join_path(self.name, "_delta_log")) and bool(DeltaTable.is_deltatable(self._address))
+        """Return whether there is a table: its log has its first entry, or a checkpoint after which that was deleted.
+
+        The library's own function waits for an object store without letting other threads run.
+        """
+        log = join_path(self.name, "_delta_log")
+        return self.files.exists(f"{log}/{0:020}.json") or self.files.exists(f"{log}/_last_checkpoint")
 
     def create(self, schema: Schema, *, statistics: Sequence[str] = (), partition_by: Sequence[str] = ()) -> None:
         """Create an empty table, unless there is one."""

@@ -309,7 +309,7 @@ def audit(pipeline: Pipeline, queues: tuple[str, ...] | None = None) -> Audit:
     unknown = sorted({*(queues or ())} - {*(loaded or queues or ())})
     if unknown:
         raise ConfigurationError(
-            f"the lake {lake.files.root} is made from the queues {', '.join(loaded or ())}, not from "
+            f"the lake {lake.files.address} is made from the queues {', '.join(loaded or ())}, not from "
             f"{', '.join(unknown)}: load them with `waypost pipeline run --queue`"
         )
     queues = queues or loaded
