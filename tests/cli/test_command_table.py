@@ -92,6 +92,9 @@ TABLE: dict[str, tuple[Row, ...]] = {
     "demo": (Row("demo --help", "none", option=""),),
     "pipeline run": (Row("pipeline run --lake lake", option="--store", extra="spark"),),
     "pipeline ingest": (Row("pipeline ingest --lake lake --queue orders", option="--store", extra="spark"),),
+    "pipeline rebuild": (
+        Row("pipeline rebuild --lake lake --day 2026-03-01", "none", option="", extra="spark"),
+    ),
     "pipeline tidy": (Row("pipeline tidy --lake lake", "none", option="", extra="spark"),),
     "pipeline upgrade": (Row("pipeline upgrade --lake lake", "none", option="", extra="spark"),),
     "pipeline views": (Row("pipeline views --lake lake", "none", option="", extra="spark"),),

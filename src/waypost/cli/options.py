@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
-from datetime import datetime
+from datetime import UTC, date, datetime
 from textwrap import fill
 from typing import Any, cast
 from urllib.parse import quote
@@ -219,6 +219,21 @@ def parse_time(text: str) -> datetime:
     if at.tzinfo is None:
         raise argparse.ArgumentTypeError(f"{text!r} needs its zone: end it with Z, or an offset as +01:00")
     return at
+
+
+def parse_time_or_day(text: str) -> datetime:
+    """Parse a time with its zone, or a day, which is its beginning in UTC."""
+    if len(text) > len("2026-03-06"):
+        return parse_time(text)
+    return datetime.combine(parse_day(text), datetime.min.time(), UTC)
+
+
+def parse_day(text: str) -> date:
+    """Parse a day, as 2026-03-06."""
+    try:
+        return date.fromisoformat(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"a day looks like 2026-03-06, not {text!r}") from None
 
 
 def parse_duration(text: str) -> float:

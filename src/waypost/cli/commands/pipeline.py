@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from waypost.cli.exit_codes import FOUND
-from waypost.cli.options import Run, add_command, check_sqlite_file
+from waypost.cli.options import Run, add_command, check_sqlite_file, parse_day, parse_time_or_day
 from waypost.cli.output import write, write_json, write_stderr
 from waypost.errors import ConfigurationError, MissingExtra, WaypostError
+from waypost.formatting import format_count
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -49,6 +50,13 @@ def add(commands: Any) -> None:
     run = _add_action(actions, "run", run_pipeline, "load the journal into the lake: bronze, silver, gold")
     _add_store(run)
     run.add_argument("--queue", metavar="a,b", help="only these queues")
+    run.add_argument(
+        "--from", dest="since", type=parse_time_or_day, metavar="TIME",
+        help="queues that the lake does not have begin here: a day, or a time with its zone",
+    )  # fmt: skip
+    run.add_argument(
+        "--to", dest="until", type=parse_time_or_day, metavar="TIME", help="load only events before this time"
+    )
     run.add_argument("--follow", action="store_true", help="keep running, and load new events")
     run.add_argument("--every", type=float, default=10.0, metavar="S", help="with --follow: every S seconds (10)")
     run.add_argument("--batch-rows", type=int, metavar="N", help="most events in one batch (1,000,000)")
@@ -68,6 +76,14 @@ def add(commands: Any) -> None:
         action="store_true",
         help="continue where messages were trimmed, or journalled without their bodies",
     )
+    rebuild = _add_action(
+        actions, "rebuild", run_rebuild, "make days of silver and gold anew from the events in bronze",
+        more="Each day is replaced in one step. The store is not read.",
+    )  # fmt: skip
+    rebuild.add_argument(
+        "--day", action="append", required=True, type=parse_day, metavar="DAY",
+        help="a day in UTC, such as 2026-03-01; may be repeated",
+    )  # fmt: skip
     tidy = _add_action(actions, "tidy", run_tidy, "merge small files, and delete old rows")
     tidy.add_argument("--keep-days", type=int, metavar="N", help="delete rows of bronze and silver older than N days")
     views = add_command(
@@ -259,6 +275,10 @@ def run_pipeline(options: argparse.Namespace) -> int:
     """Load the journal into the lake and return the exit code."""
     from waypost.worker.signals import StopSignals
 
+    if options.follow and options.until is not None:
+        raise ConfigurationError("--to ends a run, and --follow keeps it running: give one of them")
+    if options.since is not None and options.until is not None and options.since >= options.until:
+        raise ConfigurationError(f"--from {options.since} must be before --to {options.until}")
     began = time.monotonic()
     with open_session(options, LARGE if options.follow else estimate_events(options)) as (spark, report_progress):
         started = time.monotonic()
@@ -267,9 +287,10 @@ def run_pipeline(options: argparse.Namespace) -> int:
         if options.follow:
             stop = threading.Event()
             with StopSignals(lambda name: stop.set()):
-                pipeline.follow(options.every, stop, MetricsFile(pipeline, options.metrics, started - began))
+                after_turn = MetricsFile(pipeline, options.metrics, started - began)
+                pipeline.follow(options.every, stop, after_turn, since=options.since)
         else:
-            pipeline.run()
+            pipeline.run(since=options.since, until=options.until)
         ended = time.monotonic()
         seconds = {"start": started - began, "run": ended - started, "total": ended - began}
         _print_end(pipeline, options, report_run(pipeline, before, seconds))
@@ -316,13 +337,13 @@ def report_run(pipeline: Pipeline, before: dict[str, int], seconds: dict[str, fl
     with open_bulk(pipeline.place) as bulk:
         lag = measure_lag(bulk, lake.state.offsets, {queue: seen.not_seen for queue, seen in lake.state.seen.items()})
     return RunReport(
-        lake.files.root, time.time_ns() // 1_000_000, lake.step,
+        lake.files.address, time.time_ns() // 1_000_000, lake.step,
         {name: round(value, 3) for name, value in seconds.items()}, added.get(BRONZE_JOURNAL.name, 0), added, lag,
     )  # fmt: skip
 
 
 def _print_end(pipeline: Pipeline, options: argparse.Namespace, report: RunReport) -> None:
-    state, lake = pipeline.lake.state, pipeline.lake.files.root
+    state, lake = pipeline.lake.state, pipeline.lake.files.address
     events = sum(seen.events for seen in state.seen.values())
     not_seen = {queue: seen.not_seen for queue, seen in sorted(state.seen.items()) if seen.not_seen}
     if options.metrics:
@@ -337,7 +358,11 @@ def _print_end(pipeline: Pipeline, options: argparse.Namespace, report: RunRepor
         return
     write(f"{events:,} events of {len(state.seen)} queues in the lake {lake}")
     for queue, number in not_seen.items():
-        write(f"{queue}: {number:,} events not seen, the journal was trimmed before them")
+        left_out = state.left_out.get(queue, 0)
+        why = "left out by --from" if number == left_out else "the journal was trimmed before them"
+        if 0 < left_out < number:
+            why = "left out by --from, or trimmed from the journal before"
+        write(f"{queue}: {number:,} events not seen, {why}")
 
 
 def run_views(options: argparse.Namespace) -> int:
@@ -350,7 +375,7 @@ def run_views(options: argparse.Namespace) -> int:
         [(name, lake.files.uri(name)) for name in lake.table_names()], options.catalog, options.dialect
     )
     if options.json:
-        write_json({"lake": lake.files.root, "statements": statements})
+        write_json({"lake": lake.files.address, "statements": statements})
     else:
         write("\n".join(statements))
     return 0
@@ -442,6 +467,27 @@ def run_ingest(options: argparse.Namespace) -> int:
 
 
 @map_spark_errors
+def run_rebuild(options: argparse.Namespace) -> int:
+    """Make days anew and return the exit code."""
+    import msgspec
+
+    from waypost.spark.lake.pipeline import Pipeline
+
+    began = time.monotonic()
+    with open_session(options, LARGE) as (spark, report_progress):
+        pipeline = Pipeline(spark, options.lake, progress=report_progress)
+        days = [pipeline.rebuild(day) for day in sorted(set(options.day))]
+    if options.json:
+        seconds = round(time.monotonic() - began, 3)
+        write_json({"lake": pipeline.lake.files.address, "seconds": seconds, "days": msgspec.to_builtins(days)})
+        return 0
+    for day in days:
+        rows = sum(day.rows.values())
+        write(f"{day.day}: {format_count(rows, 'row')} of silver and gold from {format_count(day.events, 'event')}")
+    return 0
+
+
+@map_spark_errors
 def run_tidy(options: argparse.Namespace) -> int:
     """Merge small files and return the exit code."""
     from waypost.spark.lake.ingest import has_ingested, tidy_messages
@@ -455,7 +501,7 @@ def run_tidy(options: argparse.Namespace) -> int:
             Pipeline(spark, options.lake, progress=report_progress).tidy(options.keep_days)
         tidy_messages(options.lake, report_progress)
     if options.json:
-        write_json({"lake": lake.files.root})
+        write_json({"lake": lake.files.address})
     return 0
 
 
@@ -467,9 +513,9 @@ def run_upgrade(options: argparse.Namespace) -> int:
     except ImportError:
         raise MissingExtra('a lake is read with pyarrow and deltalake: pip install "waypost[spark]"') from None
     if options.output is not None:
-        what, root = "output", upgrade_output(options.output, write_stderr).files.root
+        what, root = "output", upgrade_output(options.output, write_stderr).files.address
     else:
-        what, root = "lake", upgrade(options.lake, write_stderr).files.root
+        what, root = "lake", upgrade(options.lake, write_stderr).files.address
     if options.json:
         write_json({what: root})
     else:

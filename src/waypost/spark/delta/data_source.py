@@ -210,8 +210,8 @@ def read_frame(
 ) -> DataFrame:
     """Return rows of data files: by Spark's own Parquet reader where it reaches them, otherwise by tasks of ours.
 
-    A schema has no column that the table is partitioned by, unless `with_partition` is true. With `bounds` no other rows
-    are returned, and groups of rows without any within them are not read.
+    A schema has no column that the table is partitioned by, unless `with_partition` is true. With `bounds` only
+    rows within them are returned; groups of rows without any are not read.
     """
     if not data:
         return spark.createDataFrame([], schema)

@@ -79,12 +79,12 @@ def concatenate(lake: Lake, table: LakeTable, files: Sequence[DataFile]) -> list
     writer = FileWriter(lake.files, table.name, schema, table.statistics)
     with writer:
         for file in sorted(files, key=lambda one: one.modified_ms):
-            for rows in _batches(lake, table, file, schema):
+            for rows in read_batches(lake, table, file, schema):
                 writer.write(rows)
     return writer.made
 
 
-def _batches(lake: Lake, table: LakeTable, file: DataFile, schema: pa.Schema) -> Any:
+def read_batches(lake: Lake, table: LakeTable, file: DataFile, schema: pa.Schema) -> Any:
     """Yield the rows of a file; columns that it lacks are null."""
     with lake.files.arrow_system().open_input_file(lake.files.path(f"{table.name}/{file.path}")) as source:
         opened = pq.ParquetFile(source)
@@ -139,7 +139,8 @@ def remove_old_rows(lake: Lake, keep_days: int, today: date) -> int:
             changes[table.name] = Change(tuple(made), tuple(old))
             gone += sum(file.rows for file in old) - sum(file.rows for file in made)
     if changes:
-        lake.commit("remove old rows", changes, lake.state)
+        before = max(oldest_ms, lake.state.deleted_before_ms)
+        lake.commit("remove old rows", changes, msgspec.structs.replace(lake.state, deleted_before_ms=before))
     return gone
 
 
@@ -152,7 +153,7 @@ def _without_old(
         for file in files:
             if file.highest.get(column, oldest_ms) < oldest_ms:
                 continue
-            for rows in _batches(lake, table, file, schema):
+            for rows in read_batches(lake, table, file, schema):
                 kept = pc.fill_null(pc.greater_equal(rows.column(column), oldest_ms), True)
                 writer.write(rows.filter(kept))
     return writer.made

@@ -40,6 +40,8 @@ from waypost.store.bulk.tables import Table
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from waypost.spark.delta.data_source import Bounds
+
 LAYOUT = 2
 STEPS = "_steps"
 #: The state of a lake of release 0.1, before its tables were Delta tables.
@@ -86,6 +88,10 @@ class State(msgspec.Struct, frozen=True):
     #: By table of open rows, how many there were when all of them were last merged.
     merged_rows: dict[str, int] = msgspec.field(default_factory=dict)
     vacuumed_ms: int = 0
+    #: By queue, the number of the last event that was left out because it was older than the beginning of the lake.
+    left_out: dict[str, int] = msgspec.field(default_factory=dict)
+    #: Events before this time were deleted from bronze.
+    deleted_before_ms: int = 0
     #: Files of bronze that release 0.1 wrote and had not merged; the next run does.
     unmerged: tuple[DataFile, ...] = ()
 
@@ -153,8 +159,8 @@ class Lake:
         """Refuse a lake whose conversion has not been committed."""
         if self.steps.table.name == STEPS and not self._converting and self.files.exists(OLD_STATE):
             raise StoreError(
-                f"the lake {self.files.root} was made by release 0.1 of waypost: convert it once, with "
-                f"`waypost pipeline upgrade --lake {self.files.root}`"
+                f"the lake {self.files.address} was made by release 0.1 of waypost: convert it once, with "
+                f"`waypost pipeline upgrade --lake {self.files.address}`"
             )
 
     def _decode_state(self, content: str) -> State:
@@ -164,7 +170,7 @@ class Lake:
                 return msgspec.json.decode(content, type=State)
         except (msgspec.MsgspecError, KeyError, TypeError) as error:
             raise StoreError(f"{self.files.path(self.steps.table.name)} has no state of a lake: {error}") from None
-        raise StoreError(f"the lake {self.files.root} was made by a newer release of waypost: update this one")
+        raise StoreError(f"the lake {self.files.address} was made by a newer release of waypost: update this one")
 
     def create(self) -> None:
         """Create the tables that are missing, and columns that are new in this release."""
@@ -227,7 +233,7 @@ class Lake:
             return self._view.snapshots[name]
         except KeyError:
             known = ", ".join(self.table_names()) or "no tables yet"
-            raise InvalidInput(f"there is no table {name} in the lake {self.files.root}; it has {known}") from None
+            raise InvalidInput(f"there is no table {name} in the lake {self.files.address}; it has {known}") from None
 
     def _declared(self, table: Table | str) -> LakeTable:
         name = table if isinstance(table, str) else table.name
@@ -236,12 +242,21 @@ class Lake:
             raise InvalidInput(f"a lake has no table {name}; it has {', '.join(one.name for one in self.tables)}")
         return found
 
-    def frame(self, spark: SparkSession, table: Table, files: Iterable[DataFile] | None = None) -> DataFrame:
-        """Return the rows of a table as a DataFrame; or those of some of its files."""
+    def frame(
+        self,
+        spark: SparkSession,
+        table: Table,
+        files: Iterable[DataFile] | None = None,
+        bounds: Bounds | None = None,
+    ) -> DataFrame:
+        """Return the rows of a table as a DataFrame, or those of some of its files.
+
+        With `bounds`, a column and its smallest and largest value, only the rows between them.
+        """
         from waypost.spark.delta.data_source import read_frame
 
         data = self.data_files(table) if files is None else tuple(files)
-        return read_frame(spark, self.files, table.name, data, table.ddl)
+        return read_frame(spark, self.files, table.name, data, table.ddl, bounds)
 
     def arrow(self, table: Table | str, columns: Sequence[str] | None = None, filter: Any = None) -> Any:
         """Return rows of a table as an Arrow table, in no order: chosen columns, and a filter of `pyarrow.dataset`."""

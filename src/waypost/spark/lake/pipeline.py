@@ -15,7 +15,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as f
 
-from waypost.errors import ConfigurationError
+from waypost.errors import ConfigurationError, InvalidInput
 from waypost.formatting import format_count
 from waypost.spark.delta.data_source import TO, Target, write_frame
 from waypost.spark.delta.parquet import DataFile, read_rows, write_rows
@@ -48,10 +48,13 @@ from waypost.spark.source.credentials import Place
 from waypost.spark.source.reader import report_gone
 from waypost.spark.source.stream import admit
 from waypost.spark.spark_errors import map_spark_error
+from waypost.times import format_datetime, to_datetime, to_ms
 from waypost.urls import holds_secret
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+    from waypost.spark.lake.rebuild import Rebuilt
 
 log = logging.getLogger("waypost")
 
@@ -130,7 +133,7 @@ class Pipeline:
             return
         if (known.url, known.url_env, known.namespace) != (given.url, given.url_env, given.namespace):
             raise ConfigurationError(
-                f"the lake {self.lake.files.root} was made from {known.url or known.url_env} (namespace "
+                f"the lake {self.lake.files.address} was made from {known.url or known.url_env} (namespace "
                 f"{known.namespace}), not from this store: two stores in one lake cannot be kept apart. Give each "
                 "its own lake; if the store has only moved, pass --moved"
             )
@@ -155,24 +158,48 @@ class Pipeline:
 
     # ---- runs ------------------------------------------------------------------------------------------------
 
-    def run(self) -> State:
-        """Load the new events of the journal, and update all tables."""
+    def run(self, *, since: datetime | None = None, until: datetime | None = None) -> State:
+        """Load the new events of the journal, and update all tables.
+
+        With `until` only events before that time are loaded. With `since` queues of which the lake has nothing begin at
+        that time: their older events are never loaded. Times are those of the store.
+        """
+        since_ms, until_ms = _check_span(since, until)
         with open_bulk(self.place) as bulk:
             self.prepare()
-            self._load(bulk)
+            self._load(bulk, since_ms=since_ms, until_ms=until_ms)
         self._maintain()
         return self.lake.state
 
+    def rebuild(self, day: date) -> Rebuilt:
+        """Make a day (in UTC) of silver and gold anew from the events in bronze, as one step. The store is not read."""
+        from waypost.spark.lake.rebuild import rebuild_day
+
+        self.lake.create()
+        self.lake.refresh(to_write=True)
+        self._merge_unmerged()
+        try:
+            return rebuild_day(self, day)
+        except Exception as error:
+            raise map_spark_error(error) from error
+
     def follow(
-        self, every_seconds: float, stop: threading.Event, after_turn: Callable[[], None] = lambda: None
+        self,
+        every_seconds: float,
+        stop: threading.Event,
+        after_turn: Callable[[], None] = lambda: None,
+        *,
+        since: datetime | None = None,
     ) -> None:
         """Load new events every `every_seconds`, until `stop` is set; call `after_turn` after each time."""
+        since_ms, _ = _check_span(since, None)
         self.prepare()
         self.progress(f"following, every {every_seconds:g} seconds; interrupt to stop")
         with open_bulk(self.place) as bulk:
             while not stop.is_set():
                 began = time.monotonic()
-                self._load(bulk, quiet=True)
+                self._load(bulk, quiet=True, since_ms=since_ms)
+                since_ms = None
                 self._maintain()
                 after_turn()
                 stop.wait(max(0.0, every_seconds - (time.monotonic() - began)))
@@ -189,7 +216,9 @@ class Pipeline:
             except StepConflict:
                 self.lake.refresh(to_write=True)
 
-    def _load(self, bulk: Bulk, *, quiet: bool = False) -> None:
+    def _load(
+        self, bulk: Bulk, *, quiet: bool = False, since_ms: int | None = None, until_ms: int | None = None
+    ) -> None:
         """Load the events that the journal has now, batch by batch."""
         self.lake.refresh(to_write=True)
         self._merge_unmerged()
@@ -202,6 +231,10 @@ class Pipeline:
         ends = {queue: bulk.bounds(queue)[1] for queue in queues}
         check_offsets(self.lake.state.offsets, ends)
         self._report_removed(bulk, ends)
+        if since_ms is not None:
+            self._begin(bulk, ends, since_ms)
+        if until_ms is not None:
+            ends = {queue: min(end, bulk.first_since(queue, until_ms) - 1) for queue, end in ends.items()}
         batches = events = 0
         while True:
             offsets = self.lake.state.offsets
@@ -221,6 +254,29 @@ class Pipeline:
                 bulk.run(bulk.store.journal_reader(queue, self.reader, self.lake.state.offsets.get(queue, 0)))
         if batches or not quiet:
             self.progress(f"bronze, silver, gold: {events:,} events in {format_count(batches, 'batch', 'batches')}")
+
+    def _begin(self, bulk: Bulk, ends: Mapping[str, int], since_ms: int) -> None:
+        """Let queues of which the lake has nothing begin at a time."""
+        before = {queue: min(end, bulk.first_since(queue, since_ms) - 1) for queue, end in ends.items()}
+        while True:
+            state = self.lake.state
+            for queue, number in before.items():
+                if number < state.left_out.get(queue, 0):
+                    raise ConfigurationError(
+                        f"queue {queue}: the lake {self.lake.files.address} begins after event "
+                        f"{state.left_out[queue]}, and {format_datetime(to_datetime(since_ms))} is earlier: older "
+                        "events cannot be added to tables that have newer ones. Begin a new lake"
+                    )
+            new = {queue: number for queue, number in before.items() if number and queue not in state.offsets}
+            if not new:
+                return
+            begun = msgspec.structs.replace(
+                state, offsets={**state.offsets, **new}, left_out={**state.left_out, **new}
+            )  # fmt: skip
+            try:
+                self.lake.commit("begin", {}, begun)
+            except StepConflict:
+                self.lake.refresh(to_write=True)
 
     def _merge_unmerged(self) -> None:
         """Merge events that release 0.1 had loaded before the lake was converted."""
@@ -333,8 +389,8 @@ class Pipeline:
         wanted = self.spark.createDataFrame(ids)
         if len(ids) <= BROADCAST_IDS_MAX:
             wanted = f.broadcast(wanted)
-        # The bounds let Spark skip groups of rows: rows of a file are in the order of their ids.
-        rows = self.lake.frame(self.spark, table, files).where(f.col("message_id").between(low, high))
+        # The bounds let groups of rows be skipped: rows of a file are in the order of their ids.
+        rows = self.lake.frame(self.spark, table, files, ("message_id", low, high))
         return rows.join(wanted, ["queue", "message_id"], "left_semi")
 
     def _write(self, rows: DataFrame, tables: Sequence[LakeTable], events: int) -> dict[str, list[DataFile]]:
@@ -374,6 +430,18 @@ class Pipeline:
                 mine = rows.filter(new)
                 sums.append(sum_late(mine.column("queue"), mine.column("claimed_ms"), mine.column(late)))
         return merge_sums(sums)
+
+
+def _check_span(since: datetime | None, until: datetime | None) -> tuple[int | None, int | None]:
+    """Return times as milliseconds; refuse those that have no zone or are in the wrong order."""
+    for name, at in (("since", since), ("until", until)):
+        if at is not None and (not isinstance(at, datetime) or at.tzinfo is None):
+            raise InvalidInput(f"{name} is a datetime with a time zone, not {at!r}")
+    if since is not None and until is not None and since >= until:
+        raise InvalidInput(
+            f"the beginning of a run, {format_datetime(since)}, must be before its end, {format_datetime(until)}"
+        )
+    return None if since is None else to_ms(since), None if until is None else to_ms(until)
 
 
 def add_sums_to_seen(seen: Mapping[str, Seen], sums: Any) -> dict[str, Seen]:
