@@ -172,9 +172,20 @@ def test_a_day_is_made_anew_from_bronze_in_one_step(orders: Shop, pipeline: Call
     move(orders, 1)
     made.run()
     assert orders.post.remove_queue("gone")
-    make_days(orders, made)
+    make_days(orders, made, days=1)
+    # An id that ended on one day is published again on the next.
+    ended = next(event.message_id for event in orders.events() if event.event == "done")
+    again = orders.post.publish("orders", "again", priority=9).id
+    with orders.post.receive("orders", wait=20) as message:
+        assert message is not None
+        assert message.id == again
+    assert plant(orders, "UPDATE wp_journal SET message_id = ? WHERE message_id = ?", ended, again) == 3
+    live(orders, 14)
+    move(orders, 1)
+    made.run()
     opened = (SILVER_OPEN_DELIVERIES, SILVER_OPEN_MESSAGES)
     wanted, now = tables(made), [rows(made, table) for table in opened]
+    assert [row["state"] for row in wanted[SILVER_MESSAGES.name] if row["message_id"] == ended] == ["done", "done"]
     # A day that is right stays as it is; so do open rows.
     step = made.lake.step
     rebuilt = made.rebuild(date(2020, 3, 2))

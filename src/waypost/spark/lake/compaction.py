@@ -8,16 +8,15 @@ when the rows have doubled since the last time. So each row is rewritten a few t
 from __future__ import annotations
 
 from datetime import UTC, date, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
-import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from waypost.errors import InvalidInput
+from waypost.spark.delta.compaction import concatenate
 from waypost.spark.delta.data_source import TO, Target, write_frame
-from waypost.spark.delta.parquet import FILE_BYTES, DataFile, FileWriter, write_rows
+from waypost.spark.delta.parquet import FILE_BYTES, DataFile, FileWriter, read_batches, write_rows
 from waypost.spark.delta.table import Change
 from waypost.spark.lake import silver
 from waypost.spark.lake.tables import (
@@ -59,7 +58,8 @@ def compact(lake: Lake, spark: SparkSession, *, at_least: int = 2) -> int:
     for table in CLOSED_TABLES:
         small = [file for file in lake.data_files(table) if file.size < FILE_BYTES // 2]
         if len(small) >= max(2, at_least):
-            changes[table.name] = Change(tuple(concatenate(lake, table, small)), tuple(small), changes_rows=False)
+            made = concatenate(lake.files, table.name, small, lake.schema(table), table.statistics)
+            changes[table.name] = Change(tuple(made), tuple(small), changes_rows=False)
     for table in OPEN_TABLES:
         files, whole = choose_open_files(lake, table, at_least)
         if files:
@@ -71,30 +71,6 @@ def compact(lake: Lake, spark: SparkSession, *, at_least: int = 2) -> int:
         return 0
     lake.commit("compact", changes, msgspec.structs.replace(lake.state, merged_rows=merged_rows))
     return sum(len(change.remove) - len(change.add) for change in changes.values())
-
-
-def concatenate(lake: Lake, table: LakeTable, files: Sequence[DataFile]) -> list[DataFile]:
-    """Write the rows of some files as fewer files, a part at a time."""
-    schema = lake.schema(table)
-    writer = FileWriter(lake.files, table.name, schema, table.statistics)
-    with writer:
-        for file in sorted(files, key=lambda one: one.modified_ms):
-            for rows in read_batches(lake, table, file, schema):
-                writer.write(rows)
-    return writer.made
-
-
-def read_batches(lake: Lake, table: LakeTable, file: DataFile, schema: pa.Schema) -> Any:
-    """Yield the rows of a file; columns that it lacks are null."""
-    with lake.files.arrow_system().open_input_file(lake.files.path(f"{table.name}/{file.path}")) as source:
-        opened = pq.ParquetFile(source)
-        known = set(opened.schema_arrow.names)
-        for batch in opened.iter_batches(columns=[name for name in schema.names if name in known]):
-            columns = [
-                batch.column(kind.name).cast(kind.type) if kind.name in known else pa.nulls(batch.num_rows, kind.type)
-                for kind in schema
-            ]
-            yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def choose_open_files(lake: Lake, table: LakeTable, at_least: int) -> tuple[list[DataFile], bool]:
@@ -153,7 +129,7 @@ def _without_old(
         for file in files:
             if file.highest.get(column, oldest_ms) < oldest_ms:
                 continue
-            for rows in read_batches(lake, table, file, schema):
+            for rows in read_batches(lake.files, f"{table.name}/{file.path}", schema):
                 kept = pc.fill_null(pc.greater_equal(rows.column(column), oldest_ms), True)
                 writer.write(rows.filter(kept))
     return writer.made

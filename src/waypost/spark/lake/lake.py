@@ -40,7 +40,7 @@ from waypost.store.bulk.tables import Table
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from waypost.spark.delta.data_source import Bounds
+    from waypost.spark.delta.parquet import Bounds
 
 LAYOUT = 2
 STEPS = "_steps"
@@ -256,7 +256,7 @@ class Lake:
         from waypost.spark.delta.data_source import read_frame
 
         data = self.data_files(table) if files is None else tuple(files)
-        return read_frame(spark, self.files, table.name, data, table.ddl, bounds)
+        return read_frame(spark, self.files, table.name, data, table.ddl, bounds=bounds)
 
     def arrow(self, table: Table | str, columns: Sequence[str] | None = None, filter: Any = None) -> Any:
         """Return rows of a table as an Arrow table, in no order: chosen columns, and a filter of `pyarrow.dataset`."""

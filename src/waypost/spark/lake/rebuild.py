@@ -22,11 +22,11 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as f
 
 from waypost.errors import InvalidInput
-from waypost.spark.delta.parquet import DataFile, FileWriter, read_rows
+from waypost.spark.delta.parquet import DataFile, FileWriter, read_batches, read_rows
 from waypost.spark.delta.steps import StepConflict
 from waypost.spark.delta.table import Change
 from waypost.spark.lake import gold, silver
-from waypost.spark.lake.compaction import TIMES, read_batches
+from waypost.spark.lake.compaction import TIMES
 from waypost.spark.lake.sums import SUMS, add_up, merge_sums, sum_events, sum_late
 from waypost.spark.lake.tables import (
     BRONZE_JOURNAL,
@@ -239,11 +239,14 @@ class Part:
     def write(self, writers: Mapping[str, FileWriter]) -> Any:
         """Write the rows of the day; return the sums of how late timers were claimed on it."""
         events = self._events()
+        begins = silver.find_lives(self._read(BRONZE_JOURNAL, ["queue", "message_id", "event", "number"]))
         # All columns of either table: a row goes to one of them, or to both.
-        deliveries = silver.deliveries(silver.delivery_steps(events)).select(*silver.DELIVERY_COLUMNS).toArrow()
+        steps = silver.with_lives(silver.delivery_steps(events), begins)
+        deliveries = silver.deliveries(steps).select(*silver.DELIVERY_COLUMNS).toArrow()
         if not self._is_whole:
             deliveries = self._keep_deliveries(deliveries)
-        messages = silver.messages(silver.message_steps(events)).select(*SILVER_MESSAGES.columns).toArrow()
+        steps = silver.with_lives(silver.message_steps(events), begins)
+        messages = silver.messages(steps).select(*SILVER_MESSAGES.columns).toArrow()
         if not self._is_whole:
             messages = self._keep_messages(messages)
         self._route(
@@ -269,11 +272,11 @@ class Part:
         events = rows.join(wanted, ["queue", "message_id"], "left_semi")
         return events.withColumn("claims", f.coalesce("claims", "token"))
 
-    def _read(self, table: LakeTable) -> Any:
-        """Return the rows that a table of silver has of the messages."""
+    def _read(self, table: LakeTable, columns: Sequence[str] | None = None) -> Any:
+        """Return the rows that a table has of the messages."""
         files = [file for file in self._lake.data_files(table) if file.may_hold("message_id", self._low, self._high)]
         within = (pc.field("message_id") >= self._low) & (pc.field("message_id") <= self._high)
-        rows = read_rows(self._lake.files, table.name, files, table.arrow(table.columns), None, within)
+        rows = read_rows(self._lake.files, table.name, files, table.arrow(table.columns), columns, within)
         return rows.join(self._ids, ["queue", "message_id"], join_type="left semi")
 
     def _route(
@@ -297,7 +300,7 @@ class Part:
 
     def _keep_deliveries(self, rows: Any) -> Any:
         """Add to each delivery what only the row has that is there: some of its events were deleted from bronze."""
-        keys, summed = ["queue", "message_id", "claim"], ("claims", "ends")
+        keys, summed = ["queue", "message_id", "claim", "ended_number"], ("claims", "ends")
         old = self._read(SILVER_DELIVERIES)
         kept = [name for name in SILVER_DELIVERIES.columns if name not in keys]
         joined = rows.join(old, keys, join_type="left outer", right_suffix="_old")
@@ -328,6 +331,6 @@ def _without_day(lake: Lake, table: LakeTable, files: Sequence[DataFile], day: D
     writer = FileWriter(lake.files, table.name, schema, table.statistics)
     with writer:
         for file in files:
-            for rows in read_batches(lake, table, file, schema):
+            for rows in read_batches(lake.files, f"{table.name}/{file.path}", schema):
                 writer.write(rows.filter(pc.invert(day.mask(rows.column(column)))))
     return writer.made
