@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -43,6 +45,26 @@ def test_the_figures_beside_others_are_those_of_the_benchmarks() -> None:
     printed = (ROOT / "docs" / "benchmarks.md").read_text()
     assert len(figures) >= 12
     assert [figure for figure in figures if figure not in printed] == []
+
+
+@pytest.mark.promise("FACE-5", "FACE-6")
+def test_the_first_commands_print_what_the_page_has(tmp_path: Path) -> None:
+    program = re.search(r"```python\n(.*?)```", README, re.DOTALL)
+    session = re.search(r"```console\n(.*?)```", README, re.DOTALL)
+    assert program is not None
+    assert session is not None
+    (tmp_path / "shop.py").write_text(program[1])
+    printed = ""
+    for command in re.findall(r"^\$ (.*)$", session[1], re.MULTILINE):
+        name, *arguments = command.split()
+        start = [sys.executable] if name == "python" else [sys.executable, "-u", "-m", "waypost.cli.main"]
+        done = subprocess.run(
+            [*start, *arguments], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60, check=True,
+        )  # fmt: skip
+        text = re.sub(r"^waypost worker \S+:\d+:\S+$", "waypost worker …", done.stdout, flags=re.MULTILINE)
+        printed += f"$ {command}\n{text}"
+    assert printed == session[1]
 
 
 @pytest.mark.promise("FACE-5")

@@ -63,8 +63,8 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr
 
 
-def test_the_readme_shows_the_first_example_as_it_is() -> None:
-    example = (ROOT / "examples" / "first_message.py").read_text()
+def test_the_readme_has_the_first_worker_as_it_is() -> None:
+    example = (ROOT / "examples" / "shop.py").read_text()
     code = example.split('"""', 2)[2].strip()
     assert f"```python\n{code}\n```" in (ROOT / "README.md").read_text()
 

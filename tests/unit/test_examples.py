@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 EXPECTED = {
     "first_message": ["charging order 7", "1 done"],
+    "shop": ["order 7 is queued"],
     "retries_and_dead_letters": [
         "order 1, attempt 1",
         "  failed: the payment service is away",

@@ -42,8 +42,8 @@ RESTART_SECONDS = 1.0
 WATCH_SECONDS = 0.05
 #: Longer than a stop may take, before a process that is to be started anew is killed.
 RELOAD_SECONDS = 5.0
-#: What the command itself writes in the first and the last lines.
-WORKER_EVENTS = ("worker_started", "worker_stopped")
+#: What the command itself writes in the first and the last lines, and which of several workers fires the schedules.
+WORKER_EVENTS = ("worker_started", "worker_stopped", "scheduler_elected")
 
 
 def add(commands: Any) -> None:
