@@ -45,6 +45,12 @@ GIVEN_NAMES = {
     "src/waypost/faststream/message.py": {"ack", "nack"},
     "src/waypost/faststream/registrator.py": {"ack_policy"},
     "src/waypost/faststream/subscriber.py": {"ack_policy", "auto_ack_disabled"},
+    "src/waypost/redis_message_queue/events.py": {
+        "ACK",
+        "NACK",
+        "STALE_LEASE_ACK",
+        "STALE_LEASE_NACK",
+    },
     "src/waypost/spark/session.py": {"java_home"},  # JAVA_HOME
     "src/waypost/spark/terminal.py": {"getActiveStageIds", "getStageInfo"},
     "src/waypost/store/valkey/cluster.py": {"asking"},  # the command ASKING, here and below
