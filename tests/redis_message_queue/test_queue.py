@@ -380,7 +380,7 @@ def test_a_signal_ends_the_wait_after_the_current_message(queues: Queues, interr
     assert signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
 
 
-def test_a_signal_that_has_a_handler_is_not_taken(interrupt: GracefulInterruptHandler) -> None:
+def test_a_signal_that_has_a_handler_keeps_it(interrupt: GracefulInterruptHandler) -> None:
     with pytest.raises(ValueError, match="has a handler already"):
         GracefulInterruptHandler([signal.SIGUSR1])
     with pytest.raises(ValueError, match="at least one"):
