@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
-from waypost.message import Message, Outcome, error_text, error_type, is_own_file
+from waypost.message import Dead, Message, Outcome, Retry, error_text, error_type, is_own_file
 from waypost.values import Settlement
 from waypost.worker.handler import Handler
 
@@ -35,18 +35,22 @@ def log_failure(
     is_dead = any(one.outcome == "dead" for one in settlements)
     if chosen and not is_dead and settlements[0].outcome != "retry":
         return  # as the handler wanted it
-    level = logging.ERROR if is_dead else logging.INFO if chosen else logging.WARNING
-    how = type(error).__name__ if chosen else error_type(error)
-    text = error_text(error).partition("\n")[0][:LINE_CHARACTERS_MAX]
+    level, verb = logging.WARNING, "failed on"
+    if isinstance(error, Dead):
+        level, verb = logging.INFO, "gives up"
+    elif is_dead:
+        level = logging.ERROR
+    elif chosen:
+        level, verb = logging.INFO, "asks for another try of"
+    cause = describe_cause(error)
     log.log(
         level,
-        "handler %s %s %s of queue %s: %s%s; %s",
+        "handler %s %s %s of queue %s: %s%s",
         handler.name,
-        "asks for another try of" if chosen and not is_dead else "gives up" if chosen else "failed on",
+        verb,
         describe_messages(messages),
         handler.queue,
-        how,
-        f": {text}" if text else "",
+        f"{cause}; " if cause else "",
         describe_outcomes(handler, messages, settlements),
         exc_info=None if chosen else (type(error), error, own_frames(error.__traceback__)),
         extra={
@@ -88,6 +92,14 @@ def log_done(level: int, handler: Handler, messages: Sequence[Message[Any]], sec
             "seconds": round(seconds, 6),
         },
     )
+
+
+def describe_cause(error: BaseException) -> str:
+    """Return the class of an error and its first line, or the reason that a handler gave for another try."""
+    if isinstance(error, Outcome):
+        return error.reason or "" if isinstance(error, Retry) else ""
+    text = error_text(error).partition("\n")[0][:LINE_CHARACTERS_MAX]
+    return f"{error_type(error)}: {text}" if text else error_type(error)
 
 
 def describe_messages(messages: Sequence[Message[Any]]) -> str:
