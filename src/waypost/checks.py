@@ -34,6 +34,7 @@ DUE_MS_MAX = 253_402_300_799_000  # the end of the year 9999
 SECONDS_MAX = 1e9
 QUOTED_CHARACTERS_MAX = 80
 STATES = ("ready", "delayed", "waiting", "leased", "dead", "done")
+COUNTED_STATES = ("ready", "delayed", "waiting", "dead")
 PURGED_STATES = ("ready", "delayed", "waiting", "dead", "done")
 
 

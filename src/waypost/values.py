@@ -565,7 +565,7 @@ class WorkerQueueRecord(Struct, frozen=True):
 
 
 class DeadFilter(Struct, frozen=True, omit_defaults=True):
-    """Which dead letters are meant; what is None does not matter.
+    """Which messages are meant; what is None does not matter.
 
     `error` is the line of the error that says most. Empty text as `error_type` or `error`: letters that have none.
     """
@@ -579,6 +579,19 @@ class DeadFilter(Struct, frozen=True, omit_defaults=True):
     #: Those that died before and not before, by the store's clock.
     before_ms: int | None = None
     after_ms: int | None = None
+    #: A header: NAME=VALUE, or NAME for any value.
+    header: str | None = None
+    #: Those that were published before and not before, by the store's clock.
+    published_before_ms: int | None = None
+    published_after_ms: int | None = None
+
+
+class Counted(Struct, frozen=True):
+    """How many messages a filter means: `count` of the `searched` that were read, of `total` in that state."""
+
+    count: int
+    searched: int
+    total: int
 
 
 class SharedRecord(Struct, frozen=True):

@@ -432,6 +432,8 @@ UNDO_TEXTS = {
     "redrive": _REDRIVEN,
     "bulk_redrive": f"Cancel the rest of it while it runs. {_REDRIVEN}",
     "bulk_purge": "Cancel the rest of it while it runs; what is removed is gone.",
+    "bulk_cancel": "Cancel the rest of it while it runs; what is cancelled is gone.",
+    "bulk_reschedule": "Move the timers again, while they are not due; their times before are in the journal.",
     "change_bulk": "Resume it if it was paused; a cancelled one must be started anew.",
     "edit_dead": "Cancel the new message, if no worker has claimed it yet.",
     "reschedule": "Move the timer to its time before, while it is not due.",
@@ -478,22 +480,22 @@ class LoggedActions(Struct, frozen=True):
 
 
 class BulkAction(Struct, frozen=True):
-    """A redrive or purge of many dead letters, which goes on without the program that started it."""
+    """A redrive, purge, cancel or move of many messages, which goes on without the program that started it."""
 
     id: str
-    #: redrive or purge.
+    #: redrive, purge, cancel or reschedule.
     verb: str
     queue: str
-    #: Which dead letters: the parts of the filter that are set.
+    #: Which messages: the parts of the filter that are set; of a reschedule also `at`.
     filters: dict[str, Any]
     rate: str | None
     user: str
     via: str
     #: running, pausing, paused, cancelling, cancelled, done or failed.
     state: str
-    #: Dead letters that the queue had when it began.
+    #: Messages of its state that the queue had when it began.
     total: int
-    #: Letters moved or removed so far, and letters left because their key is in use.
+    #: Messages moved or removed so far, and letters left because their key is in use.
     done: int
     left: int
     #: Letters of which it is not known whether they were among those moved.
@@ -505,6 +507,10 @@ class BulkAction(Struct, frozen=True):
     carried: bool
     #: Steps that were planned so far; one that finds no letter counts too.
     steps: int = 0
+    #: The state whose messages are meant: dead, ready, delayed or waiting.
+    source: str = "dead"
+    #: Messages that were read so far.
+    searched: int = 0
 
     @property
     def has_ended(self) -> bool:

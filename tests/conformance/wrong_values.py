@@ -97,7 +97,11 @@ CALLS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "redrive": ({"queue": "fuzzed"}, ("id", "ids", "reason", "limit", "rate")),
     "purge": ({"queue": "fuzzed"}, ("state", *DEAD_FILTERS, "no_such_option")),
     "replace_dead": ({"queue": "fuzzed", "id": ID}, ("body", "headers")),
-    "start_bulk": ({"queue": "fuzzed", "verb": "redrive"}, ("rate", "user", "via", *DEAD_FILTERS, "no_such_option")),
+    "count_messages": ({"queue": "fuzzed", "state": "ready"}, ("limit", *DEAD_FILTERS, "no_such_option")),
+    "start_bulk": (
+        {"queue": "fuzzed", "verb": "redrive"},
+        ("state", "delay", "at", "rate", "user", "via", *DEAD_FILTERS, "no_such_option"),
+    ),
     "reschedule": ({"queue": "fuzzed", "delay": 60}, ("id", "key", "at")),
     "stop_worker": ({"name": "fuzzed"}, ()),
     "quiet_worker": ({"name": "fuzzed"}, ()),

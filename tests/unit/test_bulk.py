@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.unit.clients import MODES, open_client
+from tests.waiting import until
 from waypost import Waypost
 from waypost.errors import InvalidInput, InvalidName, InvalidPolicy, StoreUnavailable
 from waypost.operations import bulk
@@ -116,7 +117,7 @@ def test_dead_letters_are_purged_by_each_filter(post: Any) -> None:
     assert post.purge("orders", "dead", error="first line", died_after=start - day) == 1
     assert post.purge("orders", "dead", key_prefix="b:", died_before=start + day) == 2
     assert dead(post) == [ids[2]]
-    with pytest.raises(InvalidInput, match="only dead letters"):
+    with pytest.raises(InvalidInput, match="reason is for dead letters"):
         post.purge("orders", "ready", reason="other")
 
 
@@ -306,6 +307,16 @@ def test_wrong_bulk_actions_are_refused(post: Any) -> None:
         post.start_bulk("orders", "redrive", rate="fast")
     with pytest.raises(InvalidInput):
         post.start_bulk("orders", "cancel")
+    with pytest.raises(InvalidInput, match="state"):
+        post.start_bulk("orders", "cancel", state="leased")
+    with pytest.raises(InvalidInput, match="delay= or at="):
+        post.start_bulk("orders", "reschedule")
+    with pytest.raises(InvalidInput, match="takes no delay"):
+        post.start_bulk("orders", "redrive", delay=5)
+    with pytest.raises(InvalidInput, match="reason is for dead letters"):
+        post.start_bulk("orders", "cancel", state="ready", reason="rejected")
+    with pytest.raises(InvalidInput, match="died_before is for dead letters"):
+        post.purge("orders", "delayed", died_before=datetime.now(UTC))
     with pytest.raises(InvalidInput, match="there is no bulk action"):
         post.run_bulk("nothing")
     assert post.bulk_actions().actions == []
@@ -352,3 +363,106 @@ def test_a_bulk_action_of_another_release_is_left_out_of_the_list(post: Any) -> 
 def test_a_filter_is_kept_as_it_was_given() -> None:
     given = DeadFilter(reason="rejected", before_ms=7)
     assert bulk.plain_filter(given) == {"reason": "rejected", "before_ms": 7}
+
+
+# ---- messages that are not dead ----------------------------------------------------------------------------------
+
+
+def publish_for_tenants(post: Any, count: int, **options: Any) -> tuple[list[str], list[str]]:
+    """Publish messages of two tenants in turn; the ids of each."""
+    ids = [
+        post.publish("orders", number, headers={"tenant": "acme" if number % 2 else "other"}, **options).id
+        for number in range(count)
+    ]
+    return ids[1::2], ids[::2]
+
+
+@pytest.mark.promise("QUEUE-8")
+@pytest.mark.parametrize("state", ["ready", "delayed"])
+def test_messages_are_counted_and_cancelled_by_a_filter(sync_place: Place, state: Any) -> None:
+    with sync_place.open() as post:
+        delay = 600 if state == "delayed" else 0
+        mine, others = publish_for_tenants(post, 12, delay=delay)
+        counted = post.count_messages("orders", state, header="tenant=acme")
+        assert (counted.count, counted.searched, counted.total) == (6, 12, 12)
+        assert post.count_messages("orders", state, header="tenant").count == 12
+        assert post.count_messages("orders", state, header="none").count == 0
+        started = post.start_bulk("orders", "cancel", state=state, header="tenant=acme")
+        assert (started.total, started.source, started.filters) == (12, state, {"header": "tenant=acme"})
+        ended = post.run_bulk(started.id)
+        assert (ended.state, ended.done, ended.left, ended.unknown, ended.searched) == ("done", 6, 0, 0, 12)
+        assert {message.id for message in post.messages("orders", state)} == set(others)
+        assert not {message.id for message in post.messages("orders", state)} & set(mine)
+        assert (post.ledger("orders").cancelled, post.ledger("orders").balance) == (6, 0)
+
+
+@pytest.mark.promise("QUEUE-8")
+def test_what_is_published_after_the_start_is_not_meant() -> None:
+    with Waypost("memory://bulk-later") as post:
+        post.publish("orders", 1)
+        started = post.start_bulk("orders", "cancel", state="ready")
+        until(lambda: datetime.now(UTC) > started.started_at + timedelta(milliseconds=2))
+        later = post.publish("orders", 2).id
+        assert post.run_bulk(started.id).done == 1
+        assert [message.id for message in post.messages("orders", "ready")] == [later]
+
+
+@pytest.mark.promise("QUEUE-8", "TIMER-1")
+def test_timers_are_moved_and_run_now_by_a_filter(sync_place: Place) -> None:
+    with sync_place.open() as post:
+        for kind in "ab":
+            post.publish_many("orders", range(110), delay=600, key=lambda body, kind=kind: f"{kind}-{body}")
+        at = datetime.now(UTC) + timedelta(days=2)
+        moved = post.run_bulk(post.start_bulk("orders", "reschedule", at=at, key_prefix="a-").id)
+        assert (moved.state, moved.done) == ("done", 110)
+        due = {round(timer.ready_at.timestamp()) for timer in post.timers("orders") if timer.key.startswith("a-")}
+        assert due == {round(at.timestamp())}
+        later = post.run_bulk(post.start_bulk("orders", "reschedule", delay=timedelta(days=5)).id)
+        assert later.done == 220
+        now = post.run_bulk(post.start_bulk("orders", "reschedule", delay=0, key_prefix="b-").id)
+        assert (now.done, post.ledger("orders").ready, post.ledger("orders").balance) == (110, 110, 0)
+
+
+@pytest.mark.promise("QUEUE-8")
+def test_messages_are_purged_by_a_filter_step_by_step(post: Any) -> None:
+    _, others = publish_for_tenants(post, 8, group="g")
+    assert post.purge("orders", "ready", header="tenant=acme", group="g") == 4
+    assert {message.id for message in post.messages("orders", "ready")} == set(others)
+    assert post.purge("orders", "ready", published_after=datetime.now(UTC) + timedelta(days=1)) == 0
+    assert post.purge("orders", "ready", published_before=datetime.now(UTC) + timedelta(days=1)) == 4
+    assert (post.ledger("orders").cancelled, post.ledger("orders").balance) == (8, 0)
+
+
+@pytest.mark.promise("QUEUE-8", "DEAD-2")
+def test_dead_letters_are_chosen_by_header(post: Any) -> None:
+    publish_for_tenants(post, 6)
+    for _ in range(6):
+        with post.receive("orders") as message:
+            message.dead("rejected")
+    assert post.count_messages("orders", header="tenant=acme").count == 3
+    ended = post.run_bulk(post.start_bulk("orders", "redrive", header="tenant=acme").id)
+    assert (ended.done, ended.searched, len(dead(post))) == (3, 6, 3)
+
+
+@pytest.mark.promise("QUEUE-8")
+def test_a_count_reads_a_bounded_number(post: Any) -> None:
+    post.publish_many("orders", range(30), key=lambda body: f"k{body}")
+    counted = post.count_messages("orders", "ready", key_prefix="k", limit=10)
+    assert (counted.count, counted.searched, counted.total) == (10, 10, 30)
+    assert post.count_messages("orders", "ready", limit=1) == post.count_messages("orders", "ready")
+
+
+@pytest.mark.promise("QUEUE-8")
+def test_a_start_whose_reply_was_lost_finds_its_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = bulk._save
+
+    def saved_by_another(context: Any, found: Any, record: Any, owner: str | None = None) -> Any:
+        """The record is saved, a server begins with it, and the repeat of the save is refused."""
+        yield from real(context, found, record, "a web server")
+
+    with Waypost("memory://bulk-start") as post:
+        post.publish("orders", 1)
+        with monkeypatch.context() as patched:
+            patched.setattr(bulk, "_save", saved_by_another)
+            started = post.start_bulk("orders", "cancel", state="ready")
+        assert post.bulk_action(started.id).id == started.id

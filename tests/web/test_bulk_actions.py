@@ -284,3 +284,64 @@ def test_a_killed_server_is_followed_by_another_and_each_letter_is_moved_once(si
     assert (ended.state, ended.done, ended.left, ended.unknown) == ("done", LETTERS, 0, 0)
     ledger = site.post.ledger("orders")
     assert (ledger.redriven, ledger.ready, ledger.dead_kept, ledger.balance) == (LETTERS, LETTERS, 0, 0)
+
+
+# ---- messages that are not dead ----------------------------------------------------------------------------------
+
+
+def publish_for_tenants(site: Site, **options: Any) -> None:
+    for number in range(6):
+        site.post.publish("orders", number, headers={"Tenant": "acme" if number % 2 else "other"}, group="g", **options)
+
+
+@pytest.mark.promise("QUEUE-8", "FACE-3")
+def test_messages_are_cancelled_by_a_header_after_their_number_was_read(memory: Site) -> None:
+    publish_for_tenants(memory)
+    client = memory.client()
+    counted = client.api("/queues/orders/count", state="ready", header="tenant=acme")
+    assert counted == {"count": 3, "searched": 6, "total": 6}
+    page = client.get("/s/main/queues/orders/do/bulk_cancel?state=ready&header=tenant%3Dacme").text
+    assert "<b>3</b> ready messages" in page
+    assert "will be cancelled" in page
+    assert "waypost bulk start orders cancel --state ready --header tenant=acme" in page
+    wrong = client.write("/queues/orders/bulk/cancel", {"state": "ready", "confirm": "other"})
+    assert wrong.problem == "not-confirmed"
+    done = client.write("/queues/orders/bulk/cancel", {"state": "ready", "header": "tenant=acme", "confirm": "orders"})
+    id = done.json()["bulk"]
+    memory.post.run_bulk(id)
+    found = client.api(f"/bulk/{id}")
+    assert (found["verb"], found["source"], found["state"], found["done"]) == ("cancel", "ready", "done", 3)
+    assert found["text"] == "3 cancelled"
+    assert memory.post.ledger("orders").ready == 3
+    assert "cancel · " in client.get("/s/main/actions").text
+    search = client.get("/s/main/search?q=tenant%3Dother&by=header&queue=orders").text
+    assert "/do/bulk_cancel?state=ready&amp;header=tenant%3Dother" in search
+
+
+@pytest.mark.promise("QUEUE-8", "FACE-3")
+def test_timers_are_moved_in_the_background(memory: Site) -> None:
+    publish_for_tenants(memory, delay=600)
+    client = memory.client()
+    page = client.get("/s/main/queues/orders/do/bulk_reschedule?group=g").text
+    assert "<b>6</b> timers" in page
+    assert client.write("/queues/orders/bulk/reschedule", {"group": "g"}).problem == "no-choice"
+    done = client.write("/queues/orders/bulk/reschedule", {"group": "g", "delay": 0})
+    assert memory.post.run_bulk(done.json()["bulk"]).done == 6
+    assert memory.post.ledger("orders").ready == 6
+    assert "bulk_reschedule?group=g" not in client.get("/s/main/queues/orders?state=delayed&group=g").text
+
+
+@pytest.mark.promise("QUEUE-8", "FACE-3")
+def test_a_filter_by_header_needs_the_right_to_see_headers(memory: Site) -> None:
+    publish_for_tenants(memory)
+    secret = "a secret of the operator"
+    client = memory.client(tokens=[Token("op", secret, frozenset({"admin"}))])
+    client.headers["authorization"] = f"Bearer {secret}"
+    given = {"state": "ready", "header": "tenant=acme", "confirm": "orders"}
+    assert client.write("/queues/orders/bulk/cancel", given).problem == "missing-scope"
+    assert client.get("/api/v1/stores/main/queues/orders/count?state=ready&header=tenant").problem == "missing-scope"
+    assert client.get("/s/main/queues/orders/do/bulk_cancel?state=ready&header=tenant").status == 403
+    hidden = memory.client(hide_bodies=["orders"])
+    assert hidden.write("/queues/orders/bulk/cancel", given).problem == "hidden-bodies"
+    assert client.write("/queues/orders/bulk/cancel", {"state": "ready", "confirm": "orders"}).status == 200
+    assert memory.post.bulk_actions().actions[0].filters == {}

@@ -90,7 +90,7 @@ def add_message_filters(parser: argparse.ArgumentParser) -> None:
 
 
 def add_dead_filters(parser: argparse.ArgumentParser) -> None:
-    """Add the options that choose dead letters. All that are given must fit."""
+    """Add the options that choose messages. All that are given must fit."""
     parser.add_argument("--reason", help="those with this reason")
     parser.add_argument("--error-type", metavar="CLASS", help="those with this class of error; '': none")
     parser.add_argument("--error", metavar="TEXT", help="those whose error is this line; '': none")
@@ -99,10 +99,13 @@ def add_dead_filters(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--type", dest="type_name", metavar="NAME", help="those whose body is of this type")
     parser.add_argument("--died-before", type=parse_time, metavar="TIME", help="those that died before")
     parser.add_argument("--died-after", type=parse_time, metavar="TIME", help="those that did not die before")
+    parser.add_argument("--header", metavar="NAME[=VALUE]", help="those with this header")
+    parser.add_argument("--published-before", type=parse_time, metavar="TIME", help="those published before")
+    parser.add_argument("--published-after", type=parse_time, metavar="TIME", help="those not published before")
 
 
 def dead_filters(options: argparse.Namespace) -> DeadFilters:
-    """Return the filters of dead letters that were given."""
+    """Return the filters that were given."""
     given = {name: getattr(options, name) for name in DeadFilters.__annotations__}
     return cast("DeadFilters", {name: value for name, value in given.items() if value is not None})
 

@@ -18,9 +18,11 @@ from weakref import WeakSet
 
 from waypost import codec
 from waypost.checks import (
+    COUNTED_STATES,
     PURGED_STATES,
     check_choice,
     check_count,
+    check_delay,
     check_flag,
     check_function,
     check_id,
@@ -49,7 +51,7 @@ from waypost.client.options import (
     ScheduleKeywords,
 )
 from waypost.client.registry import Registry
-from waypost.errors import ConfigurationError, ForkedClient, InvalidInput, InvalidName, QueueDrained
+from waypost.errors import ConfigurationError, ForkedClient, InvalidInput, InvalidName, InvalidTime, QueueDrained
 from waypost.identity import Session
 from waypost.message import Message, MessagePage, Queue, StoredMessage, queue_name, queue_type
 from waypost.middleware import Middleware, Outgoing, observed_by, published_through
@@ -83,6 +85,7 @@ from waypost.times import Duration, to_datetime
 from waypost.values import (
     CancelStatus,
     CheckReport,
+    Counted,
     DeadFilter,
     Drained,
     EventPage,
@@ -645,17 +648,36 @@ class BaseClient:
         filter = dead_filter("purge", filters)
         if filter == DeadFilter():
             return manage.purge(self._context, self._name(queue), state)
-        if state != "dead":
-            raise InvalidInput(f"only dead letters can be purged by a filter, not messages that are {state}")
-        return bulk.purge_letters(self._context, self._name(queue), filter)
+        if state == "done":
+            raise InvalidInput("finished messages are purged all at once, not by a filter")
+        return bulk.purge_chosen(self._context, self._name(queue), state, filter)
+
+    def _count_flow(self, queue: QueueName, state: MessageState, limit: int, filters: DeadFilters) -> Flow[Counted]:
+        check_state(state, COUNTED_STATES)
+        check_count("limit", limit, 1, 2**40)
+        return bulk.count(self._context, self._name(queue), state, dead_filter("count_messages", filters), limit)
 
     def _start_bulk_flow(
-        self, queue: QueueName, verb: bulk.Verb, rate: str | None, user: str | None, via: str, filters: DeadFilters
+        self,
+        queue: QueueName,
+        verb: bulk.Verb,
+        state: MessageState | None,
+        when: tuple[Duration | None, datetime | None],
+        rate: str | None,
+        user: str | None,
+        via: str,
+        filters: DeadFilters,
     ) -> Flow[BulkAction]:
         name, filter = self._name(queue), dead_filter("start_bulk", filters)
         who = check_text("user", process_user() if user is None else user, WORKER_CHARACTERS_MAX)
+        delay, at = when
+        if delay is not None and at is not None:
+            raise InvalidTime("give delay= or at=, one of them")
         flow = bulk.start(
-            self._context, name, verb, filter, rate=rate, user=who, via=check_text("via", via, WORKER_CHARACTERS_MAX)
+            self._context, name, verb, filter, state=state,
+            delay_ms=None if delay is None else check_delay("delay", delay),
+            at_ms=None if at is None else check_moment("at", at),
+            rate=rate, user=who, via=check_text("via", via, WORKER_CHARACTERS_MAX),
         )  # fmt: skip
         return _bulk_view(flow)
 
@@ -800,16 +822,22 @@ def dead_filter(what: str, given: DeadFilters) -> DeadFilter:
     """Return a filter of dead letters from keyword options."""
     check_options(what, given, DeadFilters.__annotations__)
     options: dict[str, Any] = dict(given)
-    before, after = options.pop("died_before", None), options.pop("died_after", None)
+    moments: dict[str, Any] = {
+        field: None if (given_at := options.pop(name, None)) is None else check_moment(name, given_at)
+        for name, field in MOMENTS.items()
+    }
     for name, value in options.items():
         is_none = name in bulk.MAY_BE_NONE and isinstance(value, str) and not value
         if value is not None and not is_none:
             check_text(name, value, KEY_CHARACTERS_MAX)
-    return DeadFilter(
-        **options,
-        before_ms=None if before is None else check_moment("died_before", before),
-        after_ms=None if after is None else check_moment("died_after", after),
-    )
+    return DeadFilter(**options, **moments)
+
+
+#: The times of a filter, and their fields in the record.
+MOMENTS = {
+    "died_before": "before_ms", "died_after": "after_ms", "published_before": "published_before_ms",
+    "published_after": "published_after_ms",
+}  # fmt: skip
 
 
 def process_user() -> str:
@@ -825,13 +853,16 @@ def bulk_view(found: bulk.Bulk) -> BulkAction:
     """Return the public form of a bulk action."""
     record = found.record
     filters = bulk.plain_filter(record.filter)
-    for name, public in (("before_ms", "died_before"), ("after_ms", "died_after")):
+    for public, name in MOMENTS.items():
         if name in filters:
             filters[public] = to_datetime(filters.pop(name))
+    if record.at_ms is not None:
+        filters["at"] = to_datetime(record.at_ms)
     return BulkAction(
         found.id, record.verb, record.queue, filters, record.rate, record.user, record.via, record.state, record.total,
         record.done, record.left, record.unknown, to_datetime(record.start_ms), to_datetime(record.ended_ms),
-        record.error, record.state in bulk.ACTIVE and record.lease_ms > found.now_ms, record.steps,
+        record.error, record.state in bulk.ACTIVE and record.lease_ms > found.now_ms, record.steps, record.source,
+        record.searched,
     )  # fmt: skip
 
 

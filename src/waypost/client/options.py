@@ -131,7 +131,7 @@ RULE_OPTIONS = frozenset(ScheduleKeywords.__annotations__)
 
 
 class DeadFilters(TypedDict, total=False):
-    """Which dead letters are meant; all that are given must fit."""
+    """Which messages are meant; all that are given must fit. A reason and a death only dead letters have."""
 
     #: Why they are dead.
     reason: str | None
@@ -147,3 +147,8 @@ class DeadFilters(TypedDict, total=False):
     #: Those that died before, and not before.
     died_before: datetime | None
     died_after: datetime | None
+    #: A header: NAME=VALUE, or NAME for any value.
+    header: str | None
+    #: Those that were published before, and not before.
+    published_before: datetime | None
+    published_after: datetime | None

@@ -53,6 +53,7 @@ from waypost.times import Duration
 from waypost.values import (
     CancelStatus,
     CheckReport,
+    Counted,
     Drained,
     ExtendStatus,
     FoundMessage,
@@ -870,8 +871,9 @@ class Waypost(BaseClient):
         """Remove all messages of a `queue` in a `state`, and return how many there were.
 
         The states are `ready`, `delayed`, `waiting`, `dead` and `done`. It cannot be undone. In the ledger, messages
-        that were still to be handed out count as cancelled. Of dead letters, filters choose some: `reason`,
-        `error_type`, `error`, `group`, `key_prefix`, `type_name`, `died_before`, `died_after`.
+        that were still to be handed out count as cancelled. Filters choose some of them: `error_type`, `error`,
+        `group`, `key_prefix`, `type_name`, `header` ("NAME=VALUE"), `published_before`, `published_after`; of dead
+        letters also `reason`, `died_before`, `died_after`.
 
             post.purge("orders", "dead", reason="rejected", died_before=last_week)
         """
@@ -892,28 +894,44 @@ class Waypost(BaseClient):
         """
         return self._run(edit.replace_dead(self._context, self._name(queue), id, body, headers))
 
+    def count_messages(
+        self, queue: QueueName, state: MessageState = "dead", *, limit: int = 40_000, **filters: Unpack[DeadFilters]
+    ) -> Counted:
+        """Count the messages of a `queue` in a `state` that the filters choose, reading at most `limit` of them.
+
+        The states are `ready`, `delayed`, `waiting` and `dead`, the filters those of `purge`. The answer says how many
+        of how many were searched.
+
+            post.count_messages("orders", "delayed", header="tenant=acme").count
+        """
+        return self._run(self._count_flow(queue, state, limit, filters))
+
     # ---- bulk actions ------------------------------------------------------------------------------------
 
     def start_bulk(
         self,
         queue: QueueName,
-        verb: Literal["redrive", "purge"],
+        verb: Literal["redrive", "purge", "cancel", "reschedule"],
         *,
+        state: MessageState | None = None,
+        delay: Duration | None = None,
+        at: datetime | None = None,
         rate: str | None = None,
         user: str | None = None,
         via: str = "python",
         **filters: Unpack[DeadFilters],
     ) -> BulkAction:
-        """Start to `redrive` or `purge` the dead letters of a `queue` that the filters choose, and return at once.
+        """Start to act on the messages of a `queue` that the filters choose, and return at once.
 
-        What is to be done is saved in the store, and goes on when this program ends: web servers (`waypost web`) and
-        `run_bulk` carry it on, one at a time. Letters that die after the start are not meant. The filters (`reason`,
-        `error_type`, `error`, `group`, `key_prefix`, `type_name`, `died_before`, `died_after`) are those of `purge`;
-        `verb` is one of the two, `rate` ("100/s") bounds a redrive. `user` and `via` are for the list of actions.
+        `verb` is `redrive` or `purge` (dead letters), `cancel` (`state` is `ready`, `delayed` or `waiting`), or
+        `reschedule` (timers: `delay` from now, or `at`; a delay of 0 makes them due). What is to be done is saved in
+        the store, and goes on when this program ends: web servers (`waypost web`) and `run_bulk` carry it on, one at a
+        time. What dies or is published after the start is not meant. The filters are those of `purge`; `rate`
+        ("100/s") bounds how fast it goes. `user` and `via` are for the list of actions.
 
             action = post.start_bulk("orders", "redrive", error_type="builtins.TimeoutError", rate="50/s")
         """
-        return self._run(self._start_bulk_flow(queue, verb, rate, user, via, filters))
+        return self._run(self._start_bulk_flow(queue, verb, state, (delay, at), rate, user, via, filters))
 
     def bulk_action(self, id: str) -> BulkAction:
         """Return the bulk action with this `id` and how far it is."""

@@ -1,4 +1,4 @@
-"""Bulk actions: redrive or purge dead letters by a filter, in steps that any client can carry on.
+"""Bulk actions: redrive, purge, cancel or move messages by a filter, in steps that any client can carry on.
 
 A bulk action is a shared record: what is to be done, how far it is, and who works on it until when. A step is planned
 first: the letters that it takes and the operation that it is sent with are saved with the record. Then it is run, and
@@ -6,13 +6,15 @@ the next one is saved together with what came of it. So a client that ends at an
 not run, or one whose repeat by another client gets the first answer from the store: letters are moved and counted once.
 A client that was taken for dead and goes on can only repeat that step, and its save is refused.
 
-Only letters that died before the action began are meant: what is redriven and dies again is not redriven for ever.
+Only letters that died, or messages that were published, before the action began are meant: what is redriven and dies
+again is not redriven for ever. All moved timers get the same due time, so that one that comes up again later in the
+listing is recognized.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal, TypeVar
 
@@ -35,7 +37,20 @@ from waypost.identity import SESSION_BYTES, Operation, new_mark
 from waypost.operations.flow import ClientContext, Flow, Sleep
 from waypost.operations.records import records, save_record
 from waypost.policy import RECORDS_PAGE_MAX, parse_rate
-from waypost.values import DeadFilter, Page, RecordPage, SharedRecord, Stored, split_error
+from waypost.store.port import Target, Woken
+from waypost.values import (
+    CancelStatus,
+    Counted,
+    DeadFilter,
+    MessageState,
+    ObservedOutcome,
+    Page,
+    RecordPage,
+    SharedRecord,
+    StatsRecord,
+    Stored,
+    split_error,
+)
 
 T = TypeVar("T")
 
@@ -46,19 +61,28 @@ KEPT_MAX = 200
 SPARE = 100
 #: Letters that are read in one step. Their bodies are read too.
 STEP_LETTERS = 100
+#: Messages that a count reads at once.
+COUNT_PAGE = 200
 #: How long a client works on an action before it must have saved it again.
 LEASE_MS = 5_000
 #: How often a save is tried again because another client changed the record.
 CONFLICTS_MAX = 20
 TEXT_CHARACTERS_MAX = 512
 
-Verb = Literal["redrive", "purge"]
+Verb = Literal["redrive", "purge", "cancel", "reschedule"]
 State = Literal["running", "pausing", "paused", "cancelling", "cancelled", "done", "failed"]
 Change = Literal["pause", "resume", "cancel"]
-VERBS: tuple[Verb, ...] = ("redrive", "purge")
+#: The states whose messages each verb acts on.
+VERBS: dict[Verb, tuple[MessageState, ...]] = {
+    "redrive": ("dead",), "purge": ("dead",), "cancel": ("ready", "delayed", "waiting"), "reschedule": ("delayed",),
+}  # fmt: skip
+#: Pages that one step reads in search of messages that fit, so that a filter with few matches has few steps.
+STEP_PAGES = 10
 #: States in which a client has something to do.
 ACTIVE: frozenset[State] = frozenset(("running", "pausing", "cancelling"))
 ENDED: frozenset[State] = frozenset(("done", "cancelled", "failed"))
+#: Parts of a filter that only dead letters have.
+ONLY_DEAD = ("reason", "before_ms", "after_ms")
 #: Parts of a filter for which empty text means letters that have none.
 MAY_BE_NONE = frozenset(("error_type", "error"))
 #: An error that may be gone at the next attempt.
@@ -74,6 +98,8 @@ class Step(Struct, frozen=True):
     ids: list[str]
     cursor: str | None
     is_last: bool
+    #: Messages that were read to choose these.
+    read: int = 0
 
 
 class BulkRecord(Struct, frozen=True):
@@ -87,7 +113,7 @@ class BulkRecord(Struct, frozen=True):
     #: The session of its operations, and when it began, by the store's clock.
     session: str
     start_ms: int
-    #: Dead letters that the queue had when it began.
+    #: Messages of that state that the queue had when it began.
     total: int
     rate: str | None = None
     state: State = "running"
@@ -105,6 +131,11 @@ class BulkRecord(Struct, frozen=True):
     lease_ms: int = 0
     ended_ms: int | None = None
     error: str | None = None
+    #: The state whose messages are meant, and the due time that timers get.
+    source: MessageState = "dead"
+    at_ms: int | None = None
+    #: Messages that were read so far.
+    searched: int = 0
     #: Different in each save, so that no save is taken for the repeat of another.
     change: str = ""
 
@@ -122,26 +153,67 @@ class Bulk(Struct, frozen=True):
 
 
 def start(
-    context: ClientContext, queue: str, verb: Verb, filter: DeadFilter, *, rate: str | None, user: str, via: str
+    context: ClientContext,
+    queue: str,
+    verb: Verb,
+    filter: DeadFilter,
+    *,
+    state: MessageState | None,
+    delay_ms: int | None,
+    at_ms: int | None,
+    rate: str | None,
+    user: str,
+    via: str,
 ) -> Flow[Bulk]:
     """Save a new bulk action; it runs when a client carries it on."""
-    check_choice("verb", verb, VERBS)
+    source = check_source(verb, state)
+    if (verb == "reschedule") != (delay_ms is not None or at_ms is not None):
+        raise InvalidInput(
+            "say when the timers are due: delay= or at=" if verb == "reschedule" else f"a {verb} takes no delay= or at="
+        )
     if rate is not None:
         parse_rate(rate)
-    for name in ("reason", "error_type", "error", "group", "key_prefix", "type_name"):
-        value = getattr(filter, name)
-        if value is not None and (value or name not in MAY_BE_NONE):
-            check_text(name, value, TEXT_CHARACTERS_MAX)
+    check_filter(filter, source)
     yield from _make_room(context)
-    total = (yield from context.attempt(context.store.stats(queue))).ledger.dead_kept
+    total = held((yield from context.attempt(context.store.stats(queue))), source)
     now = yield from context.attempt(context.store.time())
     record = BulkRecord(
-        verb, queue, filter, user[:TEXT_CHARACTERS_MAX], via, os.urandom(SESSION_BYTES).hex(), now, total, rate
+        verb, queue, filter, user[:TEXT_CHARACTERS_MAX], via, os.urandom(SESSION_BYTES).hex(), now, total, rate,
+        source=source, at_ms=now + delay_ms if delay_ms is not None else at_ms,
     )  # fmt: skip
     (id,) = context.session.message_ids(1)
     saved = yield from _save(context, Bulk(id, record, 0, now), record)
-    assert saved is not None
-    return saved
+    # A web server may have begun with it before the reply came, if the first one was lost.
+    return (yield from find(context, id)) if saved is None else saved
+
+
+def check_source(verb: Verb, state: MessageState | None) -> MessageState:
+    """Return the state whose messages a verb acts on, or raise `InvalidInput`."""
+    check_choice("verb", verb, tuple(VERBS))
+    states = VERBS[verb]
+    if state is None and len(states) > 1:
+        raise InvalidInput(f"name the state of the messages to {verb}: state= is one of {', '.join(states)}")
+    source = states[0] if state is None else state
+    check_choice("state", source, states)
+    return source
+
+
+def check_filter(filter: DeadFilter, source: MessageState) -> None:
+    """Refuse a filter with an empty or too long part, or one for dead letters on other messages."""
+    for name in ("reason", "error_type", "error", "group", "key_prefix", "type_name", "header"):
+        value = getattr(filter, name)
+        if value is not None and (value or name not in MAY_BE_NONE):
+            check_text(name, value, TEXT_CHARACTERS_MAX)
+    wrong = [name for name in ONLY_DEAD if getattr(filter, name) is not None] if source != "dead" else []
+    if wrong:
+        public = {"before_ms": "died_before", "after_ms": "died_after"}.get(wrong[0], wrong[0])
+        raise InvalidInput(f"{public} is for dead letters; messages that are {source} have none")
+
+
+def held(stats: StatsRecord, state: MessageState) -> int:
+    """How many messages of a state a queue has."""
+    ledger = stats.ledger
+    return ledger.dead_kept if state == "dead" else int(getattr(ledger, state))
 
 
 def _make_room(context: ClientContext) -> Flow[None]:
@@ -289,9 +361,10 @@ def _settled(bulk: Bulk, step: Step | None, result: tuple[int, int, int]) -> Bul
         next_ms = max(next_ms, bulk.now_ms) + -(-done * per_ms // count)
     # A step that may or may not have run is planned again from its beginning: what it moved is not there any more.
     place = (record.cursor, False) if unknown else (step.cursor, step.is_last)
+    searched = record.searched + (0 if unknown else step.read)
     return structs.replace(
-        record, step=None, done=record.done + done, left=record.left + left, unknown=record.unknown + unknown,
-        cursor=place[0], is_last=place[1], next_ms=next_ms,
+        record, step=None, searched=searched, done=record.done + done, left=record.left + left,
+        unknown=record.unknown + unknown, cursor=place[0], is_last=place[1], next_ms=next_ms,
     )  # fmt: skip
 
 
@@ -310,11 +383,11 @@ def _plan(context: ClientContext, record: BulkRecord, now_ms: int) -> Flow[Step]
     if record.rate is not None:
         count, per_ms = parse_rate(record.rate)
         size = max(1, min(size, count * 1000 // per_ms))
-    ids, cursor, is_last = yield from choose(
-        context, record.queue, record.filter, record.cursor, size, record.start_ms,
-        skip_duplicates=record.verb == "redrive",
+    chosen = yield from choose(
+        context, record.queue, record.filter, record.cursor, size, record.start_ms, state=record.source,
+        skip_duplicates=record.verb == "redrive", at_ms=record.at_ms,
     )  # fmt: skip
-    return Step(record.steps + 1, now_ms, new_mark().hex(), ids, cursor, is_last)
+    return Step(record.steps + 1, now_ms, new_mark().hex(), chosen.ids, chosen.cursor, chosen.is_last, chosen.read)
 
 
 def _run(context: ClientContext, record: BulkRecord, step: Step) -> Flow[tuple[int, int, int]]:
@@ -323,7 +396,22 @@ def _run(context: ClientContext, record: BulkRecord, step: Step) -> Flow[tuple[i
         return 0, 0, 0
     operation = Operation(bytes.fromhex(record.session), step.number, step.stamp, bytes.fromhex(step.mark))
     count = len(step.ids)
+    targets = [Target(id) for id in step.ids]
     try:
+        if record.verb == "cancel":
+            return _count_cancelled(
+                context, record.queue, step.ids,
+                (yield from context.attempt(context.store.cancel(record.queue, targets, operation))),
+            )  # fmt: skip
+        if record.verb == "reschedule":
+            statuses = context.wake_and_report(
+                (yield from context.attempt(
+                    context.store.reschedule(record.queue, targets, operation, at_ms=record.at_ms)
+                ))
+            )  # fmt: skip
+            for id, status in zip(step.ids, statuses, strict=True) if context.on_event is not None else ():
+                context.emit("postponed", record.queue, "success" if status == "moved" else "skipped", message_id=id)
+            return statuses.count("moved"), 0, 0
         if record.verb == "redrive":
             moved = context.wake_and_report(
                 (yield from context.attempt(
@@ -344,7 +432,28 @@ def _run(context: ClientContext, record: BulkRecord, step: Step) -> Flow[tuple[i
     return purged.removed, 0, 0
 
 
+def _count_cancelled(
+    context: ClientContext, queue: str, ids: Sequence[str], woken: Woken[list[CancelStatus]]
+) -> tuple[int, int, int]:
+    """Report what a cancel of several messages did; one that began to run meanwhile was asked to stop."""
+    statuses = context.wake_and_report(woken)
+    for id, status in zip(ids, statuses, strict=True) if context.on_event is not None else ():
+        event = "cancelled" if status == "cancelled" else "cancel_requested"
+        outcome: ObservedOutcome = "success" if status in ("cancelled", "requested") else "skipped"
+        context.emit(event, queue, outcome, message_id=id, reason=status)
+    return statuses.count("cancelled") + statuses.count("requested"), 0, 0
+
+
 # ---- letters by a filter -------------------------------------------------------------------------------------
+
+
+class Chosen(Struct, frozen=True):
+    """Messages that fit, where to go on, whether these were the last, and how many were read."""
+
+    ids: list[str]
+    cursor: str | None
+    is_last: bool
+    read: int
 
 
 def choose(
@@ -355,66 +464,124 @@ def choose(
     size: int,
     before_ms: int,
     *,
-    skip_duplicates: bool,
-) -> Flow[tuple[list[str], str | None, bool]]:
-    """Read some dead letters; the ids of those that fit, where to go on, and whether these were the last."""
-    page: Page = yield from context.attempt(
-        context.store.peek(queue, "dead", size, cursor=cursor, reason=filter.reason, group=filter.group)
-    )
+    state: MessageState = "dead",
+    skip_duplicates: bool = False,
+    at_ms: int | None = None,
+    pages: int = STEP_PAGES,
+) -> Flow[Chosen]:
+    """Read some messages of a state, and choose those that fit; a bounded number of pages until there are some."""
     ids: list[str] = []
-    for letter in page.messages:
-        ended = letter.ended_ms or 0
-        if ended > before_ms:
-            return ids, None, True
-        if skip_duplicates and filter.reason is None and letter.reason == "duplicate":
-            # It was left dead because its key is in use: without a filter it would be chosen again and again.
-            continue
-        if fits(letter, filter):
-            ids.append(letter.id)
-    return ids, page.cursor, page.cursor is None
+    read = 0
+    for _ in range(pages):
+        page: Page = yield from context.attempt(
+            context.store.peek(queue, state, size, cursor=cursor, reason=filter.reason, group=filter.group)
+        )
+        cursor = page.cursor
+        for message in page.messages:
+            read += 1
+            if state == "dead" and (message.ended_ms or 0) > before_ms:
+                return Chosen(ids, None, True, read)
+            if state != "dead" and message.published_ms > before_ms:
+                continue
+            if skip_duplicates and filter.reason is None and message.reason == "duplicate":
+                # It was left dead because its key is in use: without a filter it would be chosen again and again.
+                continue
+            if at_ms is not None and message.ready_ms == at_ms:
+                continue
+            if fits(message, filter):
+                ids.append(message.id)
+        if ids or cursor is None:
+            break
+    return Chosen(ids, cursor, cursor is None, read)
 
 
-def fits(letter: Stored, filter: DeadFilter) -> bool:
-    """Whether a dead letter is one that a filter means; reason and group are the store's part."""
-    ended = letter.ended_ms or 0
-    if filter.before_ms is not None and ended >= filter.before_ms:
-        return False
-    if filter.after_ms is not None and ended < filter.after_ms:
-        return False
-    wanted = ((filter.error_type, letter.error_type), (filter.error, error_line(split_error(letter.error)[0])))
+def fits(message: Stored, filter: DeadFilter) -> bool:
+    """Whether a message is one that a filter means; reason and group are the store's part."""
+    ended, published = message.ended_ms or 0, message.published_ms
+    for limit, at in ((filter.before_ms, ended), (filter.published_before_ms, published)):
+        if limit is not None and at >= limit:
+            return False
+    for limit, at in ((filter.after_ms, ended), (filter.published_after_ms, published)):
+        if limit is not None and at < limit:
+            return False
+    text, _ = split_error(message.error)
+    wanted = ((filter.error_type, message.error_type), (filter.error, error_line(text)))
     if any(want is not None and want != (have or "") for want, have in wanted):
         return False
-    if filter.key_prefix is not None and not (letter.key or "").startswith(filter.key_prefix):
+    if filter.key_prefix is not None and not (message.key or "").startswith(filter.key_prefix):
         return False
-    if filter.type_name is None:
+    if filter.type_name is None and filter.header is None:
         return True
     try:
-        return codec.open_envelope(letter.envelope).type_name == filter.type_name
+        envelope = codec.open_envelope(message.envelope)
     except Undecodable:
         return False
+    if filter.type_name is not None and envelope.type_name != filter.type_name:
+        return False
+    return filter.header is None or has_header(envelope.headers, filter.header)
 
 
-def purge_letters(
-    context: ClientContext, queue: str, filter: DeadFilter, progress: Callable[[int], object] | None = None
+def has_header(headers: Mapping[str, str], wanted: str) -> bool:
+    """Whether a message has a header NAME=VALUE, or NAME with any value."""
+    name, separator, value = (part.strip() for part in wanted.partition("="))
+    return any(
+        one.casefold() == name.casefold() and (not separator or content == value) for one, content in headers.items()
+    )
+
+
+def purge_chosen(
+    context: ClientContext,
+    queue: str,
+    state: MessageState,
+    filter: DeadFilter,
+    progress: Callable[[int], object] | None = None,
 ) -> Flow[int]:
-    """Remove the dead letters that a filter means and that exist at the start, step by step."""
+    """Remove the messages that a filter means and that exist at the start, step by step."""
+    check_filter(filter, state)
     now = yield from context.attempt(context.store.time())
     removed, cursor = 0, None
     while True:
-        ids, cursor, is_last = yield from choose(
-            context, queue, filter, cursor, STEP_LETTERS, now, skip_duplicates=False
-        )  # fmt: skip
-        if ids:
+        chosen = yield from choose(context, queue, filter, cursor, STEP_LETTERS, now, state=state)
+        cursor = chosen.cursor
+        if chosen.ids and state == "dead":
             part = yield from context.operate_and_wake(
-                queue, lambda operation, ids=ids: context.store.purge(queue, "dead", len(ids), operation, ids=ids)  # type: ignore[misc]
-            )  # fmt: skip
+                queue,
+                lambda operation, ids=chosen.ids: context.store.purge(queue, "dead", len(ids), operation, ids=ids),  # type: ignore[misc]
+            )
             removed += part.removed
+        elif chosen.ids:
+            targets = [Target(id) for id in chosen.ids]
+            woken = yield from context.operate(
+                queue, lambda operation, targets=targets: context.store.cancel(queue, targets, operation)  # type: ignore[misc]
+            )  # fmt: skip
+            removed += _count_cancelled(context, queue, chosen.ids, woken)[0]
         if progress is not None:
             progress(removed)
-        if is_last:
+        if chosen.is_last:
             break
-    context.emit("purged", queue, "success" if removed else "skipped", count=removed, reason="dead")
+    context.emit("purged", queue, "success" if removed else "skipped", count=removed, reason=state)
     return removed
+
+
+def count(context: ClientContext, queue: str, state: MessageState, filter: DeadFilter, limit: int) -> Flow[Counted]:
+    """Count the messages of a state that a filter means, reading at most about `limit` of them."""
+    check_filter(filter, state)
+    total = held((yield from context.attempt(context.store.stats(queue))), state)
+    if filter == DeadFilter():
+        return Counted(total, total, total)
+    now = yield from context.attempt(context.store.time())
+    found = searched = 0
+    cursor = None
+    while True:
+        chosen = yield from choose(
+            context, queue, filter, cursor, min(COUNT_PAGE, limit - searched), now, state=state, pages=1
+        )  # fmt: skip
+        cursor, found, searched = chosen.cursor, found + len(chosen.ids), searched + chosen.read
+        if chosen.is_last:
+            # Where an index finds them, messages that do not fit are not read.
+            return Counted(found, max(searched, total), max(searched, total))
+        if searched >= limit:
+            return Counted(found, searched, max(searched, total))
 
 
 # ---- records -------------------------------------------------------------------------------------------------

@@ -104,6 +104,11 @@ async def get_messages(call: Call) -> documents.Messages:
     return await reading.messages(call.place, call.queue, call.query, bodies=call.bodies)
 
 
+async def count_letters(call: Call) -> documents.DeadCount:
+    """How many messages a filter means."""
+    return await dead_letters.count_letters(call.place, call.queue, call.query, bodies=call.bodies)
+
+
 QUEUE = f"{STORE}/queues/{{queue}}"
 READS: tuple[Read, ...] = (
     Read("session", "/session", "Who you are, your scopes, and the CSRF token for writes.",
@@ -125,8 +130,9 @@ READS: tuple[Read, ...] = (
     Read("dead_groups", f"{QUEUE}/dead", "Dead letters grouped by reason and error; says how many were read.",
          documents.DeadGroups, lambda call: reading.dead_groups(call.place, call.queue)),
     Read("dead_count", f"{QUEUE}/dead/count", "How many dead letters a filter means; says how many were read.",
-         documents.DeadCount, lambda call: dead_letters.count_letters(call.place, call.queue, call.query),
-         documents.DeadQuery),
+         documents.DeadCount, count_letters, documents.DeadQuery),
+    Read("count", f"{QUEUE}/count", "How many messages of a state a filter means; says how many were read.",
+         documents.DeadCount, count_letters, documents.CountQuery),
     Read("search", f"{STORE}/search", "Find messages: by id, key or chain, or one queue by something else.",
          documents.SearchAnswer, lambda call: search.search(call.place, call.query, bodies=call.bodies),
          documents.SearchQuery),

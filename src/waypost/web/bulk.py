@@ -19,7 +19,7 @@ from waypost.views import BulkAction
 from waypost.web import documents
 from waypost.web.access import Scope
 from waypost.web.actions import ACTIONS, Action, Forms, check_confirmed, command
-from waypost.web.dead_letters import check_times
+from waypost.web.dead_letters import filter_scope, filters_of
 from waypost.web.problems import Problem
 from waypost.web.reading import Place, answered
 
@@ -36,8 +36,10 @@ LISTED = 50
 #: States in which a server has something to do.
 ACTIVE = ("running", "pausing", "cancelling")
 
-FILTER_FIELDS = (
-    "reason", "error_type", "error", "group", "key_prefix", "type_name", "died_before", "died_after",
+#: The fields of a start, as options of the command.
+START_FIELDS = (
+    "state", "reason", "error_type", "error", "group", "key_prefix", "type_name", "header", "died_before", "died_after",
+    "published_before", "published_after", "delay", "at", "rate",
 )  # fmt: skip
 
 
@@ -145,8 +147,10 @@ def bulk_document(action: BulkAction) -> documents.BulkAction:
 
 def progress_text(action: BulkAction) -> str:
     """How far a bulk action is, in a sentence."""
-    verb = {"redrive": "sent again", "purge": "removed"}[action.verb]
+    verb = {"redrive": "sent again", "purge": "removed", "cancel": "cancelled", "reschedule": "moved"}[action.verb]
     text = f"{action.done:,} {verb}"
+    if action.searched and not action.has_ended:
+        text += f", searched {action.searched:,} of {max(action.searched, action.total):,}"
     if action.left:
         text += f", {action.left:,} stay dead because their key is in use"
     if action.unknown:
@@ -175,7 +179,8 @@ async def bulk_action(place: Place, id: str) -> documents.BulkAction:
 async def bulk_redrive(place: Place, queue: str, request: documents.BulkRedrive) -> documents.BulkDone:
     """Save a redrive; the servers of this store carry it on."""
     started = await place.post.start_bulk(
-        queue, "redrive", rate=request.rate, user=request.by or None, via="web", **filters_of(request)
+        queue, "redrive", rate=request.rate, user=request.by or None, via="web",
+        **await filters_of(place, queue, request),
     )  # fmt: skip
     return begun(place, started, "sending dead letters again")
 
@@ -183,15 +188,32 @@ async def bulk_redrive(place: Place, queue: str, request: documents.BulkRedrive)
 async def bulk_purge(place: Place, queue: str, request: documents.BulkPurge) -> documents.BulkDone:
     """Save a purge; the servers of this store carry it on."""
     check_confirmed(queue, request.confirm)
-    started = await place.post.start_bulk(queue, "purge", user=request.by or None, via="web", **filters_of(request))
+    filters = await filters_of(place, queue, request)
+    started = await place.post.start_bulk(queue, "purge", user=request.by or None, via="web", **filters)
     return begun(place, started, "removing dead letters")
 
 
-def filters_of(request: documents.DeadFilter) -> Any:
-    """The filters that a request names."""
-    filters = {name: getattr(request, name) for name in FILTER_FIELDS if getattr(request, name) is not None}
-    check_times(request)
-    return filters
+async def bulk_cancel(place: Place, queue: str, request: documents.BulkCancel) -> documents.BulkDone:
+    """Save a cancel of many messages; the servers of this store carry it on."""
+    check_confirmed(queue, request.confirm)
+    started = await place.post.start_bulk(
+        queue, "cancel", state=request.state, rate=request.rate, user=request.by or None, via="web",
+        **await filters_of(place, queue, request),
+    )  # fmt: skip
+    return begun(place, started, "cancelling messages")
+
+
+async def bulk_reschedule(place: Place, queue: str, request: documents.BulkReschedule) -> documents.BulkDone:
+    """Save a move of many timers; the servers of this store carry it on."""
+    if (request.delay is None) == (request.at is None):
+        raise Problem(422, "no-choice", "say when: delay, or at")
+    if request.at is not None and request.at.tzinfo is None:
+        raise Problem(422, "invalid-time", "at needs a time zone, as in 2026-03-06T09:00:00Z")
+    started = await place.post.start_bulk(
+        queue, "reschedule", delay=request.delay, at=request.at, rate=request.rate, user=request.by or None, via="web",
+        **await filters_of(place, queue, request),
+    )  # fmt: skip
+    return begun(place, started, "moving timers")
 
 
 def begun(place: Place, started: BulkAction, what: str) -> documents.BulkDone:
@@ -211,7 +233,7 @@ async def change_bulk(place: Place, queue: str, request: documents.BulkChange) -
 
 async def change_scope(place: Place, request: documents.BulkChange) -> Scope:
     """What a change of a bulk action needs: the scope that its start needs."""
-    return "admin" if (await place.post.bulk_action(request.id)).verb == "purge" else "operate"
+    return "admin" if (await place.post.bulk_action(request.id)).verb in ("purge", "cancel") else "operate"
 
 
 async def edit_dead(place: Place, queue: str, request: documents.EditRequest) -> documents.EditDone:
@@ -232,7 +254,7 @@ def bulk_forms(verb: str) -> Callable[[str, Any], Forms]:
     def forms(queue: str, request: documents.DeadFilter) -> Forms:
         arguments: list[object] = []
         options: dict[str, object] = {}
-        for name in (*FILTER_FIELDS, "rate"):
+        for name in START_FIELDS:
             value = getattr(request, name, None)
             if value is not None:
                 written = value.isoformat() if hasattr(value, "isoformat") else value
@@ -261,12 +283,20 @@ def edit_forms(queue: str, request: documents.EditRequest) -> Forms:
 
 BULK_ACTIONS: tuple[Action, ...] = (
     Action("bulk_redrive", "POST", "/queues/{queue}/bulk/redrive", "operate", documents.BulkRedrive, documents.BulkDone,
-           "Send dead letters again, in the background.", bulk_redrive, bulk_forms("redrive")),
+           "Send dead letters again, in the background.", bulk_redrive, bulk_forms("redrive"),
+           filter_scope),
     Action("bulk_purge", "POST", "/queues/{queue}/bulk/purge", "admin", documents.BulkPurge, documents.BulkDone,
-           "Remove dead letters for good, in the background.", bulk_purge, bulk_forms("purge")),
+           "Remove dead letters for good, in the background.", bulk_purge, bulk_forms("purge"),
+           filter_scope),
+    Action("bulk_cancel", "POST", "/queues/{queue}/bulk/cancel", "admin", documents.BulkCancel, documents.BulkDone,
+           "Cancel messages that are not running, in the background.", bulk_cancel, bulk_forms("cancel"),
+           filter_scope),
+    Action("bulk_reschedule", "POST", "/queues/{queue}/bulk/reschedule", "operate", documents.BulkReschedule,
+           documents.BulkDone, "Give timers another due time, in the background.", bulk_reschedule,
+           bulk_forms("reschedule"), filter_scope),
     Action("change_bulk", "POST", "/bulk", "operate", documents.BulkChange, documents.BulkDone,
-           "Pause, resume or cancel a bulk action; a purge with the scope `admin`.", change_bulk, change_forms,
-           change_scope),
+           "Pause, resume or cancel a bulk action; a purge or a cancel with the scope `admin`.", change_bulk,
+           change_forms, change_scope),
     Action("edit_dead", "POST", "/queues/{queue}/edit", "operate", documents.EditRequest, documents.EditDone,
            "Send a dead letter again with another body.", edit_dead, edit_forms),
 )  # fmt: skip

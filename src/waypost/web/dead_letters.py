@@ -3,69 +3,52 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
-from waypost import StoredMessage
 from waypost.errors import Undecodable
-from waypost.formatting import error_line
 from waypost.web import documents
+from waypost.web.access import Scope
 from waypost.web.forms import Field
 from waypost.web.problems import Problem
-from waypost.web.reading import GROUPED_MAX, GROUPED_PAGE, GROUPED_SECONDS, Place, answered, known_queue
+from waypost.web.reading import GROUPED_MAX, Place, answered, known_queue
+from waypost.web.search import require_bodies
+
+#: Fields of a request that choose no messages.
+NO_FILTER = ("by", "rate", "confirm", "state", "delay", "at")
+TIMES = ("died_before", "died_after", "published_before", "published_after")
+
+Filter = documents.DeadFilter | documents.DeadQuery | documents.MessageFilter
 
 
-async def count_letters(
-    place: Place, queue: str, wanted: documents.DeadFilter | documents.DeadQuery
-) -> documents.DeadCount:
-    """How many dead letters a filter means, as far as they can be read in bounded time."""
+async def count_letters(place: Place, queue: str, wanted: Filter, *, bodies: bool) -> documents.DeadCount:
+    """How many messages a filter means, as far as a bounded number of them says."""
+    await known_queue(place, queue)
+    filters: Any = await filters_of(place, queue, wanted, bodies=bodies)
+    async with answered():
+        found = await place.post.count_messages(queue, getattr(wanted, "state", "dead"), limit=GROUPED_MAX, **filters)
+    return documents.DeadCount(count=found.count, searched=found.searched, total=found.total)
+
+
+async def filters_of(place: Place, queue: str, wanted: Filter, *, bodies: bool = True) -> dict[str, Any]:
+    """The filters that a request names; a `Problem` if the user may not choose by a header."""
     check_times(wanted)
-    figures = await known_queue(place, queue)
-    total = figures.ledger.dead_kept
-    if not any(getattr(wanted, name) is not None for name in wanted.__struct_fields__ if name not in NO_FILTER):
-        return documents.DeadCount(count=total, searched=total, total=total)
-    until, cursor, searched, count = time.monotonic() + GROUPED_SECONDS, None, 0, 0
-    while True:
-        async with answered():
-            page = await place.post.page(queue, "dead", cursor=cursor, limit=GROUPED_PAGE)
-        searched += len(page.messages)
-        count += sum(fits(letter, wanted) for letter in page.messages)
-        cursor = page.cursor
-        if cursor is None or searched >= GROUPED_MAX or time.monotonic() > until:
-            break
-    return documents.DeadCount(count=count, searched=searched, total=max(searched, total))
+    if wanted.header is not None:
+        await require_bodies(place, queue, "header", bodies=bodies)
+    names = (name for name in wanted.__struct_fields__ if name not in NO_FILTER)
+    return {name: value for name in names if (value := getattr(wanted, name)) is not None}
 
 
-def check_times(wanted: documents.DeadFilter | documents.DeadQuery) -> None:
+async def filter_scope(place: Place, wanted: Filter) -> Scope:
+    """To choose by a header tells what messages have."""
+    return "read" if wanted.header is None else "bodies"
+
+
+def check_times(wanted: Filter) -> None:
     """Refuse times without a time zone."""
-    for name in ("died_before", "died_after"):
-        given = getattr(wanted, name)
+    for name in TIMES:
+        given = getattr(wanted, name, None)
         if given is not None and given.tzinfo is None:
             raise Problem(422, "invalid-time", f"{name} needs a time zone, as in 2026-03-06T09:00:00Z")
-
-
-NO_FILTER = ("by", "rate", "confirm")
-
-
-def fits(letter: StoredMessage[Any], wanted: documents.DeadFilter | documents.DeadQuery) -> bool:
-    """Whether a filter means a letter; the same rule as that of bulk actions."""
-    pairs = (
-        (wanted.reason, letter.reason), (wanted.error_type, letter.error_type or ""), (wanted.group, letter.group),
-        (wanted.error, error_line(letter.error) or ""),
-    )  # fmt: skip
-    if any(want is not None and want != have for want, have in pairs):
-        return False
-    ended = letter.ended_at
-    if ended is not None and wanted.died_before is not None and ended >= wanted.died_before:
-        return False
-    if ended is not None and wanted.died_after is not None and ended < wanted.died_after:
-        return False
-    if wanted.key_prefix is not None and not (letter.key or "").startswith(wanted.key_prefix):
-        return False
-    try:
-        return wanted.type_name is None or letter.open().type_name == wanted.type_name
-    except Undecodable:
-        return False
 
 
 async def edit_fields(place: Place, queue: str, id: str, *, bodies: bool) -> list[Field]:

@@ -12,6 +12,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 Level = Literal["calm", "note", "warning", "alarm"]
 State = Literal["ready", "delayed", "waiting", "leased", "dead", "done"]
+BulkState = Literal["ready", "delayed", "waiting", "dead"]
 BodyForm = Literal["json", "text", "base64", "hidden", "unreadable"]
 #: What a message can be searched by.
 SearchField = Literal["id", "key", "chain", "group", "type", "header", "correlation_id"]
@@ -475,7 +476,7 @@ class DeadGroup(Answer, frozen=True, kw_only=True):
 
 
 class DeadCount(Answer, frozen=True, kw_only=True):
-    """How many dead letters a filter means: `count` of the `searched` that were read, of `total`."""
+    """How many messages a filter means: `count` of the `searched` that were read, of `total`."""
 
     count: int
     searched: int
@@ -705,6 +706,9 @@ class BulkAction(Answer, frozen=True, kw_only=True):
     error: str | None
     #: Whether a server works on it now.
     carried: bool
+    #: The state whose messages are meant, and how many were read so far.
+    source: str
+    searched: int
     text: str
 
 
@@ -763,6 +767,15 @@ class DeadQuery(Request, frozen=True, kw_only=True):
     type_name: Text | None = None
     died_before: datetime | None = None
     died_after: datetime | None = None
+    header: Annotated[Text, Meta(description="NAME=VALUE, or NAME. Needs the scope `bodies`.")] | None = None
+    published_before: datetime | None = None
+    published_after: datetime | None = None
+
+
+class CountQuery(DeadQuery, frozen=True, kw_only=True):
+    """Which messages to count. A reason and the time of a death only dead letters have."""
+
+    state: Annotated[BulkState, Meta(description="The state of the messages.")] = "dead"
 
 
 class SearchQuery(Request, frozen=True, kw_only=True):
@@ -870,6 +883,9 @@ class DeadFilter(Request, frozen=True, kw_only=True):
     type_name: Text | None = None
     died_before: datetime | None = None
     died_after: datetime | None = None
+    header: Annotated[Text, Meta(description="NAME=VALUE, or NAME. Needs the scope `bodies`.")] | None = None
+    published_before: datetime | None = None
+    published_after: datetime | None = None
     by: Annotated[str, Meta(max_length=128, description="Set by the server.")] = ""
 
 
@@ -883,6 +899,35 @@ class BulkPurge(DeadFilter, frozen=True, kw_only=True):
     """Which dead letters to remove for good. `confirm` is the name of the queue, to be sure."""
 
     confirm: str
+
+
+class MessageFilter(Request, frozen=True, kw_only=True):
+    """Which messages; all that is given must fit. Messages that are published after the start are not meant."""
+
+    error_type: ErrorText | None = None
+    error: ErrorText | None = None
+    group: Text | None = None
+    key_prefix: Text | None = None
+    type_name: Text | None = None
+    header: Annotated[Text, Meta(description="NAME=VALUE, or NAME. Needs the scope `bodies`.")] | None = None
+    published_before: datetime | None = None
+    published_after: datetime | None = None
+    rate: Annotated[str, Meta(max_length=32, description='At most this fast: "100/s".')] | None = None
+    by: Annotated[str, Meta(max_length=128, description="Set by the server.")] = ""
+
+
+class BulkCancel(MessageFilter, frozen=True, kw_only=True):
+    """Which messages to cancel in the background. `confirm` is the name of the queue, to be sure."""
+
+    state: Literal["ready", "delayed", "waiting"]
+    confirm: str
+
+
+class BulkReschedule(MessageFilter, frozen=True, kw_only=True):
+    """Which timers to move in the background, and to when: seconds from now (0: now), or a time."""
+
+    delay: Annotated[float, Meta(ge=0)] | None = None
+    at: datetime | None = None
 
 
 class BulkChange(Request, frozen=True, kw_only=True):

@@ -142,11 +142,11 @@ def fields_of(action: Action, given: Mapping[str, str], detail: documents.QueueD
     match action.name:
         case "purge" | "remove":
             visible = [Field("confirm", "text", "", "Type the name of the queue", "This cannot be undone.", (), True)]
-        case "bulk_purge":
+        case "bulk_purge" | "bulk_cancel":
             visible = [Field("confirm", "text", "", "Type the name of the queue", "This cannot be undone.", (), True)]
         case "redrive" | "bulk_redrive":
             visible = [Field("rate", "text", "", "Rate", "At most this fast, as in 50/s. Empty: at once.")]
-        case "reschedule":
+        case "reschedule" | "bulk_reschedule":
             visible = [Field("delay", "number", "0", "Seconds from now", "0 makes it due now.", (), True)]
         case _:
             visible = []

@@ -258,10 +258,11 @@ async def show_action(visit: Visit) -> Response:
         edited = await dead_letters.edit_fields(visit.here, queue, given.get("id", ""), bodies=visit.bodies)
         return draw_confirm(visit, action, queue, given, detail, fields=edited)
     meant = None
-    if action.name in ("bulk_redrive", "bulk_purge"):
+    if action.name.startswith("bulk_"):
         filters = {name: text for name, text in given.items() if name not in dead_letters.NO_FILTER}
-        wanted = convert(forms.to_document(action, filters), documents.DeadQuery)
-        meant = await dead_letters.count_letters(visit.here, queue, wanted)
+        state = {"bulk_cancel": given.get("state", "ready"), "bulk_reschedule": "delayed"}.get(action.name, "dead")
+        wanted = convert(forms.to_document(action, filters) | {"state": state}, documents.CountQuery, strict=False)
+        meant = await dead_letters.count_letters(visit.here, queue, wanted, bodies=visit.bodies)
     return draw_confirm(visit, action, queue, given, detail, meant=meant)
 
 
@@ -276,7 +277,8 @@ def draw_confirm(
     meant: documents.DeadCount | None = None,
 ) -> Response:
     """The page that asks before a write."""
-    assumed = {"confirm": queue} if action.name == "bulk_purge" else {}
+    assumed = {"confirm": queue} if action.name in ("bulk_purge", "bulk_cancel") else {}
+    assumed |= {"delay": "0"} if action.name == "bulk_reschedule" else {}
     try:
         shortcuts = action.forms(queue, convert(forms.to_document(action, {**given, **assumed}), action.request))
     except Problem:

@@ -1,4 +1,4 @@
-"""`waypost bulk`: redrive or purge many dead letters in the background, and see how far it is."""
+"""`waypost bulk`: redrive, purge, cancel or move many messages in the background, and see how far it is."""
 
 from __future__ import annotations
 
@@ -7,40 +7,59 @@ import time
 from typing import Any
 
 from waypost.cli.action_log import logged_action
-from waypost.cli.exit_codes import FOUND
+from waypost.cli.exit_codes import FOUND, USAGE, CommandError
 from waypost.cli.options import (
     add_command,
     add_dead_filters,
     dead_filters,
     integer_between,
     open_client,
+    parse_duration,
+    parse_time,
 )
 from waypost.cli.output import format_table, format_time, write, write_json
 from waypost.cli.progress import Progress
 from waypost.cli.prompts import add_yes, confirm
 from waypost.formatting import format_call, format_count
+from waypost.values import Counted
 from waypost.views import ActionUndo, BulkAction
 
 #: How long one call carries an action on, before the progress is shown again.
 RUN_SECONDS = 1.0
 PAUSE_SECONDS = 0.2
+#: Messages that `--dry-run` reads at the most.
+COUNTED_MAX = 100_000
 
 
 def add(commands: Any) -> None:
     """Declare the arguments."""
     top = add_command(
-        commands, "bulk", None, "redrive or purge many dead letters in the background", store=False, json_text=None,
+        commands, "bulk", None, "redrive, purge, cancel or move many messages", store=False, json_text=None,
         more="A bulk action is saved in the store, and goes on when this command, a page or a server ends: web servers "
         "and `waypost bulk run` carry it on.",
         examples=("waypost bulk start orders redrive --reason retries_exhausted --rate 50/s", "waypost bulk list",
+                  "waypost bulk start mails cancel --state delayed --header tenant=acme --dry-run",
+                  "waypost bulk start mails reschedule --group acme --delay 0",
                   "waypost bulk run 1m7fra5gs06ap4cfk9b5jsq9"),
     )  # fmt: skip
     actions = top.add_subparsers(dest="action", required=True, metavar="action")
-    start = add_command(actions, "start", run_start, "save a bulk action", more="It asks before a purge.")
+    start = add_command(
+        actions, "start", run_start, "save a bulk action",
+        more="It asks before a purge and a cancel. --dry-run only counts what the options choose, and reads at most "
+        f"{COUNTED_MAX:,} messages for it.",
+    )  # fmt: skip
     start.add_argument("queue", help="the queue")
     start.add_argument(
-        "verb", choices=("redrive", "purge"), help="send the dead letters again, or remove them for good"
+        "verb", choices=("redrive", "purge", "cancel", "reschedule"),
+        help="send dead letters again, remove them for good; cancel messages, or move timers",
+    )  # fmt: skip
+    start.add_argument(
+        "--state", choices=("ready", "delayed", "waiting"), help="of a cancel: the state of the messages"
     )
+    when = start.add_mutually_exclusive_group()
+    when.add_argument("--delay", type=parse_duration, metavar="S", help="of a reschedule: due after this time; 0: now")
+    when.add_argument("--at", type=parse_time, metavar="TIME", help="or due at a time: 2026-03-06T09:00:00Z")
+    start.add_argument("--dry-run", action="store_true", help="only count them")
     add_dead_filters(start)
     start.add_argument("--rate", metavar="N/UNIT", help='at most this fast: "100/s", "10/m"')
     add_yes(start)
@@ -61,23 +80,40 @@ def add(commands: Any) -> None:
 
 def run_start(options: argparse.Namespace) -> int:
     """Save a bulk action and return the exit code."""
+    filters: Any = dead_filters(options)
+    state = {"redrive": "dead", "purge": "dead", "reschedule": "delayed"}.get(options.verb, options.state)
+    if state is None:
+        raise CommandError("which messages? give --state ready, delayed or waiting", USAGE)
     with open_client(options) as post:
-        if options.verb == "purge":
-            count = post.ledger(options.queue).dead_kept
-            confirm(options, f"Remove dead letters of {options.queue} (of {count:,}) for good?")
-        action, filters = f"bulk_{options.verb}", dead_filters(options)
-        rate = {} if options.rate is None else {"rate": options.rate}
-        python = format_call("start_bulk", options.queue, options.verb, **filters, **rate)
+        if options.dry_run:
+            return print_count(options, post.count_messages(options.queue, state, limit=COUNTED_MAX, **filters))
+        if options.verb in ("purge", "cancel"):
+            found = post.count_messages(options.queue, state, limit=1_000, **filters)
+            least = "" if found.searched >= found.total else "at least "
+            what = f"{least}{format_count(found.count, 'dead letter' if state == 'dead' else f'{state} message')}"
+            verb = "Remove" if options.verb == "purge" else "Cancel"
+            confirm(options, f"{verb} {what} of {options.queue} (of {found.total:,}) for good?")
+        action = f"bulk_{options.verb}"
+        chosen = {name: getattr(options, name) for name in ("state", "delay", "at", "rate")}
+        given: Any = {name: value for name, value in chosen.items() if value is not None}
+        python = format_call("start_bulk", options.queue, options.verb, **filters, **given)
         with logged_action(options, post, action, options.queue, python) as entry:
-            started = post.start_bulk(
-                options.queue, options.verb, rate=options.rate, via="command line", **filters
-            )  # fmt: skip
+            started = post.start_bulk(options.queue, options.verb, via="command line", **given, **filters)
             entry.text = f"bulk action {started.id} is saved"
             entry.undo, entry.bulk = ActionUndo.of(action), started.id
     if options.json:
         write_json(started)
     else:
         write(started.id)
+    return 0
+
+
+def print_count(options: argparse.Namespace, found: Counted) -> int:
+    """Print how many messages fit, and return the exit code."""
+    if options.json:
+        write_json(found)
+    else:
+        write(f"{found.count:,} fit of {found.searched:,} searched, of {format_count(found.total, 'message')}")
     return 0
 
 
@@ -95,7 +131,7 @@ def run_list(options: argparse.Namespace) -> int:
              f"{one.total:,}")
             for one in found
         ]  # fmt: skip
-        heads = ("id", "started (UTC)", "who", "verb", "queue", "state", "done", "dead at start")
+        heads = ("id", "started (UTC)", "who", "verb", "queue", "state", "done", "at start")
         for line in format_table(heads, rows, flexible=(2, 4)):
             write(line)
     return 0
@@ -139,7 +175,9 @@ def print_bulk(options: argparse.Namespace, found: BulkAction) -> None:
 
 def describe_bulk(found: BulkAction) -> str:
     """Return how far a bulk action is in a sentence."""
-    text = f"{found.verb} of {found.queue}: {found.state}, {format_count(found.done, 'dead letter')} done"
+    done = format_count(found.done, "dead letter" if found.source == "dead" else "message")
+    text = f"{found.verb} of {found.queue}: {found.state}, {done} done"
+    text += f" of {found.searched:,} searched" if not found.has_ended and found.searched else ""
     text += f", {found.left:,} stay dead because their keys are in use" if found.left else ""
     text += f", {found.unknown:,} may have been counted too few" if found.unknown else ""
     return text + (f": {found.error}" if found.error else "")

@@ -123,6 +123,15 @@ class TestTimers:
 class TestReschedule:
     """Another due time for a timer."""
 
+    @pytest.mark.promise("TIMER-1", "QUEUE-8")
+    def test_a_listing_goes_on_where_it_was_when_its_last_timer_was_moved(self, bench: Bench) -> None:
+        ids = [bench.publish(delay=10 + number).id for number in range(6)]
+        page = bench.run(bench.store.peek("orders", "delayed", 3))
+        assert [stored.id for stored in page.messages] == ids[:3]
+        assert bench.reschedule(ids[2], delay=600) == "moved"
+        rest = bench.run(bench.store.peek("orders", "delayed", 9, cursor=page.cursor))
+        assert [stored.id for stored in rest.messages] == [*ids[3:], ids[2]]
+
     @pytest.mark.promise("TIMER-1")
     def test_a_timer_without_a_key_is_moved_by_its_id(self, bench: Bench) -> None:
         later, sooner = bench.publish(delay=10).id, bench.publish(delay=20).id

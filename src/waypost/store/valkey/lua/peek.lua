@@ -86,7 +86,7 @@ end
 local start = 0
 if cursor ~= '' then
   local score, member = string.match(cursor, '^(%S+) (.*)$')
-  local rank = call('ZRANK', place, member)
+  local rank = call('ZSCORE', place, member) == score and call('ZRANK', place, member)
   -- A cursor whose message has moved on: begin with those that share its score, none is left out.
   start = rank and rank + 1 or call('ZCOUNT', place, '-inf', '(' .. score)
 end
