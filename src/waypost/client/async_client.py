@@ -944,8 +944,9 @@ class AsyncWaypost(BaseClient):
     ) -> Counted:
         """Count the messages of a `queue` in a `state` that the filters choose, reading at most `limit` of them.
 
-        The states are `ready`, `delayed`, `waiting` and `dead`, the filters those of `purge`. The answer says how many
-        of how many were searched.
+        The states are `ready`, `delayed`, `waiting` and `dead`, the filters those of `purge`: `reason`, `error_type`,
+        `error`, `group`, `key_prefix`, `type_name`, `header`, `died_before`, `died_after`, `published_before`,
+        `published_after`. The answer says how many of how many were searched.
 
             post.count_messages("orders", "delayed", header="tenant=acme").count
         """
@@ -971,8 +972,9 @@ class AsyncWaypost(BaseClient):
         `verb` is `redrive` or `purge` (dead letters), `cancel` (`state` is `ready`, `delayed` or `waiting`), or
         `reschedule` (timers: `delay` from now, or `at`; a delay of 0 makes them due). What is to be done is saved in
         the store, and goes on when this program ends: web servers (`waypost web`) and `run_bulk` carry it on, one at a
-        time. What dies or is published after the start is not meant. The filters are those of `purge`; `rate`
-        ("100/s") bounds how fast it goes. `user` and `via` are for the list of actions.
+        time. What dies or is published after the start is not meant. The filters are those of `purge`: `reason`,
+        `error_type`, `error`, `group`, `key_prefix`, `type_name`, `header`, `died_before`, `died_after`,
+        `published_before`, `published_after`. `rate` ("100/s") bounds how fast it goes. `user` and `via` are for the list of actions.
 
             action = post.start_bulk("orders", "redrive", error_type="builtins.TimeoutError", rate="50/s")
         """
