@@ -929,7 +929,8 @@ class Waypost(BaseClient):
         the store, and goes on when this program ends: web servers (`waypost web`) and `run_bulk` carry it on, one at a
         time. What dies or is published after the start is not meant. The filters are those of `purge`: `reason`,
         `error_type`, `error`, `group`, `key_prefix`, `type_name`, `header`, `died_before`, `died_after`,
-        `published_before`, `published_after`. `rate` ("100/s") bounds how fast it goes. `user` and `via` are for the list of actions.
+        `published_before`, `published_after`. `rate` ("100/s") bounds how fast it goes; `user` and `via` are for the
+        list of actions.
 
             action = post.start_bulk("orders", "redrive", error_type="builtins.TimeoutError", rate="50/s")
         """
