@@ -299,6 +299,8 @@ def adapt(given: Any) -> Transaction:
         hint = "; an engine or sessionmaker is not a transaction: open one with it"
     elif kind.__name__.endswith("Pool"):
         hint = "; a pool is not a transaction: take a connection from it"
+    elif is_instance_of(given, "tortoise", "TransactionalDBClient"):
+        hint = "; of Tortoise's transaction give the connection: async with tx.acquire_connection() as connection"
     raise InvalidInput(f"transaction= is {KINDS}, not {kind.__module__}.{kind.__qualname__}{hint}")
 
 
