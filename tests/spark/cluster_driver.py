@@ -20,6 +20,7 @@ from pyspark.sql import functions as f
 
 import waypost.spark
 from waypost.spark import Batch
+from waypost.spark.consumer import consume
 from waypost.spark.consumer.consume import _Consumer
 from waypost.spark.session import session
 
@@ -82,6 +83,8 @@ def main() -> None:
         report(executors=context.sc().getExecutorMemoryStatus().size() - 1)
     if point == "committed":
         setattr(_Consumer, "settle", die)  # noqa: B010
+    # Executors write the output, although it is small.
+    consume.SMALL_BYTES = -1
 
     def load(rows: DataFrame, batch: Batch) -> None:
         batch.write(rows.select("id", "text"))

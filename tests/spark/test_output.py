@@ -26,7 +26,9 @@ from waypost.spark import read_output
 from waypost.spark.consumer.output import CONSUMED, AlreadyCommitted, Fence, Output
 from waypost.spark.consumer.upgrade import upgrade_output
 from waypost.spark.delta import compaction, steps, table
+from waypost.spark.delta.data_source import Target, TargetWriter
 from waypost.spark.delta.parquet import DataFile, write_rows
+from waypost.spark.files import LocalFiles
 from waypost.spark.lake.lake import Lake
 
 pytestmark = pytest.mark.xdist_group("spark")
@@ -194,6 +196,26 @@ def test_small_files_are_merged_and_the_rows_stay(tmp_path: Path, monkeypatch: p
         output.maintain()
     assert len(DeltaTable(str(tmp_path)).file_uris()) <= 6
     assert read_by_others(tmp_path) == sorted(map(str, range(12)))
+
+
+def test_partitions_are_read_alike_by_every_reader_also_after_a_compaction(tmp_path: Path) -> None:
+    files, schema = LocalFiles(str(tmp_path)), pa.schema([("id", pa.string()), ("day", pa.date32()), ("n", pa.int64())])
+    folder, day = table.DeltaFolder(files, "t"), datetime.date(2026, 3, 1)
+    folder.create(Schema.from_arrow(schema), partition_by=("day", "n"))
+    values = {"a": (day, -5), "b": (None, 7), "c": (day, None), "d": (day, -5)}
+    rows = pa.RecordBatch.from_pylist([{"id": id, "day": d, "n": n} for id, (d, n) in values.items()], schema=schema)
+    for step in (1, 2):
+        writer = TargetWriter(files, Target("t", tuple(schema.names), (), ("day", "n")))
+        writer.write(rows)
+        folder.commit(step, table.Change(tuple(writer.close())))
+    found = folder.snapshot().files
+    assert len(found) == 6
+    folder.commit(3, compaction.merge_small_files(files, "t", found, folder.snapshot().schema, (), 1))
+    assert len(folder.snapshot().files) == 3
+    wanted = sorted((id, *value) for id, value in values.items() for _ in range(2))
+    assert sorted(polars.read_delta(str(tmp_path / "t")).rows()) == wanted
+    by_duckdb = duckdb.from_arrow(DeltaTable(str(tmp_path / "t")).to_pyarrow_dataset()).project("id, day, n")
+    assert sorted(by_duckdb.fetchall()) == wanted
 
 
 @pytest.mark.parametrize(

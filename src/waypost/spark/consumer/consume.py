@@ -58,8 +58,8 @@ log = logging.getLogger("waypost")
 BATCH_DEFAULT = 10_000
 #: The driver renews and settles each message of a batch: more would take it longer than a lease.
 BATCH_MAX = 100_000
-#: What such a batch writes is likely to fit into the driver's memory, also with the largest bodies.
-SMALL_BATCH = 200
+#: Messages of this size together: what is written of them is likely to fit into the driver's memory.
+SMALL_BYTES = 32 * 1024 * 1024
 PARTITIONS_DEFAULT = 2
 PARTITIONS_MAX = 256
 #: How often a consumer that follows an empty queue polls it: a claim is a Spark job.
@@ -92,12 +92,21 @@ class Consumed:
 class Batch:
     """The second argument of the function: the name of the batch, and its output."""
 
-    def __init__(self, name: str, queue: str, messages: dict[str, Message[Any]], output: Output | None) -> None:
+    def __init__(
+        self,
+        name: str,
+        queue: str,
+        messages: dict[str, Message[Any]],
+        output: Output | None = None,
+        *,
+        is_small: bool = False,
+    ) -> None:
         #: Names this claim: the same whenever the function runs for it, and never used again.
         self.name = name
         self.queue = queue
         self._messages = messages
         self._output = output
+        self._is_small = is_small
         self._tables: dict[str, list[DataFile]] = {}
         self._ends: dict[str, Outcome] = {}
 
@@ -134,7 +143,7 @@ class Batch:
             raise InvalidInput(f"a table is a name such as orders or eu/orders, not {table!r}")
         self._output.check_table_name(table, self._tables)
         columns = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by)
-        made = self._output.write(frame, table, self.name, columns, is_small=self.size <= SMALL_BATCH)
+        made = self._output.write(frame, table, self.name, columns, is_small=self._is_small)
         self._tables.setdefault(table, []).extend(made)
 
     def end(self, ids: Iterable[str] | DataFrame, outcome: Outcome) -> None:
@@ -215,6 +224,8 @@ class _Consumer:
         self.names = Session()
         self.result = Consumed()
         self.held = _Held(queue)
+        #: The size of the messages of the batch that is in progress.
+        self.bytes = 0
         # On a separate connection, so that no settle can delay a renewal.
         self.renewer = Renewer(self.context, lambda: post.store.connect(start_timeout=START_TIMEOUT_SECONDS))
 
@@ -264,7 +275,9 @@ class _Consumer:
         # Before any task claims: whatever machine it runs on, its leases begin later.
         sent = lease_clock.now()
         frame = claimed_rows(self.spark, Claim(self.place, self.queue, name, share, self.partitions, self.machine))
-        leases = leases_of(frame.select(*FENCE).toArrow())
+        fences = frame.select(*FENCE, "size").toArrow()
+        self.bytes = sum(fences.column("size").to_pylist())
+        leases = leases_of(fences)
         ends = [lease.lease_end_ms - lease.claimed_ms for lease in leases if lease.lease_end_ms is not None]
         seconds = min([*ends, self.lease_ms]) / 1000
         self.held.lease_seconds = seconds
@@ -279,7 +292,7 @@ class _Consumer:
             left = {message_id: message for message_id, message in messages.items() if message_id not in left_out}
             if not left:
                 return
-            batch = Batch(name, self.queue, left, self.output)
+            batch = Batch(name, self.queue, left, self.output, is_small=self.bytes <= SMALL_BYTES)
             try:
                 self.function(self._rows(frame, left_out), batch)
             except BaseException as error:

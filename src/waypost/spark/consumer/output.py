@@ -47,8 +47,8 @@ OLD_LOG: Final = "_waypost/log"
 BATCH_COLUMN: Final = "waypost_batch"
 #: Batches that are kept after all of their messages have ended, in steps. A driver that missed more starts again.
 STEPS_KEPT: Final = 64
-#: Rows up to this number are written by the driver, if the batch is as small.
-DRIVER_ROWS_MAX: Final = 1_000
+#: Rows of a small batch are written by the driver up to this number.
+DRIVER_ROWS_MAX: Final = 100_000
 VACUUM_EVERY_MS: Final = 86_400_000
 COLUMNS: Final = pa.schema(
     [
@@ -257,7 +257,8 @@ class Output:
     ) -> list[DataFile]:
         """Write a DataFrame as files of a table. They are in no version of it until they are committed.
 
-        If it is likely to have few rows, they are written here if they are: tasks take a second longer.
+        If its rows are likely to fit into memory they are collected and written here, unless they are too many: tasks
+        of Python take seconds to start.
         """
         from pyspark.sql import functions as f
 
