@@ -95,7 +95,8 @@ def test_bodies_that_were_not_journalled_are_an_error_or_set_aside(orders: Shop,
     orders.post.configure("mails:eu", journal="full")
     orders.post.publish("mails:eu", {"id": 2})
     with pytest.raises(StoreError, match="body was not journalled"):
-        ingest(orders, "mails:eu").run()
+        ingest(orders, "mails:eu", schema="id STRING").run()
+    # Nothing was loaded, so another schema may be chosen.
     made = ingest(orders, "mails:eu", allow_gaps=True)
     assert made.run() == 1
     assert count_messages(made) == {"queue": "mails:eu", "rows": 1, "corrupt": 1}

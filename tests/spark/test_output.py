@@ -198,6 +198,16 @@ def test_small_files_are_merged_and_the_rows_stay(tmp_path: Path, monkeypatch: p
     assert read_by_others(tmp_path) == sorted(map(str, range(12)))
 
 
+def test_a_table_to_which_nothing_was_committed_may_be_created_with_other_columns(tmp_path: Path) -> None:
+    output = open_output(tmp_path)
+    for kind in (pa.int64(), pa.string()):
+        output.prepare_table("", Schema.from_arrow(pa.schema([("id", kind)])), ())
+    commit(output, "a", ["1"])
+    with pytest.raises(InvalidInput, match=r"column id of the table .* is string, and the rows have long there"):
+        output.prepare_table("", Schema.from_arrow(pa.schema([("id", pa.int64())])), ())
+    assert read_by_others(tmp_path) == ["1"]
+
+
 def test_partitions_are_read_alike_by_every_reader_also_after_a_compaction(tmp_path: Path) -> None:
     files, schema = LocalFiles(str(tmp_path)), pa.schema([("id", pa.string()), ("day", pa.date32()), ("n", pa.int64())])
     folder, day = table.DeltaFolder(files, "t"), datetime.date(2026, 3, 1)

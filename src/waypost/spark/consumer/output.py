@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import pyarrow as pa
-from deltalake import Schema
+from deltalake import DeltaTable, Schema
 
 from waypost.errors import ConfigurationError, InvalidInput, StoreError
 from waypost.spark.delta.compaction import merge_small_files
@@ -230,17 +230,28 @@ class Output:
                     f"{self.files.path(table)} is a Delta table that this output does not know: give a folder of its "
                     "own as the output"
                 )
+        try:
+            new = self._compare(table, opened, schema, partition_by)
+        except InvalidInput:
+            # A function that failed, or a killed driver, created it and committed nothing.
+            if table in self.state.tables or not folder.remove_unused():
+                raise
+            folder.create(schema, partition_by=partition_by)
+            return
+        if new:
+            names = {name.partition(".")[0] for name in new}
+            arrow = pa.schema(schema.to_arrow())
+            folder.add_columns({name: arrow.field(name).type for name in arrow.names if name in names})
+
+    def _compare(self, table: str, opened: DeltaTable, schema: Schema, partition_by: Sequence[str]) -> list[str]:
+        """Return which columns are new; a table keeps the types of its columns, and its partitions."""
         known = opened.metadata().partition_columns
         if list(known) != list(partition_by):
             raise InvalidInput(
                 f"the table {self.files.path(table)} is partitioned by {', '.join(known) or 'nothing'}, not by "
                 f"{', '.join(partition_by) or 'nothing'}: a table keeps its partitions"
             )
-        new, _ = compare_schemas(opened.schema(), schema, self.files.path(table))
-        if new:
-            names = {name.partition(".")[0] for name in new}
-            arrow = pa.schema(schema.to_arrow())
-            folder.add_columns({name: arrow.field(name).type for name in arrow.names if name in names})
+        return compare_schemas(opened.schema(), schema, self.files.path(table))[0]
 
     def check_table_name(self, table: str, others: Iterable[str] = ()) -> None:
         """Refuse a table inside of another one: old files of the outer one are deleted with all that is below it."""

@@ -137,6 +137,14 @@ class DeltaFolder:
         self.sync(0)
         self.open()
 
+    def remove_unused(self) -> bool:
+        """Remove the table if nothing was ever committed to it, so that it can be created with other columns."""
+        found = self.snapshot()
+        if found.step or found.files:
+            return False
+        self.files.remove(join_path(self.name, "_delta_log"))
+        return True
+
     def snapshot(self, version: int | None = None) -> Snapshot:
         """Return the newest version, or another one."""
         return self._snapshot(self.open(version))

@@ -156,7 +156,8 @@ class Ingest:
                 f"messages of {queue} are in the lake {'with' if schema is None else 'without'} a schema: give "
                 f"{self.lake.state.schema or 'none'}, or load them into a new lake"
             )
-        self._new_columns()
+        if self.lake.step:
+            self._new_columns()
 
     def _new_columns(self) -> list[str]:
         """Return the columns that have fields which the table does not have yet; refuse a schema that does not fit."""
@@ -176,13 +177,22 @@ class Ingest:
             )
         return [name.partition(".")[0] for name in new]
 
-    def _evolve(self) -> None:
-        """Add the fields that are new in the schema to the table."""
-        names = set(self._new_columns())
+    def _create(self) -> None:
+        """Create the tables, or add the fields that are new in the schema."""
+        folder = self.lake.steps.folder(self.table.name)
+        try:
+            self.lake.create()
+            names = set(self._new_columns())
+        except ConfigurationError:
+            # A first run that failed created the table and loaded nothing.
+            if self.lake.step or not folder.remove_unused():
+                raise
+            folder.create(self.table.delta_schema(), statistics=self.table.statistics)
+            return
         if names:
             given = pa.schema(self.table.delta_schema().to_arrow())
             columns = {name: given.field(name).type for name in given.names if name in names}
-            self.lake.steps.folder(self.table.name).add_columns(columns)
+            folder.add_columns(columns)
 
     @property
     def place(self) -> Place:
@@ -203,8 +213,7 @@ class Ingest:
     def run(self) -> int:
         """Add the messages of the journal to the table; return the number of rows in it."""
         with open_bulk(self.place) as bulk:
-            self.lake.create()
-            self._evolve()
+            self._create()
             self.lake.refresh(to_write=True)
             ends = {self.queue: bulk.bounds(self.queue)[1]}
             check_offsets(self.lake.state.offsets, ends)
