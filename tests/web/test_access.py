@@ -347,6 +347,20 @@ def test_forwarded_headers_count_only_from_a_trusted_proxy(orders: Site) -> None
     assert client.get("/api/v1/stores", headers=bearer(SECRET) | elsewhere).status == 200
 
 
+@pytest.mark.parametrize(
+    "header", ["forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip"]
+)
+def test_without_a_secret_a_request_through_a_proxy_of_this_machine_is_refused(orders: Site, header: str) -> None:
+    client = orders.client()
+    assert client.get("/api/v1/stores").status == 200
+    refused = client.get("/api/v1/stores", headers={header: "198.51.100.1"})
+    assert (refused.status, refused.problem) == (403, "proxied")
+    assert header in refused.text
+    assert client.get("/s/main", headers={header: "198.51.100.1"}).status == 403
+    signed = orders.client(secret=SECRET)
+    assert signed.get("/api/v1/stores", headers=bearer(SECRET) | {header: "127.0.0.1"}).status in (200, 421)
+
+
 def test_a_proxy_that_is_no_address_is_refused(orders: Site) -> None:
     with pytest.raises(ConfigurationError, match="trusted proxy"):
         create_app(orders.served, secret=SECRET, trusted_proxies=["not an address"])

@@ -165,6 +165,7 @@ class Access:
             found = await self._auth(request)
             return None if found is None else Caller(found, "auth", nonce, is_new)
         if self.is_local_only and is_loopback(address_of(request)):
+            refuse_proxied(request)
             return Caller(User("local", ALL_SCOPES), "local", nonce, is_new)
         return None
 
@@ -271,6 +272,21 @@ def header_auth(header: str, scopes: Iterable[str]) -> Auth:
         return User(name[:128], given)
 
     return auth
+
+
+#: Headers by which a proxy says for whom it asks.
+PROXY_HEADERS = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip")
+
+
+def refuse_proxied(request: Request) -> None:
+    """Refuse what comes through a proxy on this machine where every client of this machine has every right."""
+    found = next((name for name in PROXY_HEADERS if name in request.headers), None)
+    if found is not None:
+        raise Problem(
+            403, "proxied", f"this request came through a proxy (it has the header {found}): without a secret every "
+            "client of that proxy would have all rights: set WAYPOST_WEB_SECRET, and name the proxy with "
+            "--trusted-proxy; or connect without it",
+        )  # fmt: skip
 
 
 def address_of(request: Request) -> str:

@@ -13,7 +13,15 @@ import msgspec
 from msgspec import structs
 
 from waypost.identity import Operation, new_nonce
-from waypost.policy import CLAIM_BYTES_MAX, RECORDS_MAX, RECORDS_PAGE_MAX, REPLAY_TTL_MS, SCANNED_MAX, PolicyRecord
+from waypost.policy import (
+    CHUNK_BYTES_MAX,
+    CLAIM_BYTES_MAX,
+    RECORDS_MAX,
+    RECORDS_PAGE_MAX,
+    REPLAY_TTL_MS,
+    SCANNED_MAX,
+    PolicyRecord,
+)
 from waypost.store.checkup import Checkup, Findings, ok
 from waypost.store.memory import chains
 from waypost.store.memory import schedules as scheduling
@@ -399,13 +407,16 @@ class MemoryStore:
             model = self._queue(queue)
             found: list[Record] = []
             last: list[int | str] = []
+            size = 0
             for seen, (record, place) in enumerate(model.listing(state, cursor)):
                 # Like the stores that have an index of ids and keys, and of nothing else.
-                if len(found) == limit or (seen == SCANNED_MAX and id is None and key is None):
+                is_full = len(found) == limit or size >= CHUNK_BYTES_MAX
+                if is_full or (seen == SCANNED_MAX and id is None and key is None):
                     return Page([r.stored() for r in found], msgspec.json.encode(last).decode())
                 last = place
                 if fits(record):
                     found.append(record)
+                    size += len(record.envelope)
             return Page([r.stored() for r in found], None)
 
         return ModelCall("peek", step)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from waypost.policy import SCANNED_MAX
+from waypost.policy import CHUNK_BYTES_MAX, SCANNED_MAX
 from waypost.store.port import read_cursor
 from waypost.store.postgres.constants import STATES
 from waypost.store.postgres.schema import Names
@@ -133,15 +133,21 @@ def listing(
     columns = ", ".join(f"m.{column}" for column in order)
     source = f"{table} m WHERE m.queue = (SELECT q.number FROM {names.of('queue')} q WHERE q.name = $1){where}"
     lease = "m.claimed_ms, m.lease_end_ms, m.worker" if state == "leased" else "NULL::bigint, NULL::bigint, NULL::text"
-    data, fit, end = "m.data", "true, false", f"ORDER BY {columns} LIMIT $2"
-    if fits:
+    fit, end = "true, false", f"ORDER BY {columns}"
+    if not fits:
+        source = f"(SELECT m.* FROM {source} ORDER BY {columns} LIMIT $2) m"
+    else:
         seen = f"SELECT m.*, {' AND '.join(fits)} AS fits FROM {source} ORDER BY {columns} LIMIT {SCANNED_MAX}"
         counted = (
             f"count(*) FILTER (WHERE m.fits) OVER (ORDER BY {columns}) AS place, count(*) OVER (ORDER BY {columns})"
         )
         source = f"(SELECT m.*, {counted} AS seen FROM ({seen}) m) m"
-        data, fit = "CASE WHEN m.fits THEN m.data END", f"m.fits, m.seen = {SCANNED_MAX}"
+        fit = f"m.fits, m.seen = {SCANNED_MAX}"
         end = f"WHERE (m.fits AND m.place <= $2) OR m.seen = {SCANNED_MAX} ORDER BY {columns}"
+    # Of the rows that fit only so many have their bodies, the first one always: the others are for the next call.
+    size = "octet_length(m.data)" if not fits else "CASE WHEN m.fits THEN octet_length(m.data) ELSE 0 END"
+    before = f"coalesce(sum({size}) OVER (ORDER BY {columns} ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0)"
+    data = f"CASE WHEN {before} < {CHUNK_BYTES_MAX} THEN m.data END"
     statement = (
         f'SELECT m.id, m.key, m."group", m.rank, m.token, m.deliveries, m.attempts, m.published_ms, m.ready_ms, '
         f"{data}, {lease}, m.cancel_requested, m.ended_ms, m.reason, m.error_type, m.error, {fit}, {columns} "
@@ -154,6 +160,7 @@ def read_listing(state: MessageState, limit: int, result: PGresult) -> Page:
     """Return the page, and the cursor of the next one."""
     rows = rows_of(result)
     fitting = [row for row in rows if row[18]]
+    limit = min(limit, sum(row[9] is not None for row in fitting))
     messages = [
         Stored(
             row[0], state, row[1], row[2], 9 - row[3], row[4], row[5], row[6], row[7], row[8], row[9], row[10], row[11],

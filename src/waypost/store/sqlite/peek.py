@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from waypost.policy import SCANNED_MAX
+from waypost.policy import CHUNK_BYTES_MAX, SCANNED_MAX
 from waypost.store.port import read_cursor
 from waypost.store.sqlite.queue_records import QueueRecords, as_list
 from waypost.store.sqlite.schema import STATE_NUMBERS
@@ -47,12 +47,24 @@ def peek(
     seen_max = SCANNED_MAX if others else limit
     seen = _seen(records, state, seen_max, read_cursor(cursor, len(PLACES[state])), indexed, others)
     fitting = [row for row in seen if row[0]]
+    limit = _within_bytes(records, [row[1] for row in fitting[:limit]])
     messages = _read(records, state, [row[1] for row in fitting[:limit]])
     if len(fitting) > limit:
         return Page(messages, _cursor(fitting[limit - 1]))
     # There is a next page if anything at all comes after, even if none of it fits the filters.
     more = len(seen) == seen_max and _seen(records, state, 1, list(seen[-1][2:]), {}, {})
     return Page(messages, _cursor(seen[-1]) if more else None)
+
+
+def _within_bytes(records: QueueRecords, numbers: list[int]) -> int:
+    """How many of these messages are read in one call: about so many bytes, and at least one message."""
+    query = "SELECT length(e.data) FROM json_each(?) j CROSS JOIN {envelope} e ON e.seq = j.value ORDER BY j.key"
+    bytes_read = 0
+    for count, (size,) in enumerate(records.step.execute(query, (as_list(numbers),)), 1):
+        bytes_read += size
+        if bytes_read >= CHUNK_BYTES_MAX:
+            return count
+    return max(1, len(numbers))
 
 
 def _cursor(row: tuple[Any, ...]) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from waypost.errors import InvalidInput, QueueFull
+from waypost.policy import CHUNK_BYTES_MAX
 from waypost.testing.bench import Bench
 from waypost.values import TRACEBACK_MARK, Published, split_error
 
@@ -102,6 +103,23 @@ class TestDeadLetters:
         bench.settle_batch([bench.settlement(lease, "dead", error=error) for lease in bench.claim(2)])
         assert [letter.error for letter in bench.listing("dead")] == ["no room"] * 2
         assert {event.error for event in bench.events("dead")} == {"no room"}
+
+    @pytest.mark.promise("DEAD-2", "FACE-3")
+    @pytest.mark.parametrize("group", [None, "acme"])
+    def test_a_page_is_bounded_by_bytes_and_nothing_is_left_out(self, bench: Bench, group: str | None) -> None:
+        ids = [bench.publish(b"x" * 900_000, group="acme").id for _ in range(7)]
+        sizes, found, cursor = [], list[str](), None
+        while True:
+            page = bench.run(bench.store.peek("orders", "ready", 100, cursor=cursor, group=group))
+            sizes.append(sum(len(message.envelope) for message in page.messages))
+            found += [message.id for message in page.messages]
+            cursor = page.cursor
+            if cursor is None:
+                break
+        assert found == ids
+        assert len(sizes) > 1
+        # About so many: the message that goes past it is in the page too.
+        assert max(sizes) < CHUNK_BYTES_MAX + 1_000_000
 
     @pytest.mark.promise("DEAD-1", "LEASE-5")
     def test_a_message_that_ran_out_of_deliveries_keeps_its_last_error(self, bench: Bench) -> None:
