@@ -412,6 +412,8 @@ REQUESTS: dict[str, Any] = {
     "quiet_worker": documents.WorkerReference(name="a b"),
     "bulk_redrive": documents.BulkRedrive(error="no such customer", type_name="shop.Order", rate="50/s"),
     "bulk_purge": documents.BulkPurge(confirm="orders", died_before=datetime(2026, 1, 1, tzinfo=UTC)),
+    "bulk_cancel": documents.BulkCancel(state="delayed", header="tenant=a b", rate="5/s", confirm="orders"),
+    "bulk_reschedule": documents.BulkReschedule(group="acme", at=datetime(2026, 1, 1, tzinfo=UTC)),
     "change_bulk": documents.BulkChange(id="1m7fra5gs06ap4cfk9b5jsq9", change="pause"),
     "edit_dead": documents.EditRequest(id="1m7fra5gs06ap4cfk9b5jsq9", body={"a": 1}),
     "save_schedule": documents.ScheduleSave(name="rollup", queue="reports", cron="0 9 * * *"),

@@ -195,6 +195,25 @@ def purge_a_group(tab: Tab, shop: Shop, queue: str) -> None:
     assert [letter.id for letter in shop.post.dead_letters(queue)] == [kept]
 
 
+@does("bulk_cancel", "bulk_reschedule")
+def move_and_cancel_a_group(tab: Tab, shop: Shop, queue: str) -> None:
+    for number in range(3):
+        shop.post.publish(queue, number, delay=600, group="acme")
+    shop.post.publish(queue, 9, delay=600, group="other")
+    page = tab.go(f"{QUEUES}/{queue}?state=delayed&group=acme")
+    follow(page, "Move all of this group")
+    page.get_by_label("Seconds from now").fill("0")
+    press(page, "Move them")
+    page.locator("tr", has_text=queue).get_by_text("3 moved").wait_for()
+    page = tab.go(f"{QUEUES}/{queue}?state=ready&group=acme")
+    follow(page, "Cancel all of this group")
+    page.get_by_label("Type the name of the queue").fill(queue)
+    press(page, "Cancel them")
+    page.locator("tr", has_text=queue).get_by_text("3 cancelled").wait_for()
+    ledger = shop.post.ledger(queue)
+    assert (ledger.cancelled, ledger.delayed) == (3, 1)
+
+
 @does("edit_dead")
 def edit_and_redrive(tab: Tab, shop: Shop, queue: str) -> None:
     old = shop.post.publish(queue, {"customer": "wrong"}, key="order:1", headers={"source": "shop"})
