@@ -111,6 +111,52 @@ def test_the_command_reference_matches_the_parser() -> None:
     assert printed == {str(code): text for code, text in CODES.items()}
 
 
+# ---- what was probably meant -----------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("FACE-6")
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (("qeues",), "queues"),
+        (("queues", "--jsn"), "--json"),
+        (("dead", "lst"), "list"),
+        (("dead", "redrive", "orders", "--reson=rejected"), "--reason"),
+    ],
+)
+def test_a_command_or_option_that_is_nearly_right_is_named(
+    arguments: tuple[str, ...], meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(arguments)
+    assert capsys.readouterr().err.endswith(f"; did you mean {meant}?\n")
+
+
+@pytest.mark.promise("FACE-6")
+@pytest.mark.parametrize(
+    "command", [("stats",), ("peek",), ("dead", "list"), ("purge", "--state", "ready", "--yes"), ("timers", "list")]
+)
+def test_a_queue_that_does_not_exist_is_named_with_those_called_alike(
+    command: tuple[str, ...], sqlite_cli: CommandRunner
+) -> None:
+    sqlite_cli.post.publish("orders", 1)
+    name, *rest = command
+    arguments = [name, "odrers", *rest] if name == "purge" else [*command, "odrers"]
+    sqlite_cli.run(*arguments)
+    assert "waypost: there is no queue odrers in this store; did you mean orders?\n" in sqlite_cli.stderr
+    sqlite_cli.run("stats", "orders")
+    assert sqlite_cli.stderr == ""
+
+
+def test_dead_letters_of_all_queues_are_listed_if_none_is_named(sqlite_cli: CommandRunner) -> None:
+    sqlite_cli.bury("orders", 1)
+    sqlite_cli.bury("mails", 2)
+    lines = sqlite_cli.run("dead", "list").splitlines()
+    assert [line.split()[0] for line in lines] == ["queue", "mails", "orders"]
+    assert [letter["queue"] for letter in sqlite_cli.json("dead", "list")] == ["mails", "orders"]
+    assert "queue" not in sqlite_cli.run("dead", "list", "orders")
+
+
 # ---- which store ---------------------------------------------------------------------------------------------------
 
 

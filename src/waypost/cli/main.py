@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -44,6 +45,7 @@ from waypost.cli.commands import (
     workers,
 )
 from waypost.cli.exit_codes import CODES, INTERRUPTED, exit_code_of
+from waypost.cli.options import did_you_mean
 from waypost.cli.output import escape_lines, redact_secrets, write_stderr
 from waypost.errors import InvalidName, MissingExtra, WaypostError
 
@@ -125,8 +127,27 @@ class Parser(argparse.ArgumentParser):
     """A parser whose errors contain no password, even of a URL given as another argument."""
 
     def error(self, message: str) -> NoReturn:
-        """Print the error and exit with 2."""
-        super().error(escape_lines(redact_secrets(message)))
+        """Print the error and exit with 2, with what was probably meant."""
+        super().error(escape_lines(redact_secrets(message + self._suggest(message))))
+
+    def _suggest(self, message: str) -> str:
+        """Return the commands or options that are nearly the refused one, as the end of a sentence."""
+        wrong = re.search(r"(?:invalid choice: '|unrecognized arguments: )([^' ]+)", message)
+        if wrong is None:
+            return ""
+        known = chosen_parser(self, output.arguments)._option_string_actions if wrong[1].startswith("-") else {}
+        choices = message.partition("(choose from ")[2].rstrip(")").replace("'", "").split(", ")
+        return did_you_mean(wrong[1].partition("=")[0], known or choices)
+
+
+def chosen_parser(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.ArgumentParser:
+    """Return the parser of the command that the arguments choose, as far as they do."""
+    for argument in arguments:
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction) and argument in action.choices:
+                parser = action.choices[argument]
+                break
+    return parser
 
 
 class TopParser(Parser):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, date, datetime
 from textwrap import fill
 from typing import Any, cast
@@ -16,6 +17,7 @@ from waypost.cli.exit_codes import UNREACHABLE, USAGE, CommandError
 from waypost.cli.output import LOG_FORMATS, write_stderr
 from waypost.client import Waypost
 from waypost.client.options import DeadFilters
+from waypost.message import queue_name
 from waypost.operations.flow import OnEvent
 from waypost.policy import LEADER_TTL_MS
 from waypost.redaction import Redact, find_redact
@@ -141,7 +143,39 @@ def get_namespace(options: argparse.Namespace) -> str:
     return str(options.namespace or os.environ.get("WAYPOST_NAMESPACE") or "wp")
 
 
+@contextmanager
 def open_client(
+    options: argparse.Namespace,
+    *,
+    retry_budget: float = RETRY_SECONDS,
+    on_event: OnEvent | None = None,
+    creates: bool = False,
+) -> Iterator[Waypost]:
+    """The client of a command for the length of a `with` block. A queue that does not exist is reported."""
+    with make_client(options, retry_budget=retry_budget, on_event=on_event, creates=creates) as post:
+        named = getattr(options, "queue", None) or ()
+        if named and not creates:
+            note_unknown_queues(post, [named] if isinstance(named, str) else named)
+        yield post
+
+
+def note_unknown_queues(post: Waypost, queues: Iterable[str]) -> None:
+    """Write to stderr which of these queues do not exist, and which others are called alike."""
+    names = post.queues()
+    for queue in map(queue_name, queues):
+        if queue not in names:
+            write_stderr(f"waypost: there is no queue {queue} in this store{did_you_mean(queue, names)}")
+
+
+def did_you_mean(given: str, names: Iterable[str]) -> str:
+    """Return the end of a sentence with the names that are nearly the given one."""
+    from difflib import get_close_matches
+
+    alike = get_close_matches(given, list(names), n=3, cutoff=0.75)
+    return f"; did you mean {' or '.join(alike)}?" if alike else ""
+
+
+def make_client(
     options: argparse.Namespace,
     *,
     retry_budget: float = RETRY_SECONDS,

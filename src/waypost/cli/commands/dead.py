@@ -35,8 +35,8 @@ def add(commands: Any) -> None:
                   "waypost dead redrive orders --all --rate 50/s", "waypost dead purge orders"),
     )  # fmt: skip
     actions = top.add_subparsers(dest="action", required=True, metavar="action")
-    listing = add_command(actions, "list", run_list, "list the dead letters of a queue, oldest first")
-    listing.add_argument("queue", help="the queue")
+    listing = add_command(actions, "list", run_list, "list the dead letters of a queue or of all, oldest first")
+    listing.add_argument("queue", nargs="?", help="the queue (all)")
     add_message_filters(listing)
     listing.add_argument("--reason", help="those with this reason")
     listing.add_argument("--by-reason", action="store_true", help="only the number of each reason and error")
@@ -80,14 +80,19 @@ def add(commands: Any) -> None:
 def run_list(options: argparse.Namespace) -> int:
     """List dead letters and return the exit code."""
     with open_client(options) as post:
-        letters = post.dead_letters(
-            options.queue, reason=options.reason, id=options.id, key=options.key, group=options.group
+        queues = post.queues() if options.queue is None else [options.queue]
+        letters = (
+            letter
+            for queue in queues
+            for letter in post.dead_letters(
+                queue, reason=options.reason, id=options.id, key=options.key, group=options.group
+            )
         )
         if options.by_reason:
             counted = Counter((letter.reason, letter.error_type) for letter in letters)
             return print_reasons(options, counted)
         found = list(islice(letters, options.n))
-        kept = post.ledger(options.queue).dead_kept
+        kept = sum(one.ledger.dead_kept for one in post.stats_many(queues))
     if options.json:
         write_json([message_json(letter) for letter in found])
         return 0
@@ -95,11 +100,13 @@ def run_list(options: argparse.Namespace) -> int:
         write("no dead letters" + (" like that" if kept else ""))
         return 0
     rows = [
-        (letter.id, str(format_time(letter.ended_at))[:19], letter.reason, letter.deliveries,
+        (letter.queue, letter.id, str(format_time(letter.ended_at))[:19], letter.reason, letter.deliveries,
          ": ".join(filter(None, (letter.error_type, letter.error))))
         for letter in found
     ]  # fmt: skip
-    for line in format_table(("id", "died (UTC)", "reason", "del", "error"), rows, flexible=(2, 4)):
+    head = ("queue", "id", "died (UTC)", "reason", "del", "error")
+    first = 0 if options.queue is None else 1  # the queue is a column where there may be several
+    for line in format_table(head[first:], [row[first:] for row in rows], flexible=(3 - first, 5 - first)):
         write(line)
     if kept > len(found):
         write(f"{len(found):,} of {format_count(kept, 'dead letter')}")

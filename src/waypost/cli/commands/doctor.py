@@ -9,7 +9,7 @@ from typing import Any
 from waypost.cli.action_log import Entry, logged_action
 from waypost.cli.doctor_checks import check_store
 from waypost.cli.exit_codes import FOUND, exit_code_of
-from waypost.cli.options import add_command, open_client
+from waypost.cli.options import add_command, make_client
 from waypost.cli.output import quiet_log, terminal_width, with_color, write, write_json
 from waypost.cli.prompts import add_yes, confirm
 from waypost.client import Waypost
@@ -50,7 +50,7 @@ def run_checks(options: argparse.Namespace) -> int:
     """Run the checks, print the findings, and return the exit code."""
     if options.mend:
         confirm(options, "Mend the damaged records of all queues of this store?")
-    post = open_client(options)
+    post = make_client(options)
     findings: list[Finding] = []
     code = 0
     try:
