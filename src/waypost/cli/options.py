@@ -171,7 +171,9 @@ def did_you_mean(given: str, names: Iterable[str]) -> str:
     """Return the end of a sentence with the names that are nearly the given one."""
     from difflib import get_close_matches
 
-    alike = get_close_matches(given, list(names), n=3, cutoff=0.75)
+    # Dashes are the same in all options, and say nothing.
+    plain = {name.lstrip("-"): name for name in names}
+    alike = [plain[name] for name in get_close_matches(given.lstrip("-"), plain, n=3, cutoff=0.75)]
     return f"; did you mean {' or '.join(alike)}?" if alike else ""
 
 
