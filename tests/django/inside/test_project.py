@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from django.contrib.auth.models import Permission, User
 from django.core.management import CommandError, call_command
-from django.db import connection
+from django.db import connection, connections
 from django.db.migrations.exceptions import IrreversibleError
 from django.test import Client, override_settings
 
@@ -66,6 +66,20 @@ def test_models_have_their_migrations() -> None:
     # Both end with an error if something is wrong.
     assert call_command("makemigrations", "--check", "--dry-run", verbosity=0) is None
     assert call_command("check", fail_level="WARNING") is None
+
+
+def test_commands_that_read_every_model_find_no_letters() -> None:
+    found = io.StringIO()
+    for more in ((), ("--all",)):
+        call_command("dumpdata", "waypost", *more, stdout=found)
+    assert found.getvalue().replace("\n", "") == "[][]"
+
+
+def test_other_databases_get_no_tables_of_the_store() -> None:
+    call_command("migrate", database="other", verbosity=0)
+    tables = connections["other"].introspection.table_names()
+    assert "notes_note" in tables
+    assert [name for name in tables if name.startswith("wp_")] == []
 
 
 @pytest.mark.skipif(not IS_POSTGRES, reason="a SQLite file keeps the tables")

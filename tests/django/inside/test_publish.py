@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -125,6 +126,21 @@ def test_the_client_is_made_anew_when_it_was_closed() -> None:
     before = client()
     close()
     publish("box", 1)
+    assert client() is before
+    assert ready("box") == 1
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # Python 3.12: there may be threads
+def test_a_forked_process_has_a_client_of_its_own() -> None:
+    before = client()
+    child = os.fork()
+    if child == 0:
+        try:
+            publish("box", 1)
+            os._exit(0 if client() is not before else 1)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert client() is before
     assert ready("box") == 1
 

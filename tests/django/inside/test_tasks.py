@@ -164,6 +164,30 @@ def test_a_task_that_fails_for_good_has_its_traceback(work: Work) -> None:
     assert tasks.divide.get_result(result.id).attempts == 2
 
 
+def test_a_queue_without_tracebacks_keeps_none(work: Work) -> None:
+    client().configure("tasks.once", tracebacks=False)
+    try:
+        result = tasks.divide.enqueue(0)
+        work()
+        result.refresh()
+    finally:
+        client().configure("tasks.once", tracebacks=True)
+    (error,) = result.errors
+    assert (error.exception_class, error.traceback) == (ZeroDivisionError, "")
+
+
+def test_without_the_journal_a_failed_attempt_is_known_all_the_same(work: Work) -> None:
+    client().configure("tasks.once", journal="off")
+    try:
+        result = tasks.divide.enqueue(0)
+        work()
+        result.refresh()
+    finally:
+        client().configure("tasks.once", journal="all")
+    assert (result.status, result.attempts) == (TaskResultStatus.FAILED, 1)
+    assert "return 1 / by" in result.errors[0].traceback
+
+
 def test_a_return_value_that_is_no_json_fails_the_task(work: Work) -> None:
     result = tasks.no_json.enqueue()
     work()

@@ -26,6 +26,7 @@ class Migration(migrations.Migration):
                 "verbose_name": "dead letter",
                 "verbose_name_plural": "dead letters",
                 "managed": False,
+                "base_manager_name": "objects",
                 "default_permissions": ("view", "change", "delete"),
             },
         ),
