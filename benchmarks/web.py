@@ -126,8 +126,11 @@ def page_routes(app: Any) -> list[str]:
     return [path for path in routes if path.startswith("/s/") and not path.endswith(others)]
 
 
-def screens(app: Any, ids: dict[str, str]) -> dict[str, str]:
-    """The path of each screen and of each read of the API, by the name of its figure."""
+def screens(app: Any, ids: dict[str, str], queues: dict[str, str]) -> dict[str, str]:
+    """The path of each screen and of each read of the API, by the name of its figure.
+
+    `ids` and `queues` are those of examples: a message that waits, a dead letter, a finished message.
+    """
     sample = {"{store}": "main", "{queue}": "orders", "{id}": ids["dead"]}
     queries = {"search": f"id={ids['waiting']}", "charts": "queues=orders", "preview": "cron=0+9+*+*+*"}
 
@@ -144,6 +147,9 @@ def screens(app: Any, ids: dict[str, str]) -> dict[str, str]:
     found |= {f"queue-{state}": f"{orders}?state={state}&minutes=1440" for state in ("leased", "delayed", "dead")}
     found |= {f"search-{kind}": f"/s/main/search?q={id}" for kind, id in (ids | {"unknown": UNKNOWN_ID}).items()}
     found |= {"search-queue": "/s/main/search?q=or", "settings": f"{orders}/do/configure"}
+    found["message-dead"] = found.pop("queue-messages")
+    for kind in ("waiting", "finished"):
+        found[f"message-{kind}"] = f"/s/main/queues/{queues[kind]}/messages/{ids[kind]}"
     for read in api.READS:
         # Of a worker and of a bulk action there is none here.
         if "{name:path}" not in read.path and read.name != "bulk_action":
@@ -160,10 +166,10 @@ def forget_figures(app: Any) -> None:
         reading.read_at = 0.0
 
 
-async def measure(post: AsyncWaypost, ids: dict[str, str]) -> dict[str, list[float]]:
+async def measure(post: AsyncWaypost, ids: dict[str, str], queues: dict[str, str]) -> dict[str, list[float]]:
     """Milliseconds of each page, asked for in turns. The first turns, which read every queue once, are not counted."""
     app = create_app(post)
-    paths = screens(app, ids)
+    paths = screens(app, ids, queues)
     found: dict[str, list[float]] = {name: [] for name in paths}
     watch = app.state.service.places["main"].watch
     await get_page(app, "/s/main")
@@ -185,7 +191,8 @@ def run(kind: str, size: str, count: int, report: Report) -> None:
     with open_store(kind) as (url, namespace):
         with Waypost(url, namespace=namespace) as post:
             ids = fill_queues(post, count) if size == "queues" else fill_messages(post, count)
-        times = asyncio.run(measure(AsyncWaypost(url, namespace=namespace), ids))
+            queues = {kind: post.find(id)[0].queue for kind, id in ids.items()}
+        times = asyncio.run(measure(AsyncWaypost(url, namespace=namespace), ids, queues))
         for name, measured in times.items():
             report.add(f"{name}-{size}-p50", kind, "waypost", round(statistics.median(measured), 2), "ms")
             report.add(f"{name}-{size}-slowest", kind, "waypost", round(max(measured), 2), "ms")

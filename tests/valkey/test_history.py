@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 
 from tests.valkey.inspector import Inside
+from waypost import Waypost
 from waypost.identity import CLOCK_DIFFERENCE_MS, id_time_ms
 from waypost.testing.bench import QUEUE, Bench
 
@@ -96,6 +98,39 @@ def test_a_journal_of_megabytes_is_read_page_by_page(plain_bench: Bench, inside:
     # No call may read more than about a megabyte: it would delay all other clients.
     assert 5 <= pages(plain_bench, id) <= 8
     assert trace(plain_bench, id_made_at(plain_bench, 0)) == []
+
+
+def test_a_history_is_searched_no_further_than_the_last_event_of_its_message(
+    plain_bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain_bench.configure(journal="full")
+    done, dead, again, waiting = (id_made_at(plain_bench, 0) for _ in range(4))
+    for id, how in ((done, "done"), (dead, "dead"), (again, "dead")):
+        plain_bench.publish(id=id)
+        plain_bench.settle(plain_bench.claim_one(), how)
+    plain_bench.publish(id=waiting, priority=9)
+    for _ in range(16):
+        plain_bench.publish_count(40, body=b"x" * 8_000)
+    plain_bench.redrive(again)
+    calls, trace_one = [], plain_bench.store.trace
+
+    def counted(*given: Any) -> Any:
+        calls.append(given)
+        return trace_one(*given)
+
+    monkeypatch.setattr(plain_bench.store, "trace", counted)
+
+    def read(id: str) -> tuple[list[str], int]:
+        calls.clear()
+        return [event.event for event in post.history(QUEUE, id)], len(calls)
+
+    with Waypost(store=plain_bench.store) as post:
+        assert read(done) == (WHOLE, 1)
+        assert read(dead) == (["published", "claimed", "dead"], 1)
+        # What may go on is searched to the end of the journal.
+        events, searched = read(again)
+        assert (events, searched >= 5) == (["published", "claimed", "dead", "redriven"], True)
+        assert read(waiting)[0] == ["published"]
 
 
 def test_the_rest_of_a_trimmed_journal_is_found(plain_bench: Bench) -> None:

@@ -70,15 +70,25 @@ def page(
 
 
 def history(context: ClientContext, queue: str, message_id: str) -> Flow[list[EventRecord]]:
-    """Return every event of one message that the journal still has, in order."""
+    """Return every event of one message that the journal still has, in order.
+
+    A long journal without an index is searched in parts, up to the last event that the message can have.
+    """
     events: list[EventRecord] = []
     cursor: str | None = None
+    died: tuple[str, int] | None = None
     while True:
         part = yield from context.attempt(context.store.trace(queue, message_id, cursor))
         events += part.events
-        cursor = part.cursor
-        if cursor is None:
+        if part.cursor is None or any(one.event in FINAL_EVENTS for one in part.events):
             return events
+        if cursor is None:
+            # Tokens only grow: a dead letter has no event after the one with its token.
+            letters = yield from context.attempt(context.store.peek(queue, "dead", 1, id=message_id))
+            died = next((("dead", one.token) for one in letters.messages), None)
+        if died is not None and any((one.event, one.token) == died for one in events):
+            return events
+        cursor = part.cursor
 
 
 def stats_of(context: ClientContext, queues: Sequence[str], minutes: int) -> Flow[list[StatsRecord]]:

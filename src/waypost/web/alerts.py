@@ -80,7 +80,9 @@ def queue_alerts(figures: Figures, workers: Sequence[RegisteredWorker], *, is_un
 
 def level_of(alerts: Sequence[Alert]) -> Level:
     """The worst level."""
-    return max((alert.level for alert in alerts), key=LEVELS.index, default="calm")
+    if not alerts:
+        return "calm"
+    return alerts[0].level if len(alerts) == 1 else max((alert.level for alert in alerts), key=LEVELS.index)
 
 
 def store_alerts(

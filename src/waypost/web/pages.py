@@ -225,6 +225,9 @@ async def show_search(visit: Visit) -> Response:
             if problem.status not in (403, 404, 422):
                 raise
             wrong = problem.detail
+        if by == "id" and by != chosen and found is not None and len(found.found) == 1:
+            # No queue is named after a message: its figures need not be read for this.
+            return visit.go(visit.url(".", "queues", found.found[0].queue, "messages", found.found[0].id))
         if by != chosen:
             queues = (await reading.queues(visit.here, documents.QueuesQuery(name_contains=wanted[:128]))).queues
             if found is not None and len(found.found) == 1 and not queues:

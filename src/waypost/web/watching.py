@@ -30,7 +30,7 @@ log = logging.getLogger("waypost.web")
 FRESH_SECONDS = 1.0
 #: A request has figures read for it no longer than this; what is left is read for later ones. The second is for a
 #: store of which some queues were never read.
-REFRESH_SECONDS, FIRST_SECONDS = 0.05, 0.3
+REFRESH_SECONDS, FIRST_SECONDS = 0.03, 0.3
 #: A page needs the figures several times: they are not read again within so long.
 REFRESHED_SECONDS = 0.2
 #: While the loop for open pages runs, requests use what it read if nothing is older than this: further pages cost
