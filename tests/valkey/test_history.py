@@ -1,4 +1,4 @@
-"""The history of one message, found in a stream that has no index of messages."""
+"""The history of one message, found in a stream that has no index of messages; a key, found in many queues."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from tests.valkey.inspector import Inside
 from waypost import Waypost
 from waypost.identity import CLOCK_DIFFERENCE_MS, id_time_ms
+from waypost.store.valkey.requests import Batch
 from waypost.testing.bench import QUEUE, Bench
 
 pytestmark = pytest.mark.promise("SEE-5")
@@ -130,7 +131,7 @@ def test_a_history_is_searched_no_further_than_the_last_event_of_its_message(
         # What may go on is searched to the end of the journal.
         events, searched = read(again)
         assert (events, searched >= 5) == (["published", "claimed", "dead", "redriven"], True)
-        assert read(waiting)[0] == ["published"]
+        assert read(waiting) == (["published"], 1)
 
 
 def test_the_rest_of_a_trimmed_journal_is_found(plain_bench: Bench) -> None:
@@ -165,3 +166,9 @@ def test_a_name_that_is_no_id_has_no_history(plain_bench: Bench) -> None:
     noise(plain_bench, 1)
     assert trace(plain_bench, "order:7") == []
     assert trace(plain_bench, "z" * 24) == []
+
+
+def test_a_key_is_searched_in_many_queues_with_few_writes(plain_bench: Bench) -> None:
+    calls = plain_bench.store.holders([f"queue-{number}" for number in range(200)], "order:7")
+    assert len(calls) == 200
+    assert len(list(Batch(iter(calls), set()).requests())) == 4

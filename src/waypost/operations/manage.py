@@ -36,6 +36,7 @@ from waypost.values import (
     Removal,
     RescheduleStatus,
     StatsRecord,
+    Stored,
     WorkerRequest,
 )
 from waypost.wake.port import ALL_SLEEPERS
@@ -76,19 +77,28 @@ def history(context: ClientContext, queue: str, message_id: str) -> Flow[list[Ev
     """
     events: list[EventRecord] = []
     cursor: str | None = None
-    died: tuple[str, int] | None = None
+    last: tuple[str, int] | None = None
     while True:
         part = yield from context.attempt(context.store.trace(queue, message_id, cursor))
         events += part.events
-        if part.cursor is None or any(one.event in FINAL_EVENTS for one in part.events):
+        if part.cursor is None:
             return events
         if cursor is None:
-            # Tokens only grow: a dead letter has no event after the one with its token.
-            letters = yield from context.attempt(context.store.peek(queue, "dead", 1, id=message_id))
-            died = next((("dead", one.token) for one in letters.messages), None)
-        if died is not None and any((one.event, one.token) == died for one in events):
+            for state in ("dead", "ready"):
+                stored = yield from context.attempt(context.store.peek(queue, state, 1, id=message_id))
+                last = last or next(map(_last_event, stored.messages), None)
+        if last is not None and any((one.event, one.token or 0) == last for one in events):
             return events
         cursor = part.cursor
+
+
+def _last_event(stored: Stored) -> tuple[str, int] | None:
+    """The last event that a message has so far, and its token, where its record shows it."""
+    if stored.state == "dead":
+        return "dead", stored.token  # tokens only grow: a later event would have another
+    if stored.token == 0 and stored.ready_ms == stored.published_ms:
+        return "published", 0  # neither claimed nor moved since
+    return None
 
 
 def stats_of(context: ClientContext, queues: Sequence[str], minutes: int) -> Flow[list[StatsRecord]]:

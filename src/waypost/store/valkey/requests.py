@@ -24,7 +24,7 @@ T = TypeVar("T")
 WINDOW = 4
 #: Reads with short replies are written together, up to this number: one write, and one wait for all of them.
 READS_TOGETHER = 64
-SHORT_READS = frozenset(("locate", "policy", "stats", "stats_many", "watch"))
+SHORT_READS = frozenset(("holders", "locate", "policy", "stats", "stats_many", "watch"))
 #: Sent before a request that another node of a Cluster sent here while its keys are on their way. For one request.
 ASKING = command(b"ASKING")
 
