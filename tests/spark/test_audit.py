@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import psycopg
 import pytest
+import redis
 
 from tests.spark.lakes import live, plant
 from tests.spark.shop import Shop
@@ -30,6 +33,8 @@ from waypost.spark.lake.audit import (
     read_held,
 )
 from waypost.spark.lake.pipeline import Pipeline
+from waypost.store.valkey.scripts import KEY_NAMES
+from waypost.store.valkey.store import ValkeyStore
 
 pytestmark = pytest.mark.xdist_group("spark")
 
@@ -149,6 +154,94 @@ def test_faults_of_messages_that_the_lake_knows_already_are_named(
     assert found.unaccounted == ()
     (twice,) = [finding for finding in found.duplicates_unexplained if finding.fault == ENDED_TWICE]
     assert [event.event for event in twice.events] == ["published", "claimed", "done", "done"]
+
+
+class Planter:
+    """Changes a store behind its back: ids of events that stand alone in their step, and messages."""
+
+    def __init__(self, shop: Shop) -> None:
+        self.shop = shop
+
+    def relabel(self, event: str, message_id: str, other: str) -> None:
+        """Let the event of a message be that of another one."""
+        (number,) = [one.number for one in self.shop.events() if (one.event, one.message_id) == (event, message_id)]
+        if self.shop.url.startswith("sqlite"):
+            assert (
+                plant(
+                    self.shop,
+                    f'UPDATE "{self.shop.namespace}_journal" SET message_id = ? WHERE number = ?',
+                    other,
+                    number,
+                )
+                == 1
+            )
+        elif self.shop.url.startswith("postgresql"):
+            text = f'UPDATE "{self.shop.namespace}_entry" SET ids = %s WHERE event = %s AND ids = %s'
+            assert self._run(text, [other], event, [message_id]) == 1
+        else:
+            self._rewrite(number, message_id.encode(), other.encode())
+
+    def _rewrite(self, number: int, old: bytes, new: bytes) -> None:
+        """A stream cannot be changed: it is written anew, with the same numbers."""
+        with self._valkey() as (server, keys):
+            entries = server.xrange(keys["journal"])
+            server.delete(keys["journal"])
+            for name, fields in entries:
+                text = fields[b"e"]
+                if name == b"%d-0" % number:
+                    assert text.count(old) == 1
+                    text = text.replace(old, new)
+                server.xadd(keys["journal"], {b"e": text}, id=name)
+
+    def delete(self, message_id: str) -> None:
+        """Delete a message that is ready."""
+        if self.shop.url.startswith("sqlite"):
+            assert plant(self.shop, f'DELETE FROM "{self.shop.namespace}_message" WHERE id = ?', message_id) == 1
+        elif self.shop.url.startswith("postgresql"):
+            assert self._run(f'DELETE FROM "{self.shop.namespace}_message" WHERE id = %s', message_id) == 1
+        else:
+            with self._valkey() as (server, keys):
+                assert server.zrem(keys["ready"], message_id) == 1
+                assert server.hdel(keys["messages"], message_id) == 1
+
+    def _run(self, statement: str, *values: object) -> int:
+        with psycopg.connect(self.shop.url, autocommit=True) as server:
+            return server.execute(statement.encode(), values).rowcount
+
+    @contextmanager
+    def _valkey(self) -> Iterator[tuple[Any, dict[str, bytes]]]:
+        with self.shop.bulk() as bulk, redis.Redis(unix_socket_path=urlsplit(self.shop.url).path) as server:
+            assert isinstance(bulk.store, ValkeyStore)
+            yield server, dict(zip(KEY_NAMES, bulk.store.keys_of("orders"), strict=True))
+
+
+@pytest.mark.promise("SPARK-5")
+def test_faults_in_both_directions_are_named_on_every_store(shop: Shop, pipeline: Callable[..., Pipeline]) -> None:
+    ids = [shop.post.publish("orders", number).id for number in range(9)]
+    for _ in range(5):
+        with shop.post.receive("orders", wait=20) as message:
+            assert message is not None
+    done, held, planter = ids[:5], ids[5:], Planter(shop)
+    assert audit(pipeline(shop)).is_clean
+    # Ids that no store has given: their length is that of others.
+    made_up = ["0" * len(ids[0]), "1" * len(ids[0])]
+    # A settle without its event, and an end of a message that the store holds.
+    planter.relabel("done", done[0], held[0])
+    # A message that is held without any event, and an event of a message that is nowhere; the same of one that ended.
+    planter.relabel("published", held[1], made_up[0])
+    planter.relabel("published", done[1], made_up[1])
+    # An end that came twice, and one that is missing.
+    planter.relabel("done", done[2], done[3])
+    planter.delete(held[2])
+    found = audit(pipeline(shop, "second"))
+    assert {one.message_id: one.fault for one in found.unaccounted} == dict.fromkeys(
+        (done[0], *made_up, done[2], held[2]), LOST
+    )
+    assert {one.message_id: one.fault for one in found.duplicates_unexplained} == {done[3]: ENDED_TWICE}
+    assert {one.message_id: one.fault for one in found.unrecorded} == {
+        held[0]: HELD_AFTER_END, held[1]: NO_EVENT, done[1]: NEVER_PUBLISHED,
+    }  # fmt: skip
+    assert found.queues["orders"].accounted == {"done": 2, "ready": 1}
 
 
 @pytest.mark.promise("SPARK-5")

@@ -15,6 +15,8 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -66,6 +68,10 @@ STARTS_MAX: Final = 5
 VACUUM_EVERY_MS: Final = 86_400_000
 #: Ids up to this number are sent to every task, instead of sorting both sides.
 BROADCAST_IDS_MAX: Final = 200_000
+#: Up to this many rows one task is faster than several that exchange rows between them.
+ONE_TASK_ROWS_MAX: Final = 5_000
+_DELIVERIES: Final = (SILVER_DELIVERIES, SILVER_OPEN_DELIVERIES)
+_MESSAGES: Final = (SILVER_MESSAGES, SILVER_OPEN_MESSAGES)
 
 
 def local_settings() -> dict[str, str]:
@@ -87,6 +93,14 @@ def make_source(url: str | None, url_env: str | None, namespace: str, queues: tu
             "it into an environment variable and name that"
         )
     return Source(url, url_env, namespace, queues)
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """Open rows of earlier steps, and whether they are read from few rows."""
+
+    rows: DataFrame
+    is_small: bool
 
 
 class Pipeline:
@@ -364,21 +378,33 @@ class Pipeline:
         events = self.lake.frame(self.spark, BRONZE_JOURNAL, written.files)
         begins = silver.find_lives(known)
 
-        steps = silver.delivery_steps(events)
+        steps, few = silver.delivery_steps(events), written.rows <= ONE_TASK_ROWS_MAX
         old = self._earlier(SILVER_OPEN_DELIVERIES, silver.ids_of_earlier_deliveries(known, begins))
         if old is not None:
-            steps = steps.unionByName(silver.open_delivery_steps(silver.current_deliveries(old)))
-        routed = silver.route_deliveries(silver.deliveries(silver.with_lives(steps, begins)))
-        made = self._write(routed, (SILVER_DELIVERIES, SILVER_OPEN_DELIVERIES), written.rows)
+            few = few and old.is_small
+            partials = silver.current_deliveries(silver.in_one_task(old.rows) if few else old.rows)
+            steps = steps.unionByName(silver.open_delivery_steps(partials))
+        deliveries = silver.route_deliveries(silver.deliveries(silver.with_lives(steps, begins), few=few))
+        if written.rows > DRIVER_EVENTS_MAX:
+            made = self._write(deliveries, _DELIVERIES, written.rows)
+            return made | self._write(self._messages(events, known, begins, written), _MESSAGES, written.rows)
+        with ThreadPoolExecutor(1) as beside:
+            # While Spark computes the deliveries, the query for the messages is made.
+            writing = beside.submit(self._write, deliveries, _DELIVERIES, written.rows)
+            made = self._write(self._messages(events, known, begins, written), _MESSAGES, written.rows)
+            return writing.result() | made
 
-        steps = silver.message_steps(events)
+    def _messages(self, events: DataFrame, known: Any, begins: silver.Lives, written: Written) -> DataFrame:
+        """Return the rows of messages of a batch, with the table that each goes to."""
+        steps, few = silver.message_steps(events), written.rows <= ONE_TASK_ROWS_MAX
         old = self._earlier(SILVER_OPEN_MESSAGES, silver.ids_of_earlier_messages(known, begins))
         if old is not None:
-            steps = steps.unionByName(silver.open_steps(silver.current_partials(old)))
-        routed = silver.route_messages(silver.messages(silver.with_lives(steps, begins)))
-        return made | self._write(routed, (SILVER_MESSAGES, SILVER_OPEN_MESSAGES), written.rows)
+            few = few and old.is_small
+            partials = silver.current_partials(silver.in_one_task(old.rows) if few else old.rows)
+            steps = steps.unionByName(silver.open_steps(partials))
+        return silver.route_messages(silver.messages(silver.with_lives(steps, begins), few=few))
 
-    def _earlier(self, table: LakeTable, ids: Any) -> DataFrame | None:
+    def _earlier(self, table: LakeTable, ids: Any) -> Earlier | None:
         """Return the open rows of some messages, by queue and id; None if there are none to be found."""
         if not len(ids):
             return None
@@ -391,7 +417,8 @@ class Pipeline:
             wanted = f.broadcast(wanted)
         # The bounds let groups of rows be skipped: rows of a file are in the order of their ids.
         rows = self.lake.frame(self.spark, table, files, ("message_id", low, high))
-        return rows.join(wanted, ["queue", "message_id"], "left_semi")
+        found = rows.join(wanted, ["queue", "message_id"], "left_semi")
+        return Earlier(found, sum(file.rows for file in files) <= ONE_TASK_ROWS_MAX)
 
     def _write(self, rows: DataFrame, tables: Sequence[LakeTable], events: int) -> dict[str, list[DataFile]]:
         """Write rows to the tables that they are routed to: by the driver if they are few, otherwise by tasks."""

@@ -64,9 +64,14 @@ def day_of(milliseconds: Column) -> Column:
     return f.date_from_unix_date((milliseconds / 86_400_000).cast("int")).cast("string")
 
 
-def _repartition(steps: DataFrame) -> DataFrame:
+def _repartition(steps: DataFrame, *, few: bool) -> DataFrame:
     """Steps of one message in one place. Aggregates that hold texts are sorted for: so that is done once, not twice."""
-    return steps.repartition("message_id", "queue")
+    return in_one_task(steps) if few else steps.repartition("message_id", "queue")
+
+
+def in_one_task(rows: DataFrame) -> DataFrame:
+    """Return rows that one task computes: nothing after it needs an exchange of rows."""
+    return rows.coalesce(1)
 
 
 # ---- ids that are published again ---------------------------------------------------------------------------
@@ -133,7 +138,9 @@ def _with_ids(ids: Any, begins: Lives) -> Any:
 
 def _lookup(names: Mapping[str, str | int], key: Column) -> Column:
     """Return the value of a key, null if it has none."""
-    return f.create_map(*(f.lit(part) for pair in names.items() for part in pair))[key]
+    # As text, one call to Java makes it instead of hundreds.
+    pairs = ", ".join(f"'{name}', {value!r}" for name, value in names.items())
+    return f.expr(f"map({pairs})")[key]
 
 
 def _newest_code(event: Column, number: Column, otherwise: Column) -> Column:
@@ -180,7 +187,7 @@ def open_steps(messages: DataFrame) -> DataFrame:
     return known.select(*columns, newest.alias("newest"), f.lit(False).alias("is_new"))
 
 
-def messages(steps: DataFrame) -> DataFrame:
+def messages(steps: DataFrame, *, few: bool = False) -> DataFrame:
     """Return one row for each message, merged from its steps."""
     # The newest by number wins; those of rows that were open are older than any new event.
     newest = {
@@ -188,7 +195,7 @@ def messages(steps: DataFrame) -> DataFrame:
         for name in ("reason", "error_type", "ended_ms")
     }
     merged = (
-        _repartition(steps)
+        _repartition(steps, few=few)
         .groupBy("message_id", "queue", *_life(steps))
         .agg(
             *(f.max(name).alias(name) for name in ("key", "group", "priority", "size", "chain_id", "schedule")),
@@ -314,13 +321,13 @@ def open_delivery_steps(partials: DataFrame) -> DataFrame:
     return partials.select(*SILVER_OPEN_DELIVERIES.columns, f.lit(False).alias("is_new"))
 
 
-def deliveries(steps: DataFrame) -> DataFrame:
+def deliveries(steps: DataFrame, *, few: bool = False) -> DataFrame:
     """Return one row for each delivery, merged from its steps, and how many of its claims are new."""
     summed = ("claims", "ends")
     keys = ("queue", "message_id", "claim")
     largest = [name for name in SILVER_OPEN_DELIVERIES.columns if name not in (*keys, *summed)]
     merged = (
-        _repartition(steps)
+        _repartition(steps, few=few)
         .groupBy("message_id", "queue", "claim", *_life(steps))
         .agg(
             *(f.max(name).alias(name) for name in largest),
