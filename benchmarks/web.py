@@ -123,9 +123,9 @@ def fill_queues(post: Waypost, count: int) -> dict[str, str]:
 
 
 def page_routes(app: Any) -> list[str]:
-    """The pages that every store has, without the live stream and the forms of actions."""
+    """The pages that every store has, without the live stream and the forms of actions; there is no lake here."""
     routes = [route.path for route in app.routes if isinstance(route, Route) and "GET" in (route.methods or ())]
-    others = ("/events", "{action}", "{name:path}")
+    others = ("/events", "{action}", "{name:path}", "/lake", "/lake/report")
     return [path for path in routes if path.startswith("/s/") and not path.endswith(others)]
 
 

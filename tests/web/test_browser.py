@@ -74,7 +74,9 @@ def screens(shop: Shop, *, variants: bool = True) -> list[str]:
     found = []
     for route in shop.server.app.routes:
         path, methods = getattr(route, "path", ""), getattr(route, "methods", None)
-        if path.startswith("/s/") and "GET" in (methods or ()) and not path.endswith(("/events", "{action}")):
+        # These stores have no lake.
+        others = ("/events", "{action}", "/lake", "/lake/report")
+        if path.startswith("/s/") and "GET" in (methods or ()) and not path.endswith(others):
             for name, value in sample.items():
                 path = path.replace(name, value)
             found.append(path)
