@@ -109,11 +109,12 @@ class DyingAt:
         def called(*arguments: Any, **options: Any) -> Any:
             with lock:
                 is_point = next(calls) == self.number
-            if dead or (is_point and self.when == "before"):
+            if is_point and self.when == "before":
                 dead.append(True)
                 raise Killed
             result = real(*arguments, **options)
-            if is_point:
+            # Another thread that is in this function meanwhile finishes its file, so that it is closed, and ends too.
+            if is_point or dead:
                 dead.append(True)
                 raise Killed
             return result
