@@ -222,6 +222,13 @@ def test_a_purge_wants_the_name_of_the_queue(shop: Site) -> None:
     assert "Removed 1 message" in send_form(client, page, action, {"state": "ready", "confirm": "orders"}).text
 
 
+def test_a_filtered_list_does_not_offer_to_purge_what_it_does_not_have(shop: Site) -> None:
+    purge = "/s/main/queues/orders/do/purge?state=ready"
+    assert purge in links(shop.client().get("/s/main/queues/orders?state=ready"))
+    for filtered in ("key=k", "group=eu"):
+        assert purge not in links(shop.client().get(f"/s/main/queues/orders?state=ready&{filtered}"))
+
+
 def test_a_form_without_its_token_or_of_another_site_is_refused(memory: Site) -> None:
     memory.post.publish("orders", 1)
     client = memory.client()
