@@ -5,9 +5,9 @@
 PYTHON ?= python3
 RUN := .venv/bin/python
 PYTEST := $(RUN) -m pytest -q
-# Two workers for two cores; tests that share a server or count processes are in one xdist group.
-# All Spark tests run in one of them, which starts the one session.
-PARALLEL ?= -n 2 --dist loadgroup
+# Three workers for two cores: tests wait for servers and processes about half of their time. Tests that share a server
+# or count processes are in one xdist group. All Spark tests run in one of them, which starts the one session.
+PARALLEL ?= -n 3 --dist loadgroup
 CODE := $(wildcard src tests benchmarks examples scripts)
 
 .DEFAULT_GOAL := help
