@@ -49,11 +49,12 @@ system: .venv/ready
 # Left to `more`, so that every run stays well under 35 minutes on two cores.
 MORE := tests/spark/test_connect.py tests/spark/test_standalone.py
 MORE_STORES := (postgres15 or pgbouncer or redis62 or cluster) and async
+MORE_TESTS := tests/spark/test_object_store.py::test_a_pipeline_does_everything_in_an_object_store
 everything: .venv/ready system
-	$(PYTEST) $(PARALLEL) tests $(addprefix --ignore ,$(MORE)) -k "not ($(MORE_STORES))"
+	$(PYTEST) $(PARALLEL) tests $(addprefix --ignore ,$(MORE)) $(addprefix --deselect ,$(MORE_TESTS)) -k "not ($(MORE_STORES))"
 
 more: .venv/ready system  ## What `test` leaves out: Spark Connect, a standalone Spark, async clients on further servers, Django 6
-	$(PYTEST) $(MORE)
+	$(PYTEST) $(MORE) $(MORE_TESTS)
 	$(PYTEST) $(PARALLEL) tests -k "$(MORE_STORES)"
 	$(RUN) -m scripts.django6
 
