@@ -158,16 +158,25 @@ def error_text(error: BaseException) -> str:
         return _NO_TEXT
 
 
+#: Where an error keeps how it was formatted.
+_FAILURE = "__waypost_failure__"
+
+
 def format_failure(error: BaseException) -> str:
     """Return an error as it is kept with its message: its text, and behind it the end of its traceback."""
-    kept: str | None = getattr(error, "__waypost_failure__", None)
-    if kept is None:
-        traceback = traceback_text(error)
-        kept = error_text(error) + (TRACEBACK_MARK + traceback if traceback else "")
-        # The messages of a batch fail with the same error, and formatting reads source files.
-        with suppress(Exception):
-            error.__waypost_failure__ = kept  # type: ignore[attr-defined]
-    return kept
+    # The messages of a batch fail with the same error, and formatting reads source files. Attributes of an error are
+    # user code, but for its dictionary.
+    try:
+        kept: object = vars(error).get(_FAILURE)
+    except Exception:
+        kept = None
+    if isinstance(kept, str):
+        return kept
+    traceback = traceback_text(error)
+    formatted = error_text(error) + (TRACEBACK_MARK + traceback if traceback else "")
+    with suppress(Exception):
+        vars(error)[_FAILURE] = formatted
+    return formatted
 
 
 def traceback_text(error: BaseException, characters_max: int = TRACEBACK_CHARACTERS_MAX) -> str | None:
@@ -721,7 +730,9 @@ class Message(_Readable[T]):
         return self._again(error, retry, None, error_fields)
 
     def _retried(self, outcome: Retry, retry: RetryPolicy) -> Settlement:
-        error_fields = {} if outcome.reason is None else {"error_type": error_type(outcome), "error": outcome.reason}
+        error_fields = (
+            {} if outcome.reason is None else {"error_type": error_type(outcome), "error": _storable(outcome.reason)}
+        )
         return self._again(outcome, retry, outcome._after_ms, error_fields)
 
     def _again(

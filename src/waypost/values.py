@@ -564,8 +564,9 @@ class WorkerQueueRecord(Struct, frozen=True):
     last_claim_ms: int | None
 
 
-class DeadFilter(Struct, frozen=True, omit_defaults=True):
-    """Which messages are meant; what is None does not matter.
+class DeadFilter(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Which messages are meant; what is None does not matter. A filter of a later release that is not known here is
+    refused: without it more messages would be meant.
 
     `error` is the line of the error that says most. Empty text as `error_type` or `error`: letters that have none.
     """

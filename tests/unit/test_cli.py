@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -14,8 +15,10 @@ import pytest
 
 from tests.waiting import until
 from waypost import Drained, Waypost, __version__
+from waypost.cli import output
 from waypost.cli.commands.worker import describe_end, describe_start
 from waypost.cli.main import main
+from waypost.cli.reload import is_reload
 
 ROOT = Path(__file__).parents[2]
 SHOP = """
@@ -153,6 +156,7 @@ def test_a_worker_starts_anew_when_a_file_changes_and_ends_at_a_signal(shop: Pat
     ) as reloader, Waypost(f"sqlite:///{shop / 'shop.db'}") as post:  # fmt: skip
         try:
             until(lambda: post.ledger("orders").done == 3, "three handled messages")
+            until(post.workers, "the first heartbeat")
             (first,) = post.workers()
             (shop / "shop.py").write_text(SHOP.replace("concurrency=3", "concurrency=4"))
             until(lambda: [one.pid for one in post.workers() if one.pid != first.pid], "another process")
@@ -201,3 +205,28 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
         main(["--version"])
     assert ended.value.code == 0
     assert capsys.readouterr().out == f"waypost {__version__}\n"
+
+
+@pytest.mark.promise("FACE-6", "SEE-6")
+def test_a_json_log_line_is_one_document_without_secrets_however_long_its_traceback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(output, "arguments", ["worker", "valkey://user:Canary7Secret@127.0.0.1:1"])
+    try:
+        raise ValueError("x" * 20_000 + ' "Canary7Secret" password=abc')
+    except ValueError:
+        text = "valkey://user:Canary7Secret@127.0.0.1:1 does not answer, password=abc"
+        record = logging.LogRecord("waypost", logging.WARNING, "a file", 1, text, (), sys.exc_info())
+    record.queue = "orders@home"
+    line = output.JsonFormatter().format(record)
+    assert "Canary7Secret" not in line
+    assert "\n" not in line
+    document = json.loads(line)
+    assert document["message"].startswith("valkey://127.0.0.1:1 does not answer, password=")
+    assert (document["level"], document["queue"]) == ("warning", "orders@home")
+    assert "Traceback" in document["traceback"]
+
+
+@pytest.mark.parametrize(("argument", "is_one"), [("--reload", True), ("--rel", True), ("--", False), ("shop", False)])
+def test_a_process_that_is_started_anew_does_not_reload_itself(argument: str, is_one: bool) -> None:
+    assert is_reload(argument) == is_one

@@ -113,3 +113,18 @@ def test_a_dead_letter_has_the_traceback_of_the_block_that_failed() -> None:
         post.redrive("orders")
         (again,) = post.peek("orders")
         assert (again.error, again.traceback) == (None, None)
+
+
+class Awkward(Exception):
+    """An error whose attributes are user code that fails, or gives what no one asked for."""
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("__waypost"):
+            return 7
+        raise KeyError(name)
+
+
+def test_an_error_with_attributes_of_its_own_is_kept_all_the_same() -> None:
+    error = Awkward("no")
+    assert format_failure(error) == "no"
+    assert format_failure(error) == "no"

@@ -110,12 +110,22 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             document["traceback"] = self.formatException(record.exc_info)
-        return escape_json(redact_secrets(json.dumps(document, ensure_ascii=False, default=str)))
+        # Each text for itself: a secret may look different in JSON, and what is removed may reach beyond a text.
+        safe = {name: redact_secrets(value) if isinstance(value, str) else value for name, value in document.items()}
+        return escape_json(json.dumps(safe, ensure_ascii=False, default=lambda value: redact_secrets(str(value))))
 
 
 #: What every log record has; the rest is what the code that logs has added.
 PLAIN_RECORD = frozenset((*vars(logging.makeLogRecord({})), "message", "asctime"))
 LOG_FORMATS = ("text", "json")
+
+
+def report_progress(text: str, form: str) -> None:
+    """Tell people what a command that goes on does: on stderr, or as a line of its log if that is JSON."""
+    if form == "json":
+        logging.getLogger("waypost").info(text)
+    else:
+        write_stderr(f"waypost: {text}")
 
 
 def log_to_stderr(level: str, form: str = "text", *, without: Sequence[str] = ()) -> None:

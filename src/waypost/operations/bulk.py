@@ -63,6 +63,8 @@ SPARE = 100
 STEP_LETTERS = 100
 #: Messages that a count reads at once.
 COUNT_PAGE = 200
+#: How long a count goes on at most; it returns how far it got.
+COUNT_SECONDS = 2.0
 #: How long a client works on an action before it must have saved it again.
 LEASE_MS = 5_000
 #: How often a save is tried again because another client changed the record.
@@ -441,6 +443,9 @@ def _count_cancelled(
         event = "cancelled" if status == "cancelled" else "cancel_requested"
         outcome: ObservedOutcome = "success" if status in ("cancelled", "requested") else "skipped"
         context.emit(event, queue, outcome, message_id=id, reason=status)
+    requested = [id for id, status in zip(ids, statuses, strict=True) if status == "requested"]
+    if requested:
+        context.wakeups.notify("held", queue, requested)
     return statuses.count("cancelled") + statuses.count("requested"), 0, 0
 
 
@@ -572,6 +577,7 @@ def count(context: ClientContext, queue: str, state: MessageState, filter: DeadF
     now = yield from context.attempt(context.store.time())
     found = searched = 0
     cursor = None
+    until = context.monotonic() + COUNT_SECONDS
     while True:
         chosen = yield from choose(
             context, queue, filter, cursor, min(COUNT_PAGE, limit - searched), now, state=state, pages=1
@@ -580,7 +586,8 @@ def count(context: ClientContext, queue: str, state: MessageState, filter: DeadF
         if chosen.is_last:
             # Where an index finds them, messages that do not fit are not read.
             return Counted(found, max(searched, total), max(searched, total))
-        if searched >= limit:
+        # A filter that the store applies itself may read much and return nothing.
+        if searched >= limit or context.monotonic() > until:
             return Counted(found, searched, max(searched, total))
 
 

@@ -124,7 +124,7 @@ def describe_outcome(handler: Handler, message: Message[Any], settlement: Settle
     if message.at_most_once:
         return "its queue delivers at most once: it is not tried again"
     if message.lease_lost:
-        return "its lease is lost: another worker has it"
+        return "its lease is lost: another worker may have it"
     if settlement.outcome == "dead":
         return f"dead letter: {settlement.reason}"
     if settlement.outcome != "retry":

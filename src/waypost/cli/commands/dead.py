@@ -35,7 +35,7 @@ def add(commands: Any) -> None:
                   "waypost dead redrive orders --all --rate 50/s", "waypost dead purge orders"),
     )  # fmt: skip
     actions = top.add_subparsers(dest="action", required=True, metavar="action")
-    listing = add_command(actions, "list", run_list, "list the dead letters of a queue or of all, oldest first")
+    listing = add_command(actions, "list", run_list, "list dead letters, queue by queue, oldest first")
     listing.add_argument("queue", nargs="?", help="the queue (all)")
     add_message_filters(listing)
     listing.add_argument("--reason", help="those with this reason")

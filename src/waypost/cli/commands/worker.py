@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from waypost.cli import metrics
 from waypost.cli.exit_codes import LEFT, USAGE, CommandError
 from waypost.cli.options import add_command, add_log_options, integer_between
-from waypost.cli.output import log_to_stderr, write_json, write_stderr
+from waypost.cli.output import log_to_stderr, report_progress, write_json, write_stderr
 from waypost.cli.reload import Reloader
 from waypost.client import AsyncWaypost, Waypost
 from waypost.client.base import BaseClient
@@ -95,9 +96,13 @@ def run(options: argparse.Namespace) -> int:
     if options.processes < 1:
         raise CommandError("--processes is a whole number from 1", USAGE)
     if options.reload:
-        return Reloader(options.arguments, Path.cwd(), stop_seconds=options.timeout + RELOAD_SECONDS).run()
+        return Reloader(
+            options.arguments, Path.cwd(), stop_seconds=options.timeout + RELOAD_SECONDS, log_format=options.log_format
+        ).run()
     if options.processes > 1:
-        return Supervisor(options.arguments, options.processes, metrics_port=options.metrics_port).run()
+        return Supervisor(
+            options.arguments, options.processes, metrics_port=options.metrics_port, log_format=options.log_format
+        ).run()
     client = import_client(options.target)
     if options.concurrency is not None:
         for handler in client.handlers:
@@ -225,7 +230,10 @@ class Child:
 class Supervisor:
     """Supervises worker processes. They share nothing, so nothing has to survive a fork."""
 
-    def __init__(self, arguments: list[str], count: int, *, metrics_port: int | None = None) -> None:
+    def __init__(
+        self, arguments: list[str], count: int, *, metrics_port: int | None = None, log_format: str = "text"
+    ) -> None:
+        self._report = partial(report_progress, form=log_format)
         #: The port of the first process; the others get the ports after it. None or 0: all use the given option.
         self._metrics_port = metrics_port
         self._command = [sys.executable, "-m", "waypost.cli.main", *arguments, "--processes", "1"]
@@ -243,7 +251,7 @@ class Supervisor:
             # here, and the loop sends it to every process, also to one started meanwhile.
             signal.signal(getattr(signal, name), lambda number, frame: self._signals.append(number))
         count = len(self._vacant)
-        write_stderr(f"waypost: {count} worker processes; a signal to this one ({os.getpid()}) is passed on to them")
+        self._report(f"{count} worker processes; a signal to this one ({os.getpid()}) is passed on to them")
         worst = 0
         while True:
             self._fill_slots()
@@ -280,7 +288,7 @@ class Supervisor:
             return 0
         if code == 0 or self._signals:
             return abs(code)
-        write_stderr(f"waypost worker process {child.process.pid} ended with {code}; starting another")
+        self._report(f"worker process {child.process.pid} ended with {code}; starting another")
         now = time.monotonic()
         self._vacant[child.slot] = max(now, self._restart_due)
         self._restart_due = self._vacant[child.slot] + RESTART_SECONDS

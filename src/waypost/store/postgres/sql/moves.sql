@@ -71,7 +71,7 @@ BEGIN
         CASE WHEN m.data IS NOT NULL THEN ARRAY[length(m.data)] END,
         CASE WHEN m.chain IS NOT NULL THEN ARRAY[m.chain] END,
         CASE WHEN m.token <> m.claims THEN ARRAY[m.claims] END,
-        CASE WHEN p_event IN ('retried', 'dead') AND m.error <> '' THEN ARRAY[left(split_part(m.error, chr({TRACEBACK_MARK}), 1), {JOURNAL_ERROR_CHARACTERS_MAX})] END
+        CASE WHEN p_event IN ('retried', 'dead') AND m.error <> '' THEN ARRAY[nullif(left(split_part(m.error, chr({TRACEBACK_MARK}), 1), {JOURNAL_ERROR_CHARACTERS_MAX}), '')] END
     );
 END $body$;
 
