@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 from tests.spark.lakes import plant
 from tests.spark.shop import Shop
 from waypost.errors import ConfigurationError, StoreError
+from waypost.spark.delta.data_source import write_frame
 from waypost.spark.lake.ingest import Ingest, count_messages, merge_messages, read_schema, tidy_messages
 from waypost.spark.lake.lake import Lake
 
@@ -148,6 +149,26 @@ def test_a_schema_gains_fields_and_small_files_are_merged(
     ):
         with pytest.raises(ValueError, match=text):
             ingest(orders, schema=schema)
+
+
+def test_messages_are_not_loaded_into_a_table_that_another_process_created_with_another_schema(
+    orders: Shop, ingest: Callable[..., Ingest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders.post.configure("orders", journal="full")
+    orders.post.publish("orders", {"id": 1})
+    made, other = ingest(orders, schema="id BIGINT"), ingest(orders, schema="id STRING")
+
+    def write_and_create(*given: Any) -> Any:
+        written = write_frame(*given)
+        other._create()
+        return written
+
+    with monkeypatch.context() as changed:
+        changed.setattr("waypost.spark.lake.ingest.write_frame", write_and_create)
+        with pytest.raises(ConfigurationError, match="id of the table messages/orders is string, and the rows"):
+            made.run()
+    assert list((tmp_path / "lake" / "messages").rglob("*.parquet")) == []
+    assert other.run() == 1
 
 
 def test_many_batches_are_merged_by_the_run_itself(

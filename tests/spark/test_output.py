@@ -200,12 +200,69 @@ def test_small_files_are_merged_and_the_rows_stay(tmp_path: Path, monkeypatch: p
 
 def test_a_table_to_which_nothing_was_committed_may_be_created_with_other_columns(tmp_path: Path) -> None:
     output = open_output(tmp_path)
-    for kind in (pa.int64(), pa.string()):
-        output.prepare_table("", Schema.from_arrow(pa.schema([("id", kind)])), ())
+    output.prepare_table("", Schema.from_arrow(pa.schema([("id", pa.int64())])), ())
+    output.discard({})
+    output.prepare_table("", Schema.from_arrow(ROWS), ())
     commit(output, "a", ["1"])
     with pytest.raises(InvalidInput, match=r"column id of the table .* is string, and the rows have long there"):
         output.prepare_table("", Schema.from_arrow(pa.schema([("id", pa.int64())])), ())
     assert read_by_others(tmp_path) == ["1"]
+
+
+def test_a_table_that_a_batch_has_written_is_not_created_anew_by_its_next_write(tmp_path: Path) -> None:
+    output = open_output(tmp_path)
+    made = write(output, "", ["1"], "a")
+    numbers = Schema.from_arrow(pa.schema([("id", pa.int64())]))
+    with pytest.raises(InvalidInput, match=r"column id of the table .* is string, and the rows have long there"):
+        output.prepare_table("", numbers, ())
+    with pytest.raises(InvalidInput, match="is partitioned by nothing, not by id"):
+        output.prepare_table("", numbers, ("id",))
+    output.commit("a", {"": made}, fences(["1"]))
+    assert read_by_others(tmp_path) == ["1"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "partition_by", "text"),
+    [
+        ([("id", pa.int64())], (), "column id of the table .* is long, and the rows have string there"),
+        ([("id", pa.string()), ("n", pa.int64())], ("n",), "is partitioned by n, not by nothing"),
+    ],
+)
+def test_a_batch_whose_new_table_another_driver_created_anew_is_not_committed(
+    tmp_path: Path, columns: list[tuple[str, pa.DataType]], partition_by: tuple[str, ...], text: str
+) -> None:
+    one, other = open_output(tmp_path), open_output(tmp_path)
+    made = write(one, "", ["1"], "a")
+    other.prepare_table("", Schema.from_arrow(pa.schema(columns)), partition_by)
+    with pytest.raises(InvalidInput, match=text):
+        one.commit("a", {"": made}, fences(["1"]))
+    one.discard({"": made})
+    assert list(tmp_path.glob("*.parquet")) == []
+    assert open_output(tmp_path).step == 0
+    # The other driver committed nothing either.
+    commit(one, "a", ["1"])
+    assert read_by_others(tmp_path) == ["1"]
+
+
+def test_a_column_that_two_drivers_add_with_different_types_is_committed_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output, other = open_output(tmp_path), open_output(tmp_path)
+    commit(output, "a", ["1"])
+    add_columns = table.DeltaFolder.add_columns
+    for one in (output, other):
+        one.read_before_claim()
+
+    def add_after_the_other(folder: Any, columns: Any) -> None:
+        monkeypatch.undo()
+        other.prepare_table("", Schema.from_arrow(pa.schema([*ROWS, ("n", pa.int64())])), ())
+        add_columns(folder, columns)
+
+    monkeypatch.setattr(table.DeltaFolder, "add_columns", add_after_the_other)
+    output.prepare_table("", Schema.from_arrow(pa.schema([*ROWS, ("n", pa.string())])), ())
+    with pytest.raises(InvalidInput, match=r"column n of the table .* is long, and the rows have string there"):
+        output.commit("b", {"": []}, fences(["2"]))
+    other.commit("b", {"": []}, fences(["2"]))
 
 
 def test_partitions_are_read_alike_by_every_reader_also_after_a_compaction(tmp_path: Path) -> None:

@@ -296,15 +296,18 @@ class _Consumer:
             try:
                 self.function(self._rows(frame, left_out), batch)
             except BaseException as error:
-                self._discard(batch)
-                self._failed(left, error)
-                if isinstance(error, Outcome) or (self.on_error == "continue" and not is_stop(error)):
-                    return
-                raise
+                if not self._fail(batch, left, error):
+                    raise
+                return
             try:
                 # If this fails, it may be committed or not: nothing is discarded or settled, and the next consumer
                 # of the messages finds them in the output or not.
                 self._commit(batch)
+            except InvalidInput as error:
+                # Its rows do not fit a table that another driver changed meanwhile: nothing is committed.
+                if not self._fail(batch, left, error):
+                    raise
+                return
             except AlreadyCommitted as error:
                 log.warning(
                     "batch %s: %d messages were committed by another consumer of this output; it runs again without",
@@ -339,6 +342,12 @@ class _Consumer:
     def _discard(self, batch: Batch) -> None:
         if self.output is not None:
             self.output.discard(batch._tables)
+
+    def _fail(self, batch: Batch, messages: dict[str, Message[Any]], error: BaseException) -> bool:
+        """Discard a batch and settle its messages by the retry policy; return whether the next one is claimed."""
+        self._discard(batch)
+        self._failed(messages, error)
+        return isinstance(error, Outcome) or (self.on_error == "continue" and not is_stop(error))
 
     # ---- settling --------------------------------------------------------------------------------------------
 

@@ -118,6 +118,8 @@ class Output:
         #: What others committed since the last claim.
         self._committed_since: set[str] = set()
         self._snapshots: dict[str, Snapshot] = {}
+        #: Tables that were written since the last claim: the columns and the partitions of each write.
+        self._written: dict[str, list[tuple[Schema, tuple[str, ...]]]] = {}
         #: Tables that the last batch changed.
         self._changed: tuple[str, ...] = ()
         self._converting = converting
@@ -155,6 +157,7 @@ class Output:
         self.refresh(to_write=True)
         self._claim_step = self.step
         self._committed_since = set()
+        self._written = {}
         return self.ids_that_may_come_again()
 
     def refresh(self, *, to_write: bool = False) -> None:
@@ -217,12 +220,8 @@ class Output:
         """Create a table, or add the columns that it lacks."""
         self.check_table_name(table)
         folder = self.steps.folder(table)
-        try:
-            opened = folder.open()
-            found = None if table in self.state.tables else folder.snapshot()
-        except MissingTable:
-            folder.create(schema, partition_by=partition_by)
-            opened, found = folder.open(), None
+        opened = self._open_or_create(table, schema, partition_by)
+        found = None if table in self.state.tables else folder.snapshot()
         if found is not None and (found.step or found.files):
             self.refresh(to_write=True)
             if table not in self.state.tables:
@@ -233,15 +232,44 @@ class Output:
         try:
             new = self._compare(table, opened, schema, partition_by)
         except InvalidInput:
-            # A function that failed, or a killed driver, created it and committed nothing.
+            # Another write of this batch created it; or a function that failed or a killed driver did, and committed
+            # nothing.
+            if table in self._written:
+                raise
+            self.refresh(to_write=True)
             if table in self.state.tables or not folder.remove_unused():
                 raise
             folder.create(schema, partition_by=partition_by)
-            return
-        if new:
-            names = {name.partition(".")[0] for name in new}
+        else:
+            self._add_columns(table, schema, new)
+        self._written.setdefault(table, []).append((schema, tuple(partition_by)))
+
+    def _open_or_create(self, table: str, schema: Schema, partition_by: Sequence[str]) -> DeltaTable:
+        folder = self.steps.folder(table)
+        try:
+            return folder.open()
+        except MissingTable:
+            folder.create(schema, partition_by=partition_by)
+            return folder.open()
+
+    def _add_columns(self, table: str, schema: Schema, new: Iterable[str]) -> None:
+        names = {name.partition(".")[0] for name in new}
+        if names:
             arrow = pa.schema(schema.to_arrow())
-            folder.add_columns({name: arrow.field(name).type for name in arrow.names if name in names})
+            columns = {name: arrow.field(name).type for name in arrow.names if name in names}
+            self.steps.folder(table).add_columns(columns)
+
+    def _check_written(self, table: str) -> None:
+        """Refuse rows that do not fit the table any more: another driver may have created it anew, or added columns."""
+        known = self._snapshots.get(table) if table in self.state.tables else None
+        for schema, partition_by in self._written.get(table, ()):
+            if known is not None:
+                before = Schema.from_arrow(known.schema)
+                new = compare_schemas(before, schema, self.files.path(table))[0]
+            else:
+                opened = self._open_or_create(table, schema, partition_by)
+                new = self._compare(table, opened, schema, partition_by)
+            self._add_columns(table, schema, new)
 
     def _compare(self, table: str, opened: DeltaTable, schema: Schema, partition_by: Sequence[str]) -> list[str]:
         """Return which columns are new; a table keeps the types of its columns, and its partitions."""
@@ -317,7 +345,8 @@ class Output:
     def commit(self, batch: str, tables: Mapping[str, Sequence[DataFile]], messages: Iterable[Fence]) -> None:
         """Commit a batch: from here on its messages are in the output. `AlreadyCommitted` if one of them was before.
 
-        The output must have been read before the messages were claimed.
+        `InvalidInput` if its rows do not fit a table as it is now; then nothing is committed. The output
+        must have been read before the messages were claimed.
         """
         fences = tuple(messages)
         ids = {message.id for message in fences}
@@ -334,6 +363,7 @@ class Output:
                 )
             for table in tables:
                 self.check_table_name(table, tables)
+                self._check_written(table)
             names = dict.fromkeys((*self.state.tables, *tables))
             unsettled = tuple(dict.fromkeys((*self._unsettled(), batch)))
             state = msgspec.structs.replace(self.state, tables=tuple(names), unsettled=unsettled)
@@ -344,6 +374,7 @@ class Output:
             if self._try_commit("batch", changes, state):
                 self.pending[batch] = Pending(self.step, fences, ids)
                 self._changed = tuple(tables)
+                self._written = {}
                 return
 
     def commit_converted(
@@ -442,6 +473,7 @@ class Output:
         for table, files in tables.items():
             for file in files:
                 self.files.remove_file(join_path(table, file.path))
+        self._written = {}
 
 
 def read_output(spark: SparkSession, output: str, table: str = "") -> DataFrame:

@@ -27,7 +27,7 @@ from waypost.spark.delta.data_source import TO, Target, write_frame
 from waypost.spark.delta.schemas import compare_schemas, make_delta_schema
 from waypost.spark.delta.steps import StepConflict
 from waypost.spark.delta.table import Change
-from waypost.spark.files import open_lake_files
+from waypost.spark.files import join_path, open_lake_files
 from waypost.spark.lake.journal import check_offsets, plan_ranges
 from waypost.spark.lake.lake import OLD_FOLDER, Lake, Source
 from waypost.spark.lake.pipeline import VACUUM_EVERY_MS, ignore_progress, make_source
@@ -182,17 +182,21 @@ class Ingest:
         folder = self.lake.steps.folder(self.table.name)
         try:
             self.lake.create()
-            names = set(self._new_columns())
+            self._add_columns()
         except ConfigurationError:
             # A first run that failed created the table and loaded nothing.
+            self.lake.refresh(to_write=True)
             if self.lake.step or not folder.remove_unused():
                 raise
             folder.create(self.table.delta_schema(), statistics=self.table.statistics)
-            return
+
+    def _add_columns(self) -> None:
+        """Add the fields that the table lacks."""
+        names = set(self._new_columns())
         if names:
             given = pa.schema(self.table.delta_schema().to_arrow())
             columns = {name: given.field(name).type for name in given.names if name in names}
-            folder.add_columns(columns)
+            self.lake.steps.folder(self.table.name).add_columns(columns)
 
     @property
     def place(self) -> Place:
@@ -259,6 +263,14 @@ class Ingest:
             }
             made = write_frame(self._without_known(messages), lake.files, targets)
             changes = {targets[name].table: Change(tuple(files)) for name, files in made.items()}
+        try:
+            # Another process may have created the table anew, or loaded messages with another schema.
+            self._add_columns()
+        except ConfigurationError:
+            for name, change in changes.items():
+                for file in change.add:
+                    lake.files.remove_file(join_path(name, file.path))
+            raise
         state = msgspec.structs.replace(
             lake.state, source=self.source, schema=self._schema_text, offsets={**lake.state.offsets, **to}
         )
