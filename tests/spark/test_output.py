@@ -23,9 +23,11 @@ from pyspark.sql import functions as f
 from waypost.cli.main import main
 from waypost.errors import ConfigurationError, InvalidInput, StoreError
 from waypost.spark import read_output
+from waypost.spark.consumer import upgrade as upgrading
 from waypost.spark.consumer.output import CONSUMED, AlreadyCommitted, Fence, Output
 from waypost.spark.consumer.upgrade import upgrade_output
 from waypost.spark.delta import compaction, steps, table
+from waypost.spark.delta.conversion import copy_files
 from waypost.spark.delta.data_source import Target, TargetWriter
 from waypost.spark.delta.parquet import DataFile, write_rows
 from waypost.spark.files import LocalFiles
@@ -411,6 +413,79 @@ def test_an_output_of_0_1_is_converted_with_what_is_not_settled_and_continued(
     assert output.pending["b"].messages == (Fence("4", 7, b"n" * 12),)
     commit(output, "d", ["6"])
     assert read_by_others(tmp_path / "out") == ["1", "2", "3", "4", "5", "6"]
+
+
+class OldTable(OldOutput):
+    """An output of release 0.1 that is one table."""
+
+    def commit(self, batch: str, ids: Sequence[str], settled: Sequence[str] | None, *, moved: bool = True) -> None:
+        super().commit(batch, ids, settled, moved=moved)
+        shutil.rmtree(self.path / "eu")
+
+
+def test_batches_that_0_1_writes_after_the_conversion_are_kept_and_refused(tmp_path: Path) -> None:
+    old = OldTable(tmp_path)
+    old.commit("a", ["1"], [])
+    upgrade_output(str(tmp_path))
+    assert Output(str(tmp_path)).steps.newest().state.count('"converted":[]') == 1  # type: ignore[union-attr]
+    old.commit("b", ["2"], None)
+    for _ in range(2):
+        with pytest.raises(StoreError, match=r"batch b\. Stop every consumer of release 0\.1, and move the folder"):
+            upgrade_output(str(tmp_path))
+        assert (tmp_path / "waypost_batch=b" / "part-b.parquet").exists()
+        assert (tmp_path / "_waypost" / "log" / f"{2:012}.json").exists()
+    shutil.rmtree(tmp_path / "waypost_batch=b")
+    shutil.rmtree(tmp_path / "_waypost")
+    upgrade_output(str(tmp_path))
+    assert read_by_others(tmp_path) == ["1"]
+
+
+def test_a_batch_that_0_1_writes_during_the_conversion_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = OldTable(tmp_path)
+    old.commit("a", ["1"], [])
+
+    def copy_and_commit(*given: Any) -> Any:
+        old.commit("b", ["2"], None)
+        return copy_files(*given)
+
+    with monkeypatch.context() as changed:
+        changed.setattr(upgrading, "copy_files", copy_and_commit)
+        with pytest.raises(StoreError, match=r"batch b\. Stop every consumer of release 0\.1, and convert the output"):
+            upgrade_output(str(tmp_path))
+    # The next call is killed after its step: a batch that 0.1 writes before the files are deleted is kept too.
+    with monkeypatch.context() as changed:
+        changed.setattr(upgrading, "_remove_old", lambda *given: old.commit("c", ["3"], None))
+        upgrade_output(str(tmp_path))
+    with pytest.raises(StoreError, match=r"batch c\. Stop every consumer of release 0\.1, and move the folder"):
+        upgrade_output(str(tmp_path))
+    assert sorted(path.name for path in tmp_path.glob("waypost_batch=*")) == [f"waypost_batch={name}" for name in "abc"]
+    assert read_by_others(tmp_path) == ["1", "2"]
+
+
+def test_a_conversion_that_is_killed_while_it_deletes_the_log_is_completed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    OldTable(tmp_path).commit("a", ["1"], [])
+    remove = LocalFiles.remove
+
+    def killed(files: LocalFiles, name: str) -> None:
+        if name == "_waypost":
+            for entry in (tmp_path / "_waypost" / "log").glob("*.json"):
+                entry.unlink()
+            raise Killed
+        remove(files, name)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(LocalFiles, "remove", killed)
+        with pytest.raises(Killed):
+            upgrade_output(str(tmp_path))
+    with pytest.raises(ConfigurationError, match="upgrade --output"):
+        open_output(tmp_path)
+    upgrade_output(str(tmp_path))
+    commit(open_output(tmp_path), "b", ["2"])
+    assert read_by_others(tmp_path) == ["1", "2"]
 
 
 def test_what_cannot_be_converted_is_refused_by_its_path(tmp_path: Path) -> None:

@@ -83,6 +83,8 @@ class OutputState(msgspec.Struct, frozen=True):
     tables: tuple[str, ...] = ()
     unsettled: tuple[str, ...] = ()
     vacuumed_ms: int = 0
+    #: Batches of release 0.1 that were converted, until their files are deleted.
+    converted: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -378,14 +380,29 @@ class Output:
                 return
 
     def commit_converted(
-        self, tables: Mapping[str, Sequence[DataFile]], messages: Mapping[str, Sequence[Fence]]
+        self,
+        tables: Mapping[str, Sequence[DataFile]],
+        messages: Mapping[str, Sequence[Fence]],
+        batches: Iterable[str],
     ) -> None:
-        """Commit what an older release had as the first step: its rows, and its messages that may come again."""
+        """Commit what an older release had as the first step: its rows, and its messages that may come again.
+
+        `batches` are all of its batches, whose files may be deleted then.
+        """
         changes = {name: Change(tuple(files)) for name, files in tables.items()}
         rows = [file for batch, fences in messages.items() for file in self._write_messages(1, batch, fences)]
-        state = msgspec.structs.replace(self.state, tables=tuple(tables), unsettled=tuple(messages))
+        state = msgspec.structs.replace(
+            self.state, tables=tuple(tables), unsettled=tuple(messages), converted=tuple(sorted(batches))
+        )
         if not self._try_commit("upgrade", {**changes, CONSUMED: Change(tuple(rows))}, state):
             raise StoreError(f"another process converts the output {self.files.address} at this moment")
+
+    def record_upgraded(self) -> None:
+        """Record that the files of the older release are deleted."""
+        while self.state.converted:
+            state = msgspec.structs.replace(self.state, converted=())
+            if not self._try_commit("upgraded", {}, state):
+                self.refresh()
 
     def _unsettled(self) -> list[str]:
         return [batch for batch in self.state.unsettled if batch not in self._settled]

@@ -6,13 +6,14 @@
     output[/TABLE]/waypost_batch=BATCH/        files of a batch
 
 Rows are copied into fewer files that have the column `waypost_batch`. The conversion is one step: killed before it, the
-output is one of 0.1 still; killed after it, the next call deletes the old files.
+output is one of 0.1 still; killed after it, the next call deletes the old files. The step names the batches that were
+converted, and only these are deleted: what a consumer of 0.1 writes later is refused.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 import msgspec
@@ -66,12 +67,14 @@ def upgrade_output(root: str, progress: Callable[[str], None] = lambda text: Non
         output.open_for(newest.queue, newest.namespace)
         if not output.step:
             _convert(output, commits, unsettled, progress)
-        _remove_old(files)
+        _remove_old(output)
     elif not output.steps.exists():
         raise InvalidInput(f"there is no output of a consumer at {root}")
     else:
         progress("the output is converted already")
         output.refresh()
+        # Of the log, which is deleted last, a kill may have left files other than its entries.
+        _remove_old(output)
     return output
 
 
@@ -101,7 +104,8 @@ def _convert(
     unsettled: Mapping[str, set[str]],
     progress: Callable[[str], None],
 ) -> None:
-    found = _find_files(output.files, {commit.batch for commit in commits.values()})
+    committed = {commit.batch for commit in commits.values()}
+    found = _find_files(output.files, committed)
     tables = {}
     for table in found:
         output.check_table_name(table, found)
@@ -117,7 +121,9 @@ def _convert(
         for commit in commits.values()
         if commit.batch in unsettled
     }
-    output.commit_converted(tables, messages)
+    batches = committed | {batch for data in found.values() for batch, _ in data}
+    _find_folders(output.files, batches, "convert the output again: nothing has changed yet")
+    output.commit_converted(tables, messages, batches)
 
 
 def _find_files(files: LakeFiles, committed: set[str]) -> dict[str, dict[tuple[str, str], str]]:
@@ -160,13 +166,35 @@ def _copy(output: Output, table: str, data: Mapping[tuple[str, str], str]) -> li
     return copy_files(files, table, [(path, {BATCH_COLUMN: batch}) for (batch, _), path in data.items()], schema)
 
 
-def _remove_old(files: LakeFiles) -> None:
-    """Delete what was copied, the log last."""
-    folders = {
-        path[: match.start("name")].rstrip("/")
-        for path in files.walk("")
-        if not path.startswith(f"{OLD_FOLDER}/") and (match := _MOVED.fullmatch(path))
-    }
-    for folder in sorted(folders):
-        files.remove(folder)
-    files.remove(OLD_FOLDER)
+def _find_folders(files: LakeFiles, converted: Collection[str], way_out: str) -> set[str]:
+    """Return the folders of batches; refuse batches that were not converted: a consumer of 0.1 wrote them meanwhile."""
+    batches = {commit.batch for commit in _read_log(files)[0].values()}
+    folders = set()
+    for path in files.walk(""):
+        match = None if path.startswith(f"{OLD_FOLDER}/") else _MOVED.fullmatch(path)
+        if match is not None:
+            folders.add(path[: match.start("name")].rstrip("/"))
+            if not match["name"].rpartition("/")[2].startswith(("_", ".")):
+                batches.add(match["batch"])
+    others = sorted(batches - set(converted))
+    if others:
+        names = ", ".join(others[:10]) + (", …" if len(others) > 10 else "")
+        raise StoreError(
+            f"a consumer of release 0.1 of waypost wrote to the output {files.address} while it was converted or "
+            f"later: batch {names}. Stop every consumer of release 0.1, and {way_out}"
+        )
+    return folders
+
+
+def _remove_old(output: Output) -> None:
+    """Delete what was converted, the log last."""
+    files = output.files
+    if output.state.converted or files.exists(OLD_FOLDER):
+        way_out = (
+            f"move the folder {BATCH_COLUMN}=… of each of these batches, and {OLD_FOLDER}, to another place: their "
+            "rows are in no table, and Spark can read them there"
+        )
+        for folder in sorted(_find_folders(files, output.state.converted, way_out)):
+            files.remove(folder)
+        files.remove(OLD_FOLDER)
+    output.record_upgraded()
