@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -34,7 +36,7 @@ from waypost.redis_message_queue import (
 pytestmark = pytest.mark.promise("FACE-4")
 
 #: A wait of nothing: what is there is claimed, and an empty queue gives None at once.
-NOW = {"message_wait_interval_seconds": 0}
+NOW: dict[str, Any] = {"message_wait_interval_seconds": 0}
 
 
 def brief(queues: Queues, **more: Any) -> RedisGateway:
@@ -294,6 +296,64 @@ def test_without_a_visibility_timeout_a_message_is_delivered_at_most_once(queues
     queue.publish("b")
     with pytest.raises(ValueError, match="cannot handle b"):
         queue.process(fail)
+
+
+def test_a_plain_gateway_changes_no_settings_of_its_queue(queues: Queues) -> None:
+    chosen = {"message_visibility_timeout_seconds": 60, "max_delivery_count": 4, "max_pending_length": 9}
+    consumer = queues.make(gateway=brief(queues, **chosen, pending_overload_policy="drop_oldest"))
+    consumer.publish("a")
+    before = consumer.post("policy", "q")
+    for plain in (queues.make(gateway=RedisGateway(redis_client=queues.url, **NOW)), queues.make()):
+        plain.publish("b")
+        assert consumer.post("policy", "q") == before
+    assert (before.lease, before.max_deliveries, before.max_pending) == (timedelta(seconds=60), 4, 9)
+    # Without an end the message comes back: no claim has removed it.
+    with pytest.raises(KeyboardInterrupt):
+        plain.process(partial(end_by, KeyboardInterrupt))
+    assert {consumer.process(), consumer.process()} == {"a", "b"}
+
+
+def check_default_lease(queues: Queues) -> None:
+    for plain in (queues.make("of_queue"), queues.make("of_gateway", gateway=RedisGateway(redis_client=queues.url))):
+        name = plain.queue._options.name
+        plain.publish("a")
+        assert plain.post("policy", name).lease == timedelta(seconds=300)
+    # 60 seconds is also what waypost has by default, and here a consumer chose it.
+    queues.make("chosen", visibility_timeout_seconds=60).publish("a")
+    other = queues.make("chosen")
+    other.publish("b")
+    assert other.post("policy", "chosen").lease == timedelta(seconds=60)
+
+
+def test_only_a_new_queue_gets_the_lease_of_the_other_package(queues: Queues) -> None:
+    check_default_lease(queues)
+
+
+def test_only_a_new_queue_gets_the_lease_of_the_other_package_on_valkey(on_valkey: Queues) -> None:
+    check_default_lease(on_valkey)
+
+
+@pytest.mark.parametrize("operation", [EventOperation.CLAIM, EventOperation.FAILED])
+def test_a_stop_during_a_callback_does_not_keep_the_message(queues: Queues, operation: EventOperation) -> None:
+    stop = KeyboardInterrupt if queues.mode == "sync" else asyncio.CancelledError
+
+    def on_event(event: QueueEvent) -> None:
+        if event.operation == operation:
+            raise stop
+
+    async def on_event_async(event: QueueEvent) -> None:
+        on_event(event)
+
+    queue = queues.make(
+        gateway=brief(queues), enable_failed_queue=True,
+        on_event=on_event if queues.mode == "sync" else on_event_async,
+    )  # fmt: skip
+    queue.publish("a")
+    with pytest.raises(stop):
+        queue.process(fail)
+    ledger = queue.post("ledger", "q")
+    expected = (1, 0) if operation == EventOperation.CLAIM else (0, 1)
+    assert (ledger.ready, ledger.dead) == expected
 
 
 # ---- backpressure ----------------------------------------------------------------------------------------------------

@@ -118,9 +118,9 @@ class RedisMessageQueue:
             await self._emit(EventOperation.CLAIM_EMPTY, EventOutcome.SKIPPED, began)
             yield None
             return
-        await self._emit(EventOperation.CLAIM, EventOutcome.SUCCESS, began, **message_fields(message))
-        began = time.perf_counter()
         try:
+            await self._emit(EventOperation.CLAIM, EventOutcome.SUCCESS, began, **message_fields(message))
+            began = time.perf_counter()
             yield content_of(message, options)
         except asyncio.CancelledError as error:
             if not message.at_most_once:
@@ -128,10 +128,13 @@ class RedisMessageQueue:
             await self._settle(reception, message, error)
             raise
         except BaseException as error:
-            if decide(message, error, options):
-                fields = {**message_fields(message), **error_fields(error)}
-                await self._emit(EventOperation.FAILED, EventOutcome.FAILURE, began, **fields)
-            await self._settle(reception, message, error)
+            try:
+                if decide(message, error, options):
+                    fields = {**message_fields(message), **error_fields(error)}
+                    await self._emit(EventOperation.FAILED, EventOutcome.FAILURE, began, **fields)
+            finally:
+                # A task that is cancelled during the callback must not keep the claim.
+                await self._settle(reception, message, error)
             raise
         await self._settle(reception, message, None)
 
@@ -163,7 +166,7 @@ class RedisMessageQueue:
         async with self._lock:
             if not self._configured:
                 self._loop = asyncio.get_running_loop()
-                changes = self._options.changes((await self.post.policy(self._options.name)).lease)
+                changes = self._options.changes(is_new=self._options.name not in await self.post.queues())
                 if changes:
                     await self.post.configure(self._options.name, **changes)
                 self._configured = True

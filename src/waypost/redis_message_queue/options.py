@@ -6,15 +6,13 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any, Literal, TypedDict
 
 from waypost.checks import check_queue
 from waypost.errors import InvalidName
-from waypost.policy import KEY_CHARACTERS_MAX, RETRY_BUDGET_SECONDS, PolicyRecord
+from waypost.policy import KEY_CHARACTERS_MAX, RETRY_BUDGET_SECONDS
 from waypost.redis_message_queue.errors import ConfigurationError, GatewayContractError
 from waypost.redis_message_queue.interrupts import BaseGracefulInterruptHandler
-from waypost.times import to_timedelta
 
 Payload = str | dict[str, Any]
 OverloadPolicy = Literal["raise", "drop_oldest", "block"]
@@ -37,17 +35,20 @@ UNSET = Unset()
 
 @dataclass(frozen=True, kw_only=True)
 class RedisGateway:
-    """The settings of a gateway. Connections, retries and claims are those of waypost."""
+    """The settings of a gateway. Connections, retries and claims are those of waypost.
+
+    Settings of the queue that are not given stay as another program left them.
+    """
 
     redis_client: object
     retry_budget_seconds: float = RETRY_BUDGET_SECONDS
     message_deduplication_log_ttl_seconds: float = DEDUPLICATION_SECONDS
     message_wait_interval_seconds: float = WAIT_SECONDS
-    message_visibility_timeout_seconds: float | None = None
-    max_delivery_count: int | None = None
+    message_visibility_timeout_seconds: float | Unset | None = UNSET
+    max_delivery_count: int | Unset | None = UNSET
     dead_letter_queue: str | None = None
-    max_pending_length: int | None = None
-    pending_overload_policy: OverloadPolicy = "raise"
+    max_pending_length: int | Unset | None = UNSET
+    pending_overload_policy: OverloadPolicy | Unset = UNSET
     pending_overload_block_timeout_seconds: float = 1.0
     interrupt: BaseGracefulInterruptHandler | None = None
 
@@ -130,7 +131,9 @@ class QueueOptions:
         arguments.setdefault("interrupt", gateway.interrupt)
         for name in OF_GATEWAYS:
             held = "message_visibility_timeout_seconds" if name == "visibility_timeout_seconds" else name
-            arguments[name] = getattr(gateway, held)
+            value = getattr(gateway, held)
+            if value is not UNSET:
+                arguments[name] = value
 
     def _settings(self, given: dict[str, Any]) -> dict[str, Any]:
         settings: dict[str, Any] = {}
@@ -176,13 +179,9 @@ class QueueOptions:
             )
         return True
 
-    def changes(self, lease: timedelta | None) -> dict[str, Any]:
-        """Return the settings to apply to a queue that has this lease now."""
-        changes = dict(self.settings)
-        if "lease" not in changes and lease == to_timedelta(PolicyRecord().lease_ms):
-            # Its lease is waypost's default: no program has chosen one yet.
-            changes["lease"] = VISIBILITY_SECONDS
-        return changes
+    def changes(self, *, is_new: bool) -> dict[str, Any]:
+        """Return the settings to apply; of a queue that exists, other programs have chosen the lease."""
+        return {"lease": VISIBILITY_SECONDS, **self.settings} if is_new else self.settings
 
     @property
     def parts(self) -> list[float]:

@@ -113,13 +113,16 @@ class RedisMessageQueue:
             self._emit(EventOperation.CLAIM_EMPTY, EventOutcome.SKIPPED, began)
             yield None
             return
-        self._emit(EventOperation.CLAIM, EventOutcome.SUCCESS, began, **message_fields(message))
-        began = time.perf_counter()
         try:
+            self._emit(EventOperation.CLAIM, EventOutcome.SUCCESS, began, **message_fields(message))
+            began = time.perf_counter()
             yield self._content(message)
         except BaseException as error:
-            self._decide(message, error, began)
-            self._settle(reception, message, error)
+            try:
+                self._decide(message, error, began)
+            finally:
+                # A signal that raises during the callback must not keep the claim.
+                self._settle(reception, message, error)
             raise
         self._settle(reception, message, None)
 
@@ -151,7 +154,7 @@ class RedisMessageQueue:
             return
         with self._lock:
             if not self._configured:
-                changes = self._options.changes(self.post.policy(self._options.name).lease)
+                changes = self._options.changes(is_new=self._options.name not in self.post.queues())
                 if changes:
                     self.post.configure(self._options.name, **changes)
                 self._configured = True
