@@ -238,3 +238,37 @@ def test_a_commit_of_a_session_on_sqlite_wakes_the_sleepers(tmp_path: Path, monk
                 until(lambda: len(handled) == len(woken), "the handler")
     engine.dispose()
     assert handled == [2, 3]
+
+
+@pytest.mark.promise("BOX-2")
+def test_savepoints_of_a_session_neither_wake_before_the_commit_nor_forget_the_sleepers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, woken = f"sqlite:///{tmp_path / 'shop.db'}", list[Any]()
+    engine = create_engine(url)
+    with Waypost(url) as post, Session(engine) as session:
+        post.ledger("orders")
+        monkeypatch.setattr(post._context, "wake", woken.append)
+        post.publish("orders", 1, transaction=session)
+        with session.begin_nested():
+            post.publish("orders", 2, transaction=session)
+        assert woken == [], "a released savepoint commits nothing"
+        session.commit()
+        assert woken == [{"orders": ["*"]}]
+
+        post.publish("orders", 3, transaction=session)
+        savepoint = session.begin_nested()
+        post.publish("orders", 4, transaction=session)
+        savepoint.rollback()
+        assert len(woken) == 1
+        session.commit()
+        assert woken[1:] == [{"orders": ["*"]}], "what was published before the savepoint is committed"
+
+        post.publish("orders", 5, transaction=session)
+        with session.begin_nested(), session.begin_nested():
+            post.publish("orders", 6, transaction=session)
+        session.rollback()
+        session.commit()
+        assert len(woken) == 2, "all of it was rolled back"
+        assert [message.body for message in post.messages("orders")] == [1, 2, 3]
+    engine.dispose()

@@ -360,6 +360,8 @@ def wake_after_commit(given: Any, wake: Wake, names: dict[str, list[str]]) -> No
 
 
 def _wake_all(session: Any) -> None:
+    if session.in_nested_transaction():
+        return  # SQLAlchemy reports the release of a savepoint too, before the commit
     waiting = dict(session.info[_SLEEPERS])
     session.info[_SLEEPERS].clear()
     for wake, names in waiting.items():
@@ -367,6 +369,8 @@ def _wake_all(session: Any) -> None:
 
 
 def _forget_sleepers(session: Any) -> None:
+    if session.in_nested_transaction():
+        return  # what was published before the savepoint can still be committed; a wake-up in vain does no harm
     session.info[_SLEEPERS].clear()
 
 
