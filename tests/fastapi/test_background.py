@@ -1,5 +1,6 @@
 """`background_task`: calls of functions that run after the response, and after a restart."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Annotated, Any
 
 import pytest
 from fastapi import Depends, FastAPI
-from pydantic import BaseModel
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, SecretStr
 
 from tests.fastapi.running import run, serving, until
 from waypost import AsyncWaypost, Constant, Waypost
@@ -129,3 +130,70 @@ def test_a_call_of_another_version_of_the_function_is_a_dead_letter(body: Any) -
         post.worker().run(until_empty=True)
         (letter,) = post.dead_letters("background.send")
         assert letter.reason == "undecodable"
+
+
+class Aliased(BaseModel):
+    order_id: int = Field(alias="orderId")
+    note: str = Field(default="", alias="theNote")
+
+
+class WrittenByAnotherName(BaseModel):
+    order_id: int = Field(serialization_alias="orderId")
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(strict=True)
+    at: datetime
+
+
+class ReadByAnotherName(BaseModel):
+    id: int = Field(validation_alias=AliasChoices("number", "no"))
+
+
+@pytest.mark.parametrize(
+    ("annotation", "given", "arrives"),
+    [
+        (Aliased, Aliased(orderId=7, theNote="fragile"), Aliased(orderId=7, theNote="fragile")),
+        (WrittenByAnotherName, WrittenByAnotherName(order_id=7), WrittenByAnotherName(order_id=7)),
+        (Strict, Strict(at=WHEN), Strict(at=WHEN)),
+        (Sequence[Aliased], (Aliased(orderId=7),), [Aliased(orderId=7)]),
+        (dict[str, Strict], {"a": Strict(at=WHEN)}, {"a": Strict(at=WHEN)}),
+        (Any, (1, [2]), [1, [2]]),
+    ],
+)
+def test_models_with_aliases_and_strict_ones_arrive_as_they_were_given(
+    annotation: Any, given: Any, arrives: Any
+) -> None:
+    seen = list[Any]()
+    with Waypost("memory://") as post:
+
+        def send(value: Any) -> None:
+            seen.append(value)
+
+        send.__annotations__["value"] = annotation
+        Publisher(post, {}).add_task(background_task(post)(send), given)
+        post.worker().run(until_empty=True)
+        assert list(post.dead_letters("background.send")) == []
+    assert seen == [arrives]
+
+
+def test_arguments_that_would_not_come_back_are_refused_where_the_task_is_added() -> None:
+    with Waypost("memory://") as post:
+        publish = Publisher(post, {})
+
+        @background_task(post)
+        def log_in(password: SecretStr) -> None: ...
+
+        @background_task(post)
+        def send(order: ReadByAnotherName) -> None: ...
+
+        @background_task(post)
+        def count(numbers: Iterable[int]) -> None: ...
+
+        with pytest.raises(InvalidBody, match="password would arrive as a different value") as refused:
+            publish.add_task(log_in, SecretStr("swordfish"))
+        assert "swordfish" not in str(refused.value)
+        with pytest.raises(InvalidBody, match="order cannot be read again from its JSON: number: Field required"):
+            publish.add_task(send, ReadByAnotherName.model_validate({"number": 7}))
+        assert publish.add_task(count, iter([1, 2])).status == "queued"
+        assert post.ledger("background.log_in").published == post.ledger("background.send").published == 0

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, Unpack
 
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
-from pydantic_core import PydanticSerializationError
+from pydantic_core import PydanticSerializationError, to_json
 
 from waypost.client import AsyncWaypost, Waypost
 from waypost.client.options import HandlerOptions
@@ -51,17 +51,57 @@ class BackgroundTask:
         """Return the body of a call: its arguments by name. Raises `InvalidBody` for wrong ones."""
         try:
             bound = self._signature.bind(*args, **kwargs)
-            return {
-                name: self._adapters[name].dump_python(self._adapters[name].validate_python(value), mode="json")
-                for name, value in bound.arguments.items()
-            }
+            return {name: self._encode_argument(name, value) for name, value in bound.arguments.items()}
         except (TypeError, ValidationError, PydanticSerializationError) as error:
             raise InvalidBody(f"background task {self._name} cannot be called so: {error}") from None
+
+    def _encode_argument(self, name: str, value: Any) -> Any:
+        """Return an argument as JSON; decoded at once, so that what a worker could not read is refused here."""
+        adapter = self._adapters[name]
+        given = adapter.validate_python(value)
+        refusal = ""
+        for by_alias in (True, False):  # by names for a model with aliases that it only writes
+            encoded = adapter.dump_python(given, mode="json", by_alias=by_alias, round_trip=True)
+            try:
+                restored = self._decode_argument(name, encoded)
+            except ValidationError as error:
+                refusal = refusal or f"cannot be read again from its JSON: {_describe(error)}"
+                continue
+            if _is_same(*(adapter.dump_python(one, round_trip=True) for one in (given, restored))):
+                return encoded
+            refusal = refusal or (
+                "would arrive as a different value: JSON does not carry what its annotation allows "
+                "(a SecretStr arrives masked); use an annotation that is restored from JSON"
+            )
+        raise InvalidBody(f"background task {self._name}: {name} {refusal}")
+
+    def _decode_argument(self, name: str, encoded: Any) -> Any:
+        # As JSON: a strict model takes a text for a date only there.
+        return self._adapters[name].validate_json(to_json(encoded))
 
     def decode(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments of a call. Raises `ValueError` or `TypeError` for a body of another function."""
         self._signature.bind(**body)
-        return {name: self._adapters[name].validate_python(value) for name, value in body.items()}
+        return {name: self._decode_argument(name, value) for name, value in body.items()}
+
+
+def _describe(error: ValidationError) -> str:
+    """Return where a value is wrong and why, without the value: it may be secret."""
+    return "; ".join(
+        f"{'.'.join(map(str, one['loc'])) or 'the value'}: {one['msg']}"
+        for one in error.errors(include_url=False, include_context=False, include_input=False)
+    )
+
+
+def _is_same(given: Any, restored: Any) -> bool:
+    """Whether a value has come back. A list is accepted for a tuple: the annotation may be a Sequence."""
+    if isinstance(given, Iterator):
+        return True  # read already, to encode it
+    if isinstance(given, list | tuple) and isinstance(restored, list | tuple):
+        return len(given) == len(restored) and all(map(_is_same, given, restored))
+    if isinstance(given, dict) and isinstance(restored, dict):
+        return given.keys() == restored.keys() and all(_is_same(value, restored[key]) for key, value in given.items())
+    return bool(given == restored)
 
 
 def background_task(
