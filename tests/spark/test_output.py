@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import msgspec
 import polars
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -24,7 +25,7 @@ from waypost.cli.main import main
 from waypost.errors import ConfigurationError, InvalidInput, StoreError
 from waypost.spark import read_output
 from waypost.spark.consumer import upgrade as upgrading
-from waypost.spark.consumer.output import CONSUMED, AlreadyCommitted, Fence, Output
+from waypost.spark.consumer.output import CONSUMED, VACUUM_EVERY_MS, AlreadyCommitted, Fence, Output
 from waypost.spark.consumer.upgrade import upgrade_output
 from waypost.spark.delta import compaction, steps, table
 from waypost.spark.delta.conversion import copy_files
@@ -265,6 +266,46 @@ def test_a_column_that_two_drivers_add_with_different_types_is_committed_by_one(
     with pytest.raises(InvalidInput, match=r"column n of the table .* is long, and the rows have string there"):
         output.commit("b", {"": []}, fences(["2"]))
     other.commit("b", {"": []}, fences(["2"]))
+
+
+def test_a_column_with_a_dot_in_its_name_is_added_and_kept_by_a_compaction(tmp_path: Path) -> None:
+    output = open_output(tmp_path)
+    commit(output, "a", ["1"])
+    schema = pa.schema([*ROWS, ("a.b", pa.int64())])
+    output.prepare_table("", Schema.from_arrow(schema), ())
+    rows = pa.table({"id": ["2"], "waypost_batch": ["b"], "a.b": [7]}, schema=schema)
+    output.commit("b", {"": write_rows(output.files, "", rows)}, fences(["2"]))
+    folder = output.steps.folder("")
+    found = folder.snapshot()
+    change = compaction.merge_small_files(output.files, "", found.files, found.schema, (), 1)
+    folder.commit(output.step + 1, change)
+    assert sorted(polars.read_delta(str(tmp_path)).select("id", "a.b").rows()) == [("1", None), ("2", 7)]
+
+
+def test_a_column_that_differs_from_a_known_one_in_case_only_is_refused_by_its_name(tmp_path: Path) -> None:
+    output = open_output(tmp_path)
+    known = pa.schema([("id", pa.string()), ("value", pa.struct([("sum", pa.int64())]))])
+    output.prepare_table("", Schema.from_arrow(known), ())
+    output.commit("a", {"": []}, fences(["1"]))
+    for columns, text in (
+        ([("ID", pa.string())], r"column ID of the rows and column id of the table .* in no more than case: rename it"),
+        ([("value", pa.struct([("Sum", pa.int64())]))], r"column value\.Sum of the rows and column value\.sum of the"),
+    ):
+        with pytest.raises(InvalidInput, match=text):
+            output.prepare_table("", Schema.from_arrow(pa.schema(columns)), ())
+
+
+def test_files_are_vacuumed_also_if_the_clock_was_ahead_at_the_last_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = open_output(tmp_path)
+    commit(output, "a", ["1"])
+    output.state = msgspec.structs.replace(output.state, vacuumed_ms=output.state.vacuumed_ms + 10 * VACUUM_EVERY_MS)
+    vacuumed: list[str] = []
+    monkeypatch.setattr(table.DeltaFolder, "vacuum", lambda folder: vacuumed.append(folder.name))
+    for _ in range(2):
+        output.maintain()
+    assert vacuumed == ["_steps", CONSUMED, ""]
 
 
 def test_partitions_are_read_alike_by_every_reader_also_after_a_compaction(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from tests.spark.lakes import live, tables
 from tests.spark.shop import Shop
 from waypost.cli.main import main
 from waypost.errors import InvalidInput, StoreError
+from waypost.spark.files import LocalFiles
 from waypost.spark.lake.ingest import Ingest, read_schema
 from waypost.spark.lake.lake import Lake
 from waypost.spark.lake.pipeline import Pipeline
@@ -209,6 +210,30 @@ def test_messages_that_0_1_ingested_are_converted_and_continued(
     assert [value["id"] for value in table["value"]] == [0, 1, 2]
     assert table["value"][0]["at"].isoformat() == "1970-01-01T00:00:00+00:00"
     assert table["id"].to_list()[:2] == [one.id for one in sent]
+
+
+@pytest.mark.parametrize("folder", ["_state/ingest-eu+orders", "messages/eu+orders/batch=000000000-aa"])
+def test_a_conversion_of_messages_that_is_killed_while_it_deletes_is_completed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    empty = pa.table({"id": pa.array([], pa.string())})
+    write_old_messages(tmp_path, empty, empty, {"url": "sqlite:///x.db", "queues": ["eu:orders"]}, 1)
+    remove = LocalFiles.remove
+
+    def killed(files: LocalFiles, name: str) -> None:
+        remove(files, name)
+        if name == folder:
+            raise OSError("killed")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(LocalFiles, "remove", killed)
+        with pytest.raises(OSError, match="killed"):
+            upgrade(str(tmp_path))
+    lines: list[str] = []
+    upgrade(str(tmp_path), lines.append)
+    assert lines == ["messages/eu+orders is converted already", "messages/eu+orders: 0 rows"]
+    assert not (tmp_path / "_state").exists()
+    assert list((tmp_path / "messages" / "eu+orders").glob("batch=*")) == []
 
 
 def test_messages_of_0_1_without_their_offsets_are_refused(tmp_path: Path) -> None:

@@ -474,12 +474,13 @@ def consume(
     """Give the messages of a queue to `fn(df, batch)`, batch by batch, until none can be claimed; return the counts.
 
     `batch` messages at most are claimed by `partitions` tasks, each through one connection. Their leases are renewed
-    while `fn` runs on the driver with a DataFrame of them (columns: `claim.CONSUMED`). What it writes by `batch.write`
-    into `output`, Delta tables in a folder that belongs to this queue, is committed when it returns, then the messages
-    are settled: each is in the output once, also if the driver is killed in between. If `fn` raises, its writes are
-    discarded, and `retry` decides for each message when it is tried again or that it is dead; then the error is raised,
-    or with `on_error="continue"` the next batch is claimed. `follow` waits for more instead of ending; after `timeout`
-    seconds nothing more is claimed. `redact` is the hook for journals of level `full`, for what settles send on.
+    while `fn` runs on the driver with a DataFrame of them (columns: `claim_source.CONSUMED`). What it writes by
+    `batch.write` into `output`, Delta tables in a folder that belongs to this queue, is committed when it returns, then
+    the messages are settled: each is in the output once, also if the driver is killed in between. If `fn` raises, its
+    writes are discarded, and `retry` decides for each message when it is tried again or that it is dead; then the error
+    is raised, or with `on_error="continue"` the next batch is claimed. `follow` waits for more instead of ending; after
+    `timeout` seconds nothing more is claimed. `redact` is the hook for journals of level `full`, for what settles send
+    on.
     """
     if not 1 <= batch <= BATCH_MAX:
         raise InvalidInput(f"batch is a number of messages from 1 to {BATCH_MAX:,}, not {batch!r}")

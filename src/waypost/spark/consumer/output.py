@@ -254,11 +254,9 @@ class Output:
             folder.create(schema, partition_by=partition_by)
             return folder.open()
 
-    def _add_columns(self, table: str, schema: Schema, new: Iterable[str]) -> None:
-        names = {name.partition(".")[0] for name in new}
-        if names:
-            arrow = pa.schema(schema.to_arrow())
-            columns = {name: arrow.field(name).type for name in arrow.names if name in names}
+    def _add_columns(self, table: str, schema: Schema, names: Collection[str]) -> None:
+        columns = {field.name: field.type for field in pa.schema(schema.to_arrow()) if field.name in names}
+        if columns:
             self.steps.folder(table).add_columns(columns)
 
     def _check_written(self, table: str) -> None:
@@ -476,7 +474,8 @@ class Output:
         changes = {name: change for name, change in merged.items() if change}
         self._changed = ()
         now = time.time_ns() // 1_000_000
-        is_late = now - self.state.vacuumed_ms > VACUUM_EVERY_MS
+        # In the future if the clock was ahead then.
+        is_late = abs(now - self.state.vacuumed_ms) > VACUUM_EVERY_MS
         if not changes and not is_late:
             return
         state = msgspec.structs.replace(self.state, vacuumed_ms=now if is_late else self.state.vacuumed_ms)

@@ -17,7 +17,7 @@ from waypost.spark.files import LakeFiles, join_path
 
 #: Files of about the same size are merged when there are more of them than this.
 FILES_MAX: Final = 32
-#: Sizes are about the same if they differ by less than this factor.
+#: Sizes are about the same if their lengths in bits are in the same range of this many: a factor of 16 at most.
 SIZE_BITS: Final = 4
 
 

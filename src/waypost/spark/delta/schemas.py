@@ -25,16 +25,20 @@ PARTITION_TYPES: Final = ("date", "long", "integer", "short", "byte")
 
 def make_delta_schema(schema: Any) -> Schema:
     """Return a schema of Spark as one of Delta, in which every column may be null."""
-    fields = schema.jsonValue()["fields"]
+    made = {"type": "struct", "fields": _nullable_fields(schema.jsonValue()["fields"], "")}
+    return Schema.from_json(json.dumps(made))
+
+
+def _nullable_fields(fields: list[dict[str, Any]], parent: str) -> list[dict[str, Any]]:
     seen: dict[str, str] = {}
     for field in fields:
-        other = seen.setdefault(field["name"].lower(), field["name"])
-        if other is not field["name"]:
+        path = f"{parent}{field['name']}"
+        other = seen.setdefault(path.lower(), path)
+        if other is not path:
             raise InvalidInput(
-                f"two columns are named {other} and {field['name']}, which differ in no more than case: rename one"
+                f"two columns are named {other} and {path}, which differ in no more than case: rename one"
             )
-    made = {"type": "struct", "fields": [_nullable_field(field, "") for field in fields]}
-    return Schema.from_json(json.dumps(made))
+    return [_nullable_field(field, parent) for field in fields]
 
 
 def _nullable_field(field: dict[str, Any], parent: str) -> dict[str, Any]:
@@ -48,7 +52,7 @@ def _nullable_type(kind: Any, path: str) -> Any:
         return kind
     match kind:
         case {"type": "struct", "fields": fields}:
-            return {"type": "struct", "fields": [_nullable_field(field, f"{path}.") for field in fields]}
+            return {"type": "struct", "fields": _nullable_fields(fields, f"{path}.")}
         case {"type": "array", "elementType": element}:
             return {"type": "array", "elementType": _nullable_type(element, path), "containsNull": True}
         case {"type": "map", "keyType": key, "valueType": value}:
@@ -64,32 +68,42 @@ def _nullable_type(kind: Any, path: str) -> Any:
 
 
 def compare_schemas(known: Schema, given: Schema, table: str) -> tuple[list[str], list[str]]:
-    """Return the names of columns and of fields in structs that are new, and of those that are missing.
+    """Return the names of columns that are new or have new fields in structs, and the paths of what is missing.
 
-    A column that has another type than before is refused.
+    A column that has another type than before is refused, and a new one whose name differs from a known one in case.
     """
-    new: list[str] = []
+    new: dict[str, None] = {}
     missing: list[str] = []
-    for what, path, before, after in _compare(known, given, ""):
+    for what, names, before, after in _compare(known, given, ()):
+        path = ".".join(names)
         if what == "new":
-            new.append(path)
+            # A name may have a dot itself, so it cannot be taken from the path.
+            new[names[0]] = None
         elif what == "missing":
             missing.append(path)
+        elif what == "case":
+            raise InvalidInput(
+                f"column {path} of the rows and column {before} of the table {table} differ in no more than case: "
+                f"rename it to {before}"
+            )
         else:
             raise InvalidInput(
                 f"column {path} of the table {table} is {describe_type(before)}, and the rows have "
                 f"{describe_type(after)} there: cast it, or write another table"
             )
-    return new, missing
+    return list(new), missing
 
 
-def _compare(known: Any, given: Any, path: str) -> Iterator[tuple[str, str, Any, Any]]:
+def _compare(known: Any, given: Any, path: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...], Any, Any]]:
     if isinstance(known, StructType) and isinstance(given, StructType):
         before = {field.name: field.type for field in known.fields}
         after = {field.name: field.type for field in given.fields}
+        same = {name.lower(): name for name in before}
         for name in {**before, **after}:
-            below = f"{path}.{name}" if path else name
-            if name not in before:
+            below = (*path, name)
+            if name not in before and name.lower() in same:
+                yield "case", below, ".".join((*path, same[name.lower()])), None
+            elif name not in before:
                 yield "new", below, None, after[name]
             elif name not in after:
                 yield "missing", below, before[name], None

@@ -160,7 +160,7 @@ class Ingest:
             self._new_columns()
 
     def _new_columns(self) -> list[str]:
-        """Return the columns that have fields which the table does not have yet; refuse a schema that does not fit."""
+        """Return the columns that the table lacks, or that have fields it lacks; refuse a schema that does not fit."""
         folder = self.lake.steps.folder(self.table.name)
         if not folder.exists():
             return []
@@ -175,7 +175,7 @@ class Ingest:
                 f"the schema lacks {', '.join(missing)}, which messages of {self.queue} in the lake have: a schema may "
                 f"gain fields, not lose them. It was {self.lake.state.schema}"
             )
-        return [name.partition(".")[0] for name in new]
+        return new
 
     def _create(self) -> None:
         """Create the tables, or add the fields that are new in the schema."""
@@ -238,7 +238,8 @@ class Ingest:
     def _maintain(self) -> None:
         """Keep the number of files within bounds, and once a day delete those that are in no table."""
         now = time.time_ns() // 1_000_000
-        is_late = now - self.lake.state.vacuumed_ms > VACUUM_EVERY_MS
+        # In the future if the clock was ahead then.
+        is_late = abs(now - self.lake.state.vacuumed_ms) > VACUUM_EVERY_MS
         try:
             merge_messages(self.lake)
             if is_late:

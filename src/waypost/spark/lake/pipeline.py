@@ -318,7 +318,8 @@ class Pipeline:
             if fewer:
                 self.progress(f"compaction: {fewer} files fewer")
             now = time.time_ns() // 1_000_000
-            if now - self.lake.state.vacuumed_ms > VACUUM_EVERY_MS:
+            # In the future if the clock was ahead then.
+            if abs(now - self.lake.state.vacuumed_ms) > VACUUM_EVERY_MS:
                 self.lake.commit("vacuum", {}, msgspec.structs.replace(self.lake.state, vacuumed_ms=now))
                 self.lake.vacuum()
         except StepConflict:

@@ -73,6 +73,11 @@ def upgrade_messages(files: LakeFiles, name: str, progress: Callable[[str], None
 
 
 def _convert(files: LakeFiles, name: str, old: OldState, progress: Callable[[str], None]) -> Lake:
+    # Before anything old is read: a call that was killed while it deleted may have left half of it.
+    done = _open(files, name, (LakeTable(f"{folder}/{name}", {}, STATISTICS) for folder in PARTS.values()))
+    if done.step:
+        progress(f"messages/{name} is converted already")
+        return done
     offsets = _read_offsets(files, name, old.bronze_batch)
     paths = {part: list(_find_files(files, name, old, part)) for part in PARTS}
     schemas = {}
@@ -98,10 +103,7 @@ def _convert(files: LakeFiles, name: str, old: OldState, progress: Callable[[str
         )
         for part, folder in PARTS.items()
     }  # fmt: skip
-    lake = Lake(files.address, steps=f"{STEPS}/{name}", tables=tuple(tables.values()))
-    if lake.step:
-        progress(f"messages/{name} is converted already")
-        return lake
+    lake = _open(files, name, tables.values())
     lake.create()
     changes = {
         table.name: Change(
@@ -111,6 +113,10 @@ def _convert(files: LakeFiles, name: str, old: OldState, progress: Callable[[str
     }
     lake.commit("upgrade", changes, State(source=old.source, schema=old.schema, offsets=offsets))
     return lake
+
+
+def _open(files: LakeFiles, name: str, tables: Iterable[LakeTable]) -> Lake:
+    return Lake(files.address, steps=f"{STEPS}/{name}", tables=tuple(tables))
 
 
 def _choose_columns(old: OldState, part: str) -> Iterable[str]:
