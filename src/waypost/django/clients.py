@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-
-from django.core import mail
 
 from waypost.client import Waypost
 from waypost.django.configuration import Configuration, database_name, read_configuration
@@ -40,17 +39,23 @@ def configuration() -> Configuration:
 
 def client() -> Waypost:
     """Return the client of this process, for all that needs no transaction: `stats`, `redrive`, `wait_result`, …"""
-    process, chosen = _process, configuration()
+    chosen = configuration()
+    with _process.lock:
+        return _current_client(chosen)
+
+
+def _current_client(chosen: Configuration) -> Waypost:
+    """Return the open client of this process; the caller holds the lock."""
+    process = _process
     # A forked child has to have its own, and tests change the name of the database.
     identity = (os.getpid(), database_name(chosen.database) if chosen.url is None else None)
-    with process.lock:
-        if process.client is None or process.identity != identity:
-            if process.client is not None:
-                process.client.close()
-            process.client, process.identity = make_client(chosen), identity
-        elif process.client._closed:
-            process.client.open()
-        return process.client
+    if process.client is None or process.identity != identity:
+        if process.client is not None:
+            process.client.close()
+        process.client, process.identity = make_client(chosen), identity
+    elif process.client._closed:
+        process.client.open()
+    return process.client
 
 
 def make_client(chosen: Configuration, **more: Any) -> Waypost:
@@ -68,8 +73,10 @@ def close() -> None:
 @contextmanager
 def use_client() -> Iterator[Waypost]:
     """Lend the client for one call. In tests it keeps no connection, with which their database could not be removed."""
-    post = client()
+    chosen = configuration()
     with _process.lock:
+        # One step: between the two another call that ends could close it.
+        post = _current_client(chosen)
         _process.calls += 1
     try:
         yield post
@@ -81,8 +88,10 @@ def use_client() -> Iterator[Waypost]:
 
 
 def is_test_run() -> bool:
-    """Whether Django's test environment is set up, which has a mailbox."""
-    return hasattr(mail, "outbox")
+    """Whether Django's test environment is set up."""
+    # A program that runs no tests has no need to import it.
+    utils = sys.modules.get("django.test.utils")
+    return utils is not None and hasattr(utils._TestState, "saved_data")
 
 
 def follow_settings(*, setting: str, **_: object) -> None:

@@ -1,7 +1,7 @@
 """The setting WAYPOST of a Django project.
 
 URL         the store; without it the database of DATABASE is the store, which must be PostgreSQL or SQLite
-DATABASE    the alias of DATABASES whose open transaction a publish joins ("default"); None: it joins none
+DATABASE    the alias of DATABASES whose open transaction a publish joins ("default", with a URL None: it joins none)
 NAMESPACE   what the names of waypost's tables begin with ("wp")
 QUEUES      queues with their settings, {"orders": {"lease": 30}}, which a worker applies when it starts
 HANDLERS    the module of each application that has its handlers ("waypost_handlers")
@@ -56,7 +56,7 @@ def read_configuration() -> Configuration:
     check_options("WAYPOST", given, KEYS)
     url = given.get("URL")
     in_database = url is None or str(url).partition("://")[0] in DATABASE_SCHEMES
-    database = given.get("DATABASE", DEFAULT_DB_ALIAS if in_database else None)
+    database = given.get("DATABASE", DEFAULT_DB_ALIAS if url is None else None)
     if database is not None and database not in connections.settings:
         raise ConfigurationError(f"WAYPOST['DATABASE'] is an alias of DATABASES, not {show(database)}")
     if database is None and url is None:

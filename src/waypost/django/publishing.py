@@ -10,6 +10,8 @@ from django.db import connections
 
 from waypost.client.options import PublishKeywords, PublishManyKeywords, QueueName
 from waypost.django.clients import configuration, use_client
+from waypost.django.configuration import Configuration
+from waypost.errors import InvalidInput
 from waypost.message import Queue, queue_name
 from waypost.values import Published
 from waypost.wake.port import ALL_SLEEPERS
@@ -26,7 +28,8 @@ def publish(queue: QueueName, body: object, **options: Unpack[PublishKeywords]) 
     """Publish a message and return its id and what happened to it, with the options of `Waypost.publish`.
 
     Inside `transaction.atomic` of WAYPOST['DATABASE'] the message is a part of the transaction: it exists if and only
-    if that commits. Outside it is published at once. `transaction=None` publishes at once in any case.
+    if that commits. Outside it is published at once. `transaction=None` publishes at once in any case; SQLite has one
+    writer at a time, so it is refused there while the transaction is open.
 
         with transaction.atomic():
             order.save()
@@ -62,12 +65,24 @@ def _publish(method: str, queue: QueueName, body: Any, options: dict[str, Any]) 
         joined = open_transaction(configuration().database)
         if joined is not None:
             options["transaction"] = joined
+    elif options["transaction"] is None:
+        refuse_self_wait(configuration())
     with use_client() as post:
         published = getattr(post, method)(queue, body, **options)
         # Where the project itself commits (without autocommit), Django has no hook for it.
         if joined is not None and joined.vendor == "sqlite" and joined.in_atomic_block:
             _wake_at_commit(joined, post.wakeups, queue_name(queue))
     return published
+
+
+def refuse_self_wait(chosen: Configuration) -> None:
+    """Raise `InvalidInput` where a write over a connection of its own would wait for the caller's transaction."""
+    alias = chosen.database
+    if alias is not None and connections[alias].vendor == "sqlite" and connections[alias].in_atomic_block:
+        raise InvalidInput(
+            f"transaction=None inside of atomic() of {alias!r}: SQLite has one writer at a time, so the publish would "
+            "wait for your transaction, which waits for it; leave transaction out, or publish after the block"
+        )
 
 
 def open_transaction(alias: str | None) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -20,14 +21,17 @@ from waypost.django.tasks import (
     record_attempt,
     result_id,
 )
+from waypost.errors import WaypostError
 from waypost.message import Message, Outcome, error_text, traceback_text
 from waypost.policy import RetryPolicy
 from waypost.times import Duration
 
 #: The errors of a task that waits for its next attempt are kept for so long, at the least.
 ATTEMPTS_KEPT_SECONDS = 24 * 3600.0
-#: Decisions that wait for their worker, at the most: more than any worker runs at once.
-DECIDED_MAX = 20_000
+#: The attribute of an error that has what was decided. It ends with the error, also if no worker settles it.
+DECIDED = "_waypost_task_pause"
+
+log = logging.getLogger("waypost")
 
 
 class TaskRetry:
@@ -35,21 +39,17 @@ class TaskRetry:
 
     def __init__(self, policy: RetryPolicy) -> None:
         self._policy = policy
-        #: What was decided, by the identity of errors that the worker has not settled yet; it keeps them alive.
-        self._decided: dict[int, tuple[BaseException, Duration | None]] = {}
 
     def decide(self, attempt: int, error: BaseException) -> Duration | None:
         """Return the pause before the next attempt, None if there is none, and remember it for the worker."""
         pause = self._policy.delay(attempt, error)
-        if len(self._decided) >= DECIDED_MAX:
-            self._decided.clear()  # of runs whose leases were lost: their workers settle nothing
-        self._decided[id(error)] = (error, pause)
+        vars(error)[DECIDED] = (self, pause)
         return pause
 
     def delay(self, attempt: int, error: BaseException | None = None) -> Duration | None:
         """Return what was decided; for other errors than those of tasks the policy decides."""
-        decided = self._decided.pop(id(error), None)
-        return self._policy.delay(attempt, error) if decided is None else decided[1]
+        decided = None if error is None else vars(error).pop(DECIDED, None)
+        return decided[1] if decided is not None and decided[0] is self else self._policy.delay(attempt, error)
 
 
 def task_handler(
@@ -107,10 +107,14 @@ class TaskRun:
         message, kind, failed = self._message, type(error), self._attempt
         pause = self._retry.decide(message.attempts + 1, error)
         failed.error_class = f"{kind.__module__}.{kind.__qualname__}"
-        if self._post.policy(message.queue).tracebacks:
-            failed.traceback = traceback_text(error, TRACEBACK_CHARACTERS_MAX) or error_text(error)
-        kept_for = max(self._backend.result_ttl, ATTEMPTS_KEPT_SECONDS)
-        record_attempt(self._post, message.queue, message.id, failed, kept_for)
+        try:
+            if self._post.policy(message.queue).tracebacks:
+                failed.traceback = traceback_text(error, TRACEBACK_CHARACTERS_MAX) or error_text(error)
+            kept_for = max(self._backend.result_ttl, ATTEMPTS_KEPT_SECONDS)
+            record_attempt(self._post, message.queue, message.id, failed, kept_for)
+        except WaypostError as failure:
+            # The error of the task is what the worker settles, with or without a record of it.
+            log.warning("the failure of task %s could not be recorded: %s", message.id, failure)
         if pause is None and result is not None:
             result.errors.append(TaskError(exception_class_path=failed.error_class, traceback=failed.traceback))
             self._end(result, "FAILED")

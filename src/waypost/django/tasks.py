@@ -20,6 +20,7 @@ from datetime import datetime
 from typing import Any
 
 import msgspec
+from django.conf import settings
 from django.core.checks import CheckMessage, Warning
 from django.utils import timezone
 from django.utils.module_loading import import_string
@@ -43,15 +44,18 @@ from waypost.django.task_api import (
 from waypost.errors import ConfigurationError
 from waypost.identity import ID_CHARACTERS
 from waypost.message import StoredMessage
-from waypost.policy import CONCURRENCY_MAX, RESULT_TTL_SECONDS, Exponential, RetryPolicy, check_retry
+from waypost.policy import CONCURRENCY_MAX, RECORD_BYTES_MAX, RESULT_TTL_SECONDS, Exponential, RetryPolicy, check_retry
 from waypost.values import MessageState
 from waypost.worker.handler import CONCURRENCY
 
 OPTIONS = ("queue_prefix", "retry", "result_ttl", "concurrency")
 #: The kind of the records that hold the errors of failed attempts.
 ATTEMPTS_KIND = "waypost-task-attempts"
-#: Attempts that a result lists at the most, and characters of each traceback: together a record has room for them.
+#: Attempts that a result lists at the most, and characters of each traceback.
 ATTEMPTS_MAX, TRACEBACK_CHARACTERS_MAX = 10, 5_000
+#: The bytes of each in the record of all: characters can be several bytes.
+ATTEMPT_BYTES_MAX = RECORD_BYTES_MAX // ATTEMPTS_MAX - 1
+ERROR_CLASS_CHARACTERS_MAX = 500
 #: A message may go from one state to the next while a result is read.
 READS_MAX = 5
 #: The states of a message as those of a task.
@@ -224,6 +228,13 @@ def result_id(queue: str, message_id: str) -> str:
     return f"{message_id}.{queue_digest(queue)}"
 
 
+def _local(moment: datetime | None) -> datetime | None:
+    """Return a time as the project has them: without a zone if USE_TZ is False."""
+    if moment is None or settings.USE_TZ:
+        return _aware(moment)
+    return moment if timezone.is_naive(moment) else timezone.make_naive(moment)
+
+
 def _aware(moment: datetime | None) -> datetime | None:
     return timezone.make_aware(moment) if moment is not None and timezone.is_naive(moment) else moment
 
@@ -269,8 +280,18 @@ def recorded_attempts(post: Waypost, queue: str, message_id: str) -> list[Attemp
 def record_attempt(post: Waypost, queue: str, message_id: str, failed: Attempt, ttl: float) -> None:
     """Record a failed attempt with its traceback, for which the journal has no room."""
     earlier = [one for one in recorded_attempts(post, queue, message_id) if one.token != failed.token]
-    data = msgspec.json.encode([*earlier, failed][-ATTEMPTS_MAX:])
+    data = msgspec.json.encode([fit_attempt(one) for one in [*earlier, failed][-ATTEMPTS_MAX:]])
     post.save_record(ATTEMPTS_KIND, result_id(queue, message_id), data, ttl=ttl)
+
+
+def fit_attempt(attempt: Attempt) -> Attempt:
+    """Return an attempt that is at most `ATTEMPT_BYTES_MAX` in a record: of its traceback the end is kept."""
+    error_class = attempt.error_class and attempt.error_class[:ERROR_CLASS_CHARACTERS_MAX]
+    fitting = msgspec.structs.replace(attempt, error_class=error_class)
+    while len(msgspec.json.encode(fitting)) > ATTEMPT_BYTES_MAX and len(fitting.traceback) > 1:
+        text = fitting.traceback
+        fitting.traceback = "…" + text[len(text) // 8 + 2 :]
+    return fitting
 
 
 def _class_path(error_type: str) -> str:
@@ -289,7 +310,7 @@ def find_task(call: TaskCall) -> Any:
     if not isinstance(found, Task):
         raise InvalidTask(f"{call.task} is no task: decorate it with @task")
     return found.using(
-        priority=call.priority, queue_name=call.queue_name, run_after=call.run_after, backend=call.backend
+        priority=call.priority, queue_name=call.queue_name, run_after=_local(call.run_after), backend=call.backend
     )
 
 
@@ -305,9 +326,10 @@ def make_result(
     """Return a result as Django has it."""
     runs = [one for one in attempts if one.worker]
     return TaskResult(
-        task=find_task(call), id=id, status=TaskResultStatus[status], enqueued_at=enqueued_at,
-        started_at=runs[0].started_at if runs else None, last_attempted_at=runs[-1].started_at if runs else None,
-        finished_at=finished_at, args=call.args, kwargs=call.kwargs, backend=call.backend,
+        task=find_task(call), id=id, status=TaskResultStatus[status], enqueued_at=_local(enqueued_at),
+        started_at=_local(runs[0].started_at) if runs else None,
+        last_attempted_at=_local(runs[-1].started_at) if runs else None, finished_at=_local(finished_at),
+        args=call.args, kwargs=call.kwargs, backend=call.backend,
         errors=[
             TaskError(exception_class_path=one.error_class, traceback=one.traceback)
             for one in attempts

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from tests.django.inside.notes.waypost_handlers import write_note
 from waypost import Drained
 from waypost.django import apublish, client, close, publish, publish_many
 from waypost.django.checks import check_configuration
+from waypost.django.clients import configuration
 from waypost.errors import ConfigurationError, InvalidInput
 
 Work = Callable[..., Drained]
@@ -180,13 +182,57 @@ def test_a_store_outside_of_the_database_is_published_to_at_once() -> None:
 
 def test_in_a_test_run_no_connection_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     from django.core import mail
+    from django.test import utils
 
+    # A mailbox of a project is no test run.
     monkeypatch.setattr(mail, "outbox", [], raising=False)
+    post = client()
+    publish("box", 0)
+    assert post._executor is not None
+    client().purge("box")
+    monkeypatch.setattr(utils._TestState, "saved_data", object(), raising=False)
     publish("box", 1)
     post = client()
     with transaction.atomic():
         publish("box", 2)
     assert post._executor is None
+    assert ready("box") == 2
+
+
+def test_a_client_that_a_call_uses_is_not_closed_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    from waypost.django import clients
+
+    held: list[bool] = []
+    current = clients._current_client
+
+    def under_lock(chosen: Any) -> Any:
+        held.append(clients._process.lock.locked())
+        return current(chosen)
+
+    monkeypatch.setattr(clients, "_current_client", under_lock)
+    with clients.use_client():
+        assert clients._process.calls == 1
+    assert held == [True]
+
+
+def test_a_url_of_a_database_implies_no_alias(tmp_path: Path) -> None:
+    with override_settings(WAYPOST={"URL": f"sqlite:///{tmp_path}/own.db"}):
+        assert configuration().database is None
+        with transaction.atomic():
+            publish("box", 1)
+            transaction.set_rollback(True)
+        assert ready("box") == 1
+        close()
+
+
+@pytest.mark.skipif(IS_POSTGRES, reason="PostgreSQL has many writers")
+def test_a_publish_that_would_wait_for_its_own_transaction_is_refused() -> None:
+    with transaction.atomic():
+        Note.objects.create(text="a")
+        with pytest.raises(InvalidInput, match="one writer at a time"):
+            publish("box", 1, transaction=None)
+        assert client().publish("box", 2, transaction=connection).status == "queued"
+    assert publish("box", 3, transaction=None).status == "queued"
     assert ready("box") == 2
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -12,10 +14,11 @@ from typing import Any
 
 import pytest
 from django.db import transaction
+from django.test import override_settings
 from django.utils import timezone
 
 from tests.django.inside.notes import tasks
-from waypost import Drained
+from waypost import Drained, NoRetry, Waypost
 from waypost.django import client, publish
 from waypost.django.task_api import (
     PACKAGE,
@@ -24,8 +27,16 @@ from waypost.django.task_api import (
     TaskResultStatus,
     signals,
 )
-from waypost.django.tasks import WaypostBackend, message_priority, result_id
-from waypost.errors import ConfigurationError, InvalidName
+from waypost.django.task_runs import TaskRetry
+from waypost.django.tasks import (
+    Attempt,
+    WaypostBackend,
+    message_priority,
+    record_attempt,
+    recorded_attempts,
+    result_id,
+)
+from waypost.errors import ConfigurationError, InvalidInput, InvalidName
 
 Work = Callable[..., Drained]
 SECONDS_MAX = 60.0
@@ -188,6 +199,45 @@ def test_without_the_journal_a_failed_attempt_is_known_all_the_same(work: Work) 
     assert "return 1 / by" in result.errors[0].traceback
 
 
+def test_long_tracebacks_of_many_attempts_fit_into_their_record() -> None:
+    attempts = [Attempt(token, "worker", timezone.now(), "E" * 9_000, "\U0001f4ee\x01" * 2_500) for token in range(10)]
+    for one in attempts:
+        record_attempt(client(), "box", "long", one, 60)
+    found = recorded_attempts(client(), "box", "long")
+    assert [one.token for one in found] == list(range(10))
+    for one in found:
+        assert len(one.traceback) > 500
+        assert one.traceback.startswith("…")
+        assert one.traceback.endswith("\U0001f4ee\x01")
+
+
+def test_a_failure_that_cannot_be_recorded_is_settled_as_it_is(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise InvalidInput("no record")
+
+    monkeypatch.setattr(Waypost, "save_record", refuse)
+    tasks.divide.enqueue(0)
+    with received(signals.task_finished) as finished:
+        work()
+    (letter,) = client().dead_letters("tasks.once")
+    assert letter.error_type == "ZeroDivisionError"
+    assert [status for _, _, status in finished] == [TaskResultStatus.FAILED]
+
+
+def test_what_was_decided_about_an_error_ends_with_it() -> None:
+    class Frozen(Exception):
+        def __setattr__(self, name: str, value: object) -> None:
+            raise AttributeError(name)
+
+    retry = TaskRetry(NoRetry())
+    error = Frozen("no worker settles it")
+    retry.decide(1, error)
+    there = weakref.ref(error)
+    del error
+    gc.collect()
+    assert there() is None
+
+
 def test_a_return_value_that_is_no_json_fails_the_task(work: Work) -> None:
     result = tasks.no_json.enqueue()
     work()
@@ -236,6 +286,18 @@ def test_the_result_of_another_task_is_refused() -> None:
     result = tasks.add.enqueue(1)
     with pytest.raises(import_module(f"{PACKAGE}.exceptions").TaskResultMismatch):
         tasks.third_time.get_result(result.id)
+
+
+def test_without_zones_all_times_of_a_result_have_none(work: Work) -> None:
+    with override_settings(USE_TZ=False):
+        result = tasks.add.using(run_after=timezone.now()).enqueue(1)
+        run_until(work, result, TaskResultStatus.SUCCESSFUL)
+        assert timezone.is_naive(result.task.run_after)
+        assert result.enqueued_at <= result.started_at <= result.last_attempted_at <= result.finished_at
+        assert timezone.is_naive(result.finished_at)
+        failed = tasks.divide.enqueue(0)
+        run_until(work, failed, TaskResultStatus.FAILED)
+        assert failed.enqueued_at <= failed.started_at <= failed.finished_at
 
 
 def test_a_task_runs_after_its_time(work: Work) -> None:

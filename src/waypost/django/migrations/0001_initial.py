@@ -1,6 +1,7 @@
 """waypost's tables, and the model of its pages in the admin.
 
-A release of waypost whose tables differ comes with a further migration that runs `create_store` again.
+A release of waypost whose tables differ comes with a further migration that runs `create_store` again, with its own
+`SCHEMA_VERSION`.
 """
 
 from __future__ import annotations
@@ -8,6 +9,9 @@ from __future__ import annotations
 from django.db import migrations, models
 
 from waypost.django.store_migration import create_store, remove_store
+
+#: The version of the PostgreSQL tables after this migration.
+SCHEMA_VERSION = 14
 
 
 class Migration(migrations.Migration):
