@@ -29,7 +29,7 @@ from waypost.spark.consumer.output import CONSUMED, VACUUM_EVERY_MS, AlreadyComm
 from waypost.spark.consumer.upgrade import upgrade_output
 from waypost.spark.delta import compaction, steps, table
 from waypost.spark.delta.conversion import copy_files
-from waypost.spark.delta.data_source import Target, TargetWriter
+from waypost.spark.delta.data_source import Target, TargetWriter, write_frame
 from waypost.spark.delta.parquet import DataFile, write_rows
 from waypost.spark.files import LocalFiles
 from waypost.spark.lake.lake import Lake
@@ -388,6 +388,22 @@ def test_a_table_gains_columns_keeps_types_and_may_be_partitioned_by_dates(spark
     ):
         with pytest.raises(InvalidInput, match=text):
             output.write(frame, "t", "c", partition_by)
+
+
+def test_rows_are_written_by_the_driver_up_to_a_limit_and_a_table_with_more_by_tasks_from_then_on(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output, by_tasks = open_output(tmp_path), []
+
+    def write_by_tasks(*given: Any) -> Any:
+        by_tasks.append(given)
+        return write_frame(*given)
+
+    monkeypatch.setattr("waypost.spark.consumer.output.write_frame", write_by_tasks)
+    for count, name, tasks in ((5, "t", 0), (6, "t", 1), (2, "t", 2), (2, "other", 2)):
+        made = output.write(spark.range(count).coalesce(1), name, "a", (), driver_rows_max=5)
+        assert sum(file.rows for file in made) == count
+        assert len(by_tasks) == tasks
 
 
 class OldOutput:

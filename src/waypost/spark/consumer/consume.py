@@ -58,8 +58,11 @@ log = logging.getLogger("waypost")
 BATCH_DEFAULT = 10_000
 #: The driver renews and settles each message of a batch: more would take it longer than a lease.
 BATCH_MAX = 100_000
-#: Messages of this size together: what is written of them is likely to fit into the driver's memory.
+#: What is written of messages of this size together is likely to fit into the driver's memory, if the rows are at most
+#: so many times the messages, or so few at all.
 SMALL_BYTES = 32 * 1024 * 1024
+DRIVER_ROWS_FACTOR = 4
+DRIVER_ROWS_MIN = 1000
 PARTITIONS_DEFAULT = 2
 PARTITIONS_MAX = 256
 #: How often a consumer that follows an empty queue polls it: a claim is a Spark job.
@@ -99,14 +102,15 @@ class Batch:
         messages: dict[str, Message[Any]],
         output: Output | None = None,
         *,
-        is_small: bool = False,
+        driver_rows_max: int = 0,
     ) -> None:
         #: Names this claim: the same whenever the function runs for it, and never used again.
         self.name = name
         self.queue = queue
         self._messages = messages
         self._output = output
-        self._is_small = is_small
+        #: How many rows of a write the driver collects and writes itself.
+        self._driver_rows_max = driver_rows_max
         self._tables: dict[str, list[DataFile]] = {}
         self._ends: dict[str, Outcome] = {}
 
@@ -143,7 +147,7 @@ class Batch:
             raise InvalidInput(f"a table is a name such as orders or eu/orders, not {table!r}")
         self._output.check_table_name(table, self._tables)
         columns = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by)
-        made = self._output.write(frame, table, self.name, columns, is_small=self._is_small)
+        made = self._output.write(frame, table, self.name, columns, driver_rows_max=self._driver_rows_max)
         self._tables.setdefault(table, []).extend(made)
 
     def end(self, ids: Iterable[str] | DataFrame, outcome: Outcome) -> None:
@@ -292,7 +296,8 @@ class _Consumer:
             left = {message_id: message for message_id, message in messages.items() if message_id not in left_out}
             if not left:
                 return
-            batch = Batch(name, self.queue, left, self.output, is_small=self.bytes <= SMALL_BYTES)
+            limit = max(DRIVER_ROWS_MIN, DRIVER_ROWS_FACTOR * len(left)) if self.bytes <= SMALL_BYTES else 0
+            batch = Batch(name, self.queue, left, self.output, driver_rows_max=limit)
             try:
                 self.function(self._rows(frame, left_out), batch)
             except BaseException as error:

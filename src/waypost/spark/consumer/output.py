@@ -47,8 +47,6 @@ OLD_LOG: Final = "_waypost/log"
 BATCH_COLUMN: Final = "waypost_batch"
 #: Batches that are kept after all of their messages have ended, in steps. A driver that missed more starts again.
 STEPS_KEPT: Final = 64
-#: Rows of a small batch are written by the driver up to this number.
-DRIVER_ROWS_MAX: Final = 100_000
 VACUUM_EVERY_MS: Final = 86_400_000
 COLUMNS: Final = pa.schema(
     [
@@ -122,6 +120,8 @@ class Output:
         self._snapshots: dict[str, Snapshot] = {}
         #: Tables that were written since the last claim: the columns and the partitions of each write.
         self._written: dict[str, list[tuple[Schema, tuple[str, ...]]]] = {}
+        #: Tables to which a small batch wrote more rows than the driver collects.
+        self._many_rows: set[str] = set()
         #: Tables that the last batch changed.
         self._changed: tuple[str, ...] = ()
         self._converting = converting
@@ -292,12 +292,12 @@ class Output:
                 )
 
     def write(
-        self, frame: DataFrame, table: str, batch: str, partition_by: Sequence[str], *, is_small: bool = False
+        self, frame: DataFrame, table: str, batch: str, partition_by: Sequence[str], *, driver_rows_max: int = 0
     ) -> list[DataFile]:
         """Write a DataFrame as files of a table. They are in no version of it until they are committed.
 
-        If its rows are likely to fit into memory they are collected and written here, unless they are too many: tasks
-        of Python take seconds to start.
+        Up to `driver_rows_max` rows are collected and written here: tasks of Python take seconds to start. If there
+        are more, it is computed once more by tasks, and from then on tasks write this table at once.
         """
         from pyspark.sql import functions as f
 
@@ -316,13 +316,14 @@ class Output:
                 )
         self.prepare_table(table, schema, partition_by)
         target = Target(table, tuple(rows.columns), (), tuple(partition_by))
-        if is_small:
-            found = rows.limit(DRIVER_ROWS_MAX + 1).toArrow()
-            if found.num_rows <= DRIVER_ROWS_MAX:
+        if driver_rows_max and table not in self._many_rows:
+            found = rows.limit(driver_rows_max + 1).toArrow()
+            if found.num_rows <= driver_rows_max:
                 writer = TargetWriter(self.files, target)
                 for part in found.to_batches():
                     writer.write(part)
                 return writer.close()
+            self._many_rows.add(table)
         return write_frame(rows, self.files, {"": target}).get("", [])
 
     def frame(self, spark: SparkSession, table: str = "") -> DataFrame:
