@@ -2,7 +2,7 @@
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import psycopg
 import pytest
-from fastapi import Depends, FastAPI, HTTPException
+from fastapi import APIRouter, Depends, FastAPI, HTTPException
 from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
@@ -192,3 +192,76 @@ def test_what_is_no_session_is_refused_with_a_reason() -> None:
 
     run(test())
     assert asyncio.iscoroutinefunction(dependency)
+
+
+def make_counted_app(given: Any, own_session: Any, seen: list[Any], dependencies: Sequence[Any] = ()) -> FastAPI:
+    """An application whose endpoint takes a session in one way, and whose publisher is given it in another."""
+    post = AsyncWaypost("memory://")
+    app, router = FastAPI(lifespan=WaypostLifespan(post, worker=False)), APIRouter()
+    dependency: Any = publisher(post, given)
+
+    @router.post("/", dependencies=dependencies)
+    async def create(session: own_session, publish: Annotated[AsyncPublisher, Depends(dependency)]) -> None:
+        seen.append((session, publish._options["transaction"]))
+
+    app.include_router(router)
+    return app
+
+
+@pytest.mark.parametrize(
+    ("scope", "publisher_scope", "shared"),
+    [
+        ("function", "function", True),
+        ("request", "request", True),
+        (None, "request", True),
+        (None, None, True),
+        ("function", None, False),
+        ("function", "request", False),
+        (None, "function", False),
+    ],
+)
+def test_a_publisher_joins_the_session_of_the_endpoint_or_the_request_is_refused(
+    scope: Any, publisher_scope: Any, shared: bool
+) -> None:
+    opened, seen = list[Any](), list[Any]()
+
+    async def open_session() -> AsyncIterator[object]:
+        opened.append(object())
+        yield opened[-1]
+
+    own_session = Annotated[Any, Depends(open_session, scope=scope)]
+    given = open_session if publisher_scope is None else Depends(open_session, scope=publisher_scope)
+
+    async def test() -> None:
+        async with serving(make_counted_app(given, own_session, seen)) as web:
+            if shared:
+                assert (await web.post("/")).status_code == 200
+            else:
+                with pytest.raises(ConfigurationError, match=r"opens a second session: .*open_session has scope="):
+                    await web.post("/")
+
+    run(test())
+    assert seen == ([(opened[0], opened[0])] if shared else [])
+    assert len(opened) == (1 if shared else 2)
+
+
+def test_sessions_of_other_dependencies_do_not_decide_about_the_publisher() -> None:
+    opened, seen = list[Any](), list[Any]()
+
+    async def open_session() -> AsyncIterator[object]:
+        opened.append(object())
+        yield opened[-1]
+
+    async def find_user(session: Annotated[Any, Depends(open_session)]) -> object:
+        return session
+
+    own_session = Annotated[Any, Depends(open_session, scope="function")]
+    app = make_counted_app(own_session, own_session, seen, [Depends(find_user)])
+
+    async def test() -> None:
+        async with serving(app) as web:
+            assert (await web.post("/")).status_code == 200
+
+    run(test())
+    assert len(opened) == 2
+    assert seen == [(opened[1], opened[1])]

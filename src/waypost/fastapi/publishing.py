@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from typing import Annotated, Any, TypeVar, Unpack, cast, get_origin, overload
 
 from fastapi import Depends, params
+from fastapi.requests import HTTPConnection
 
 from waypost.checks import show
 from waypost.client import AsyncWaypost, Waypost
@@ -98,8 +99,9 @@ def publisher(post: AsyncWaypost | Waypost, session: Any = None) -> Callable[...
     """Return a dependency that publishes in the transaction of the request.
 
     `session` is the dependency that gives the endpoint its session or connection: the function itself, `Depends(…)`, or
-    `Annotated[AsyncSession, Depends(…)]`. FastAPI calls it once for a request, so that both are given the same one.
-    What is published exists if and only if that transaction commits. Without `session` it is published at once.
+    `Annotated[AsyncSession, Depends(…)]`. FastAPI calls it once for a request and scope, so give both the same one: a
+    request whose endpoint has another session of it is refused with `ConfigurationError`. What is published exists if
+    and only if that transaction commits. Without `session` it is published at once.
 
         RequestSession = Annotated[AsyncSession, Depends(open_session, scope="function")]
         Publish = Annotated[AsyncPublisher, Depends(publisher(post, RequestSession))]
@@ -122,15 +124,59 @@ def publisher(post: AsyncWaypost | Waypost, session: Any = None) -> Callable[...
 
         return plain
 
-    async def in_transaction(**given: Any) -> Any:
-        transaction = given["transaction"]
+    async def in_transaction(*, transaction: Any, request: HTTPConnection | None = None) -> Any:
+        if request is not None:
+            _check_shared(in_transaction, getattr(request.scope.get("route"), "dependant", None))
         if transaction is None:
             raise InvalidInput("the dependency that gives the session gave None, so there is no transaction to join")
         return made(post, {"transaction": transaction})
 
-    parameter = inspect.Parameter("transaction", inspect.Parameter.KEYWORD_ONLY, annotation=_annotation_of(session))
-    in_transaction.__signature__ = inspect.Signature([parameter])  # type: ignore[attr-defined]
+    annotations = {"transaction": _annotation_of(session), "request": HTTPConnection}
+    in_transaction.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=one) for name, one in annotations.items()]
+    )
+    in_transaction.__waypost_publisher__ = True  # type: ignore[attr-defined]
     return in_transaction
+
+
+def _check_shared(publish: Callable[..., Any], route: Any) -> None:
+    """Raise `ConfigurationError` if the endpoint's session is not the publisher's, which would be a second transaction.
+
+    FastAPI calls a dependency once for each scope that it is given with.
+    """
+    found = [] if route is None else list(_list_dependencies(route))
+    joined = next((one.dependencies[0] for one in found if one.call is publish), None)
+    if joined is None:
+        return  # the application has replaced the publisher, as tests do
+    others = [one for one in found if one.call is joined.call]
+    # Others on the way, as one that looks up the user, may have a session of their own; the endpoint's decides.
+    others = [one for one in others if any(one is own for own in route.dependencies)] or others
+    if others and not any(_share(one, joined) for one in others):
+        name = getattr(joined.call, "__qualname__", repr(joined.call))
+        raise ConfigurationError(
+            f"publisher(post, session) opens a second session: its {name} has {_describe(joined)}, and that of the "
+            f"endpoint {_describe(others[0])}. Give both the same Annotated[..., Depends({name}, ...)]"
+        )
+
+
+def _list_dependencies(dependant: Any) -> Iterator[Any]:
+    """Yield all dependencies of a route, but not the sessions of publishers."""
+    for one in dependant.dependencies:
+        yield one
+        if not hasattr(one.call, "__waypost_publisher__"):
+            yield from _list_dependencies(one)
+
+
+def _share(one: Any, other: Any) -> bool:
+    return one.use_cache and other.use_cache and _scope_of(one) == _scope_of(other)
+
+
+def _scope_of(dependant: Any) -> str:
+    return dependant.scope or "request"
+
+
+def _describe(dependant: Any) -> str:
+    return f'scope="{_scope_of(dependant)}"' + ("" if dependant.use_cache else ", use_cache=False")
 
 
 def _annotation_of(session: Any) -> Any:
