@@ -16,11 +16,15 @@ from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from django.utils.http import urlencode
 
+from waypost.checks import check_id, check_queue
 from waypost.client import Waypost
 from waypost.django.clients import configuration, use_client
 from waypost.django.models import DeadLetter
 from waypost.errors import InvalidInput, WaypostError
 from waypost.message import StoredMessage
+from waypost.operations.flow import Flow
+from waypost.policy import CHUNK_MESSAGES_MAX
+from waypost.values import Purged
 from waypost.views import LoggedAction
 
 PAGE = 50
@@ -96,17 +100,24 @@ class DeadLetterAdmin(admin.ModelAdmin):
             raise PermissionDenied
         ids, filters = request.POST.getlist("id"), chosen_filters(request.POST)
         back = f"{reverse('admin:waypost_deadletter_changelist')}?{urlencode({'queue': queue, **filters})}"
-        with use_client() as post:
-            if action == "purge" and request.POST.get("confirmed") != "yes":
-                return self._respond(request, "confirm_purge", {"queue": queue, "filters": filters, "back": back})
-            try:
-                text = redrive(post, queue, ids, filters) if action == "redrive" else purge(post, queue, filters)
-            except WaypostError as error:
-                messages.error(request, str(error))
-                return HttpResponseRedirect(back)
-            user = request.user.get_username()
-            post.log_action(LoggedAction(user=user, via="django admin", action=action, queue=queue, ok=True, text=text))
-        messages.success(request, text)
+        user, text = request.user.get_username(), None
+        try:
+            with use_client() as post:
+                if action == "purge" and request.POST.get("confirmed") != "yes":
+                    counted = None if ids else post.count_messages(queue, "dead", **filters)  # type: ignore[arg-type]
+                    context = {"queue": queue, "filters": filters, "ids": ids, "counted": counted, "back": back}
+                    return self._respond(request, "confirm_purge", context)
+                if action == "redrive":
+                    text = redrive(post, queue, ids, filters, user)
+                else:
+                    text = purge(post, queue, ids, filters)
+                post.log_action(
+                    LoggedAction(user=user, via="django admin", action=action, queue=queue, ok=True, text=text)
+                )
+        except WaypostError as error:
+            messages.error(request, str(error))
+        if text is not None:
+            messages.success(request, text)
         return HttpResponseRedirect(back)
 
     def _respond(self, request: HttpRequest, template: str, context: dict[str, Any]) -> HttpResponse:
@@ -123,17 +134,18 @@ def chosen_filters(given: Any) -> dict[str, str]:
 
 
 def list_letters(post: Waypost, queue: str, filters: dict[str, str], cursor: str | None) -> dict[str, Any]:
-    """Return one page of dead letters and the cursor of the next one."""
+    """Return one page of dead letters, how many were searched for it, and the cursor of the next one."""
     page = post.page(queue, "dead", reason=filters.get("reason"), cursor=cursor, limit=PAGE)
     wanted = filters.get("error_type")
     letters = [one for one in page.messages if wanted is None or one.error_type == wanted]
-    return {"letters": letters, "cursor": page.cursor}
+    return {"letters": letters, "searched": len(page.messages), "cursor": page.cursor}
 
 
-def redrive(post: Waypost, queue: str, ids: list[str], filters: dict[str, str]) -> str:
+def redrive(post: Waypost, queue: str, ids: list[str], filters: dict[str, str], user: str) -> str:
     """Redrive some letters by their ids, or all that the filters choose; return what it did."""
     if not ids and "error_type" in filters:
-        action = post.run_bulk(post.start_bulk(queue, "redrive", via="django admin", **filters).id)  # type: ignore[arg-type]
+        started = post.start_bulk(queue, "redrive", user=user, via="django admin", **filters)  # type: ignore[arg-type]
+        action = post.run_bulk(started.id)
         moved, left = action.done, action.left
     else:
         done = post.redrive(queue, ids=ids or None, reason=None if ids else filters.get("reason"))
@@ -142,9 +154,23 @@ def redrive(post: Waypost, queue: str, ids: list[str], filters: dict[str, str]) 
     return f"{moved} of {queue} redriven{in_use}"
 
 
-def purge(post: Waypost, queue: str, filters: dict[str, str]) -> str:
-    """Purge all letters that the filters choose; return what it did."""
-    return f"{post.purge(queue, 'dead', **filters)} of {queue} purged"  # type: ignore[arg-type]
+def purge(post: Waypost, queue: str, ids: list[str], filters: dict[str, str]) -> str:
+    """Purge some letters by their ids, or all that the filters choose; return what it did."""
+    if not ids:
+        return f"{post.purge(queue, 'dead', **filters)} of {queue} purged"  # type: ignore[arg-type]
+    name, chosen = check_queue(queue), list(dict.fromkeys(check_id(one) for one in ids))
+    removed = 0
+    for start in range(0, len(chosen), CHUNK_MESSAGES_MAX):
+        part = chosen[start : start + CHUNK_MESSAGES_MAX]
+        removed += post._run(purge_by_ids(post, name, part)).removed
+    return f"{removed} of {queue} purged"
+
+
+def purge_by_ids(post: Waypost, queue: str, ids: list[str]) -> Flow[Purged]:
+    """Remove these dead letters in one step."""
+    return post._context.operate_and_wake(
+        queue, lambda operation: post.store.purge(queue, "dead", len(ids), operation, ids=ids)
+    )
 
 
 def body_text(letter: StoredMessage[Any]) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
-from asgiref.sync import sync_to_async
+from asgiref.sync import ThreadSensitiveContext, sync_to_async
 from django.conf import settings
-from django.db import close_old_connections, reset_queries
+from django.db import close_old_connections, connections, reset_queries
 from django.utils.module_loading import autodiscover_modules
 
 from waypost.client import Waypost
@@ -30,12 +30,13 @@ class DatabaseConnections(Middleware):
             close_old_connections()
 
     async def handle_async(self, messages: Sequence[Message[Any]], call_next: Callable[[], Awaitable[Any]]) -> Any:
-        """Wrap an async handler, whose queries run in the thread of `sync_to_async`."""
-        await sync_to_async(refresh_connections, thread_sensitive=True)()
-        try:
-            return await call_next()
-        finally:
-            await sync_to_async(close_old_connections, thread_sensitive=True)()
+        """Wrap an async handler: its queries run in a thread of its own, whose connections end with it."""
+        async with ThreadSensitiveContext():
+            await sync_to_async(reset_queries, thread_sensitive=True)()
+            try:
+                return await call_next()
+            finally:
+                await sync_to_async(connections.close_all, thread_sensitive=True)()
 
 
 def refresh_connections() -> None:

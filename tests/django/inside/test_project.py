@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from django.contrib.auth.models import Permission, User
@@ -14,8 +15,9 @@ from django.test import Client, override_settings
 
 from tests.django.inside.conftest import IS_POSTGRES
 from tests.django.inside.notes.models import Note
-from waypost import Drained
+from waypost import Drained, Waypost
 from waypost.django import client, close, publish
+from waypost.errors import InvalidInput
 
 Work = Callable[..., Drained]
 LETTERS = "/admin/waypost/deadletter/"
@@ -145,6 +147,51 @@ def test_the_admin_purges_after_a_confirmation(boss: Client) -> None:
     done = boss.post(f"{LETTERS}act/", given, follow=True)
     assert "2 of box purged" in done.content.decode()
     assert [one.id for one in client().dead_letters("box")] == [kept]
+
+
+def test_the_admin_purges_the_selected_letters_only(boss: Client) -> None:
+    first, second, third = bury(3)
+    given = {"action": "purge", "queue": "box", "id": [first, third]}
+    page = boss.post(f"{LETTERS}act/", given).content.decode()
+    assert "2 selected dead letters of box" in page
+    assert page.count('name="id"') == 2
+    done = boss.post(f"{LETTERS}act/", {**given, "confirmed": "yes"}, follow=True).content.decode()
+    assert "2 of box purged" in done
+    assert [one.id for one in client().dead_letters("box")] == [second]
+    page = boss.post(f"{LETTERS}act/", {"action": "purge", "queue": "box"}).content.decode()
+    assert "Purge 1 dead letter of box" in page
+
+
+def test_the_admin_reports_how_many_it_searched_for_a_class_of_error(boss: Client) -> None:
+    bury(2)
+    page = boss.get(f"{LETTERS}?queue=box&error_type=builtins.ValueError").content.decode()
+    assert "None of the 2 dead letters of this page" in page
+    assert 'value="redrive"' in page
+
+
+def test_what_could_not_be_logged_is_an_error_on_the_page(boss: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise InvalidInput("No log today")
+
+    bury()
+    monkeypatch.setattr(Waypost, "log_action", refuse)
+    page = boss.post(f"{LETTERS}act/", {"action": "redrive", "queue": "box"}, follow=True).content.decode()
+    assert "No log today" in page
+    assert "1 of box redriven" in page
+
+
+def test_a_redrive_by_class_has_the_name_of_the_user(boss: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    users: list[object] = []
+    start = Waypost.start_bulk
+
+    def start_bulk(post: Waypost, *given: Any, **options: Any) -> Any:
+        users.append(options["user"])
+        return start(post, *given, **options)
+
+    monkeypatch.setattr(Waypost, "start_bulk", start_bulk)
+    bury()
+    boss.post(f"{LETTERS}act/", {"action": "redrive", "queue": "box", "error_type": "builtins.ValueError"})
+    assert users == ["boss"]
 
 
 def test_each_step_in_the_admin_has_its_permission() -> None:

@@ -15,7 +15,7 @@ from django.test import override_settings
 
 from tests.django.inside.conftest import IS_POSTGRES
 from tests.django.inside.notes.models import Note
-from tests.django.inside.notes.waypost_handlers import write_note
+from tests.django.inside.notes.waypost_handlers import used_threads, write_note
 from waypost import Drained
 from waypost.django import apublish, client, close, publish, publish_many
 from waypost.django.checks import check_configuration
@@ -122,6 +122,14 @@ def test_an_async_handler_uses_the_database(work: Work) -> None:
     publish("awaited", "later")
     work(["awaited"])
     assert Note.objects.get().text == "later"
+
+
+def test_async_handlers_share_no_thread(work: Work) -> None:
+    used_threads.clear()
+    publish_many("threads", [1, 2])
+    assert work(["threads"]).handled == 2
+    # Each waited for the other in its own thread.
+    assert len(set(used_threads)) == 2
 
 
 def test_the_client_is_made_anew_when_it_was_closed() -> None:

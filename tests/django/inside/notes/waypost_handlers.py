@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
+from asgiref.sync import sync_to_async
 from django.db import connection, transaction
 
 from waypost import Message, Retry
@@ -32,6 +34,19 @@ def write_once(text: str, message: Message[str]) -> None:
 @handler("awaited")
 async def write_later(text: str) -> None:
     await Note.objects.acreate(text=text)
+
+
+used_threads: list[int] = []
+together = threading.Barrier(2)
+
+
+@handler("threads", concurrency=2)
+async def meet(number: int) -> None:
+    def wait() -> None:
+        used_threads.append(threading.get_ident())
+        together.wait(60)
+
+    await sync_to_async(wait)()
 
 
 @every(3600, name="hourly")
