@@ -66,7 +66,7 @@ _head_encoder = msgspec.msgpack.Encoder()
 def _encode_foreign(value: Any) -> Any:
     """Encode what msgspec does not support inside other values: pydantic models, and subclasses of text or numbers."""
     if hasattr(value, "model_dump"):
-        return value.model_dump(mode="json")
+        return value.model_dump(mode="json", by_alias=True)
     plain: tuple[Any, ...] = (str, int, float, dict, list)
     for kind in plain:
         if isinstance(value, kind):
@@ -74,7 +74,12 @@ def _encode_foreign(value: Any) -> Any:
     raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
 
 
+def _encode_foreign_by_names(value: Any) -> Any:
+    return value.model_dump(mode="json", by_alias=False) if hasattr(value, "model_dump") else _encode_foreign(value)
+
+
 _json_encoder = msgspec.json.Encoder(enc_hook=_encode_foreign)
+_json_by_names = msgspec.json.Encoder(enc_hook=_encode_foreign_by_names)
 _json_sorted = msgspec.json.Encoder(enc_hook=_encode_foreign, order="sorted")
 
 
@@ -141,8 +146,33 @@ def encode_body(body: object, as_type: Any = None, *, faithful: bool = True) -> 
             "put it into object storage and publish a reference"
         )
     if faithful:
-        _check_faithful(body, encoded, as_type)
+        try:
+            if _check_faithful(body, encoded, as_type):
+                return encoded
+        except InvalidBody:
+            if (by_names := _encode_by_names(body, encoded, as_type)) is None:
+                raise
+            return by_names
+        return _encode_by_names(body, encoded, as_type) or encoded
     return encoded
+
+
+def _encode_by_names(body: object, encoded: Encoded, as_type: Any) -> Encoded | None:
+    """Return a body whose pydantic models are written by the names of their fields, if it arrives as it is only so.
+
+    Models are written by their aliases, which they read. A model can have aliases that it only writes.
+    """
+    if encoded.content != JSON:
+        return None
+    dump = getattr(body, "model_dump_json", None)
+    try:
+        data: bytes = _json_by_names.encode(body) if dump is None else dump(by_alias=False).encode()
+        by_names = Encoded(JSON, data, encoded.type_name)
+        if data == encoded.data or len(data) > BODY_BYTES_MAX or not _check_faithful(body, by_names, as_type):
+            return None
+    except Exception:
+        return None
+    return by_names
 
 
 def _check_encoded(encoded: Encoded) -> Encoded:
@@ -169,7 +199,7 @@ def _encode_object(body: object, faithful: bool) -> bytes:
     if dump is None:
         return _encode_json(body, faithful)
     try:
-        data: bytes = dump().encode()
+        data: bytes = dump(by_alias=True).encode()
     except Exception as error:
         raise InvalidBody(f"a {type(body).__name__} cannot be published: {type(error).__name__}") from None
     _check_depth(data)
@@ -203,26 +233,26 @@ def read_as(body: object, as_type: Any = None) -> Any:
     return as_type
 
 
-def _check_faithful(body: object, encoded: Encoded, as_type: Any) -> None:
-    """Raise `InvalidBody` if a body would arrive as a different value."""
+def _check_faithful(body: object, encoded: Encoded, as_type: Any) -> bool:
+    """Whether a body arrives as it is. Raises `InvalidBody` if not, unless a pydantic model itself decides that."""
     if as_type is None:
         if encoded.content != JSON:
-            return
+            return True
         if encoded.type_name is None and _equal(body, _json_decoder.decode(encoded.data)):
-            return  # nearly always
+            return True  # nearly always
     as_type = read_as(body, as_type)
     if as_type is None and encoded.content != JSON:
-        return
+        return True
     try:
         restored = decode_body(CONTENT_TYPES[encoded.content], encoded.data, as_type)
     except ConfigurationError:
-        return  # a type with undefined names: it cannot be decoded as that type, and plain JSON arrives
+        return True  # a type with undefined names: it cannot be decoded as that type, and plain JSON arrives
     except Undecodable as error:
         if _holds_non_finite(body):
             raise InvalidBody("the body holds NaN or infinity, which JSON cannot carry") from None
         raise InvalidBody(f"the body could not be read again when it arrives: {error}") from None
     if _equal(body, restored):
-        return
+        return True
     if encoded.content == JSON and not hasattr(body, "model_validate_json"):
         difference = _difference(body, restored, "$", in_own_type=False)
         if difference is not None:
@@ -230,6 +260,8 @@ def _check_faithful(body: object, encoded: Encoded, as_type: Any) -> None:
                 f"the body would not arrive as it is: {difference}. Declare a type that says so, as in "
                 'Queue("orders", Order), and publish through it, or make it a JSON value before'
             )
+        return True
+    return False
 
 
 def _difference(given: Any, restored: Any, place: str, *, in_own_type: bool) -> str | None:
@@ -483,7 +515,11 @@ def _plain_lines(bodies: Sequence[object]) -> list[bytes] | None:
 
 def encode_result(value: object) -> bytes:
     """Return an encoded result: its content type, then the value, with the limits of a body."""
-    encoded = encode_body(value, faithful=False)
+    try:
+        # A model is read again, to write it by aliases or by names; what it cannot read is kept all the same.
+        encoded = encode_body(value, faithful=hasattr(value, "model_validate_json"))
+    except InvalidBody:
+        encoded = encode_body(value, faithful=False)
     return _CODES[encoded.content] + encoded.data
 
 

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from waypost import Queue, Waypost, codec, errors
+from waypost import CONTENT, Queue, Waypost, codec, errors
 from waypost.identity import Session
 from waypost.policy import BODY_BYTES_MAX, HEADER_BYTES_MAX, HEADERS_MAX, JSON_DEPTH_MAX
 
@@ -389,3 +389,57 @@ def test_a_type_with_names_that_are_not_defined_is_refused_when_a_worker_starts(
     post.handler(Queue("orders", Incomplete))(lambda body: None)
     with pytest.raises(errors.ConfigurationError, match="NotDefinedAnywhere"):
         post.worker()
+
+
+class Aliased(pydantic.BaseModel):
+    order_id: int = pydantic.Field(alias="orderId")
+    note: str = pydantic.Field(default="", alias="theNote")
+
+
+class WrittenByAlias(pydantic.BaseModel):
+    order_id: int = pydantic.Field(default=0, serialization_alias="orderId")
+
+
+@dataclasses.dataclass
+class Crate:
+    aliased: Aliased
+    written: list[WrittenByAlias]
+
+
+ALIASED, WRITTEN = Aliased(orderId=7, theNote="fragile"), WrittenByAlias(order_id=7)
+
+
+@pytest.mark.promise("PUB-1")
+@pytest.mark.parametrize(
+    ("body", "as_type", "data"),
+    [
+        (ALIASED, None, b'{"orderId":7,"theNote":"fragile"}'),
+        (ALIASED, Aliased | None, b'{"orderId":7,"theNote":"fragile"}'),
+        ([ALIASED], list[Aliased], b'[{"orderId":7,"theNote":"fragile"}]'),
+        (WRITTEN, None, b'{"order_id":7}'),
+        ([WRITTEN], list[WrittenByAlias], b'[{"order_id":7}]'),
+    ],
+    ids=str,
+)
+def test_models_with_aliases_arrive_as_they_were_published(body: Any, as_type: Any, data: bytes) -> None:
+    encoded = codec.encode_body(body, as_type)
+    assert encoded.data == data
+    assert codec.decode_body("application/json", data, codec.read_as(body, as_type)) == body
+    if as_type is None:
+        assert codec.decode_result(codec.encode_result(body), type(body)) == body
+
+
+@pytest.mark.promise("PUB-1")
+def test_models_of_which_some_read_aliases_and_some_only_write_them_are_refused() -> None:
+    with pytest.raises(errors.InvalidBody, match="would not arrive as it is"):
+        codec.encode_body(Crate(ALIASED, [WRITTEN]))
+    assert codec.encode_body(Crate(ALIASED, [])).data == b'{"aliased":{"orderId":7,"theNote":"fragile"},"written":[]}'
+
+
+@pytest.mark.promise("PUB-4")
+def test_a_content_key_of_a_batch_is_that_of_a_single_publish() -> None:
+    with Waypost("memory://") as post:
+        for body in (ALIASED, WRITTEN):
+            first = post.publish("parcels", body, key=CONTENT)
+            (again,) = post.publish_many("parcels", [body], key=CONTENT)
+            assert (first.status, again.status, again.id) == ("queued", "duplicate", first.id)

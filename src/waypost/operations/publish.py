@@ -145,7 +145,10 @@ class PublishOptions:
         if key is None or isinstance(key, str):
             return key
         if isinstance(key, Content):
-            encoded = encoded or codec.encode_body(body, as_type, faithful=False)
+            if encoded is None:
+                # Whether a model is written by its aliases or by names is decided by reading it again.
+                is_typed = as_type is not None or codec.type_name_of(body) is not None
+                encoded = codec.encode_body(body, as_type, faithful=is_typed)
             return codec.content_key(encoded, codec.read_as(body, as_type))
         return check_text("key", key(body), KEY_CHARACTERS_MAX)
 
