@@ -95,7 +95,7 @@ def settle_by_id(stack: ExitStack) -> None:
     replace(stack, QueueModel, "held", lambda _: held)
 
 
-@fault("settle by state", "fence", "states", seed=37)
+@fault("settle by state", "fence", "states", seed=215)
 def settle_by_state(stack: ExitStack) -> None:
     """The last holder of a message may settle it as long as it has not been claimed again."""
 

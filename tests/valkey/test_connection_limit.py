@@ -41,7 +41,7 @@ def test_threads_beyond_the_limit_of_connections_take_turns(server: ValkeyServer
                 publish.result(60)
         assert connections_named(raw, name) == CONNECTIONS_MAX
         assert post.ledger(QUEUE).published == threads_count + 1
-    assert connections_named(raw, name) == 0
+    until(lambda: connections_named(raw, name) == 0, "the end of the connections")
 
 
 @pytest.mark.promise("STORE-5")
@@ -62,4 +62,4 @@ def test_coroutines_beyond_the_limit_of_connections_take_turns(server: ValkeySer
             return connections_named(raw, name)
 
     assert 1 <= asyncio.run(scenario()) <= CONNECTIONS_MAX
-    assert connections_named(raw, name) == 0
+    until(lambda: connections_named(raw, name) == 0, "the end of the connections")
