@@ -123,9 +123,11 @@ def _fresh(module: ModuleType) -> ModuleType:
     assert module.__file__ is not None
     spec = importlib.util.spec_from_file_location(module.__name__, module.__file__)
     assert spec is not None
+    assert spec.loader is not None
+    # A compiled file of the same second and size would be taken for that of the changed text.
+    Path(importlib.util.cache_from_source(module.__file__)).unlink(missing_ok=True)
     made = importlib.util.module_from_spec(spec)
-    # From its text: a compiled file of the same second and size would be taken for the changed one.
-    exec(compile(Path(module.__file__).read_text(), module.__file__, "exec"), made.__dict__)
+    spec.loader.exec_module(made)
     return made
 
 
