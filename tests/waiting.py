@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import time
 from collections.abc import Callable
 from typing import Any
@@ -17,3 +19,21 @@ def until(condition: Callable[[], Any], what: str = "the condition", *, seconds:
         assert time.monotonic() < deadline, f"{what} did not happen within {seconds:g} s"
         time.sleep(PAUSE_SECONDS)
     return result
+
+
+async def until_async(condition: Callable[[], Any], what: str = "the condition") -> Any:
+    """The same on an event loop: the result of `condition` is awaited if need be."""
+
+    async def poll() -> Any:
+        while True:
+            result = condition()
+            if inspect.isawaitable(result):
+                result = await result
+            if result:
+                return result
+            await asyncio.sleep(PAUSE_SECONDS)
+
+    try:
+        return await asyncio.wait_for(poll(), WAIT_SECONDS_MAX)
+    except TimeoutError:
+        raise AssertionError(f"{what} did not happen within {WAIT_SECONDS_MAX:g} s") from None

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -27,21 +26,3 @@ async def serving(app: FastAPI, root_path: str = "") -> AsyncIterator[AsyncClien
     transport = ASGITransport(app=app, root_path=root_path)
     async with app.router.lifespan_context(app), AsyncClient(transport=transport, base_url="http://localhost") as web:
         yield web
-
-
-async def until(condition: Callable[[], Any], what: str) -> Any:
-    """Call `condition` until its result, awaited if need be, is true, and return that."""
-
-    async def poll() -> Any:
-        while True:
-            result = condition()
-            if inspect.isawaitable(result):
-                result = await result
-            if result:
-                return result
-            await asyncio.sleep(0.005)
-
-    try:
-        return await asyncio.wait_for(poll(), WAIT_SECONDS_MAX)
-    except TimeoutError:
-        raise AssertionError(f"{what} did not happen within {WAIT_SECONDS_MAX:g} s") from None

@@ -10,7 +10,8 @@ import pytest
 from fastapi import Depends, FastAPI
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, SecretStr
 
-from tests.fastapi.running import run, serving, until
+from tests.fastapi.running import run, serving
+from tests.waiting import until_async
 from waypost import AsyncWaypost, Constant, Waypost
 from waypost.errors import ConfigurationError, InvalidBody
 from waypost.fastapi import AsyncPublisher, Publisher, WaypostLifespan, background_task, publisher
@@ -75,7 +76,7 @@ def test_a_task_runs_after_a_restart_and_is_retried(make: Any, queue: str, tmp_p
     async def work() -> None:
         with Waypost(url) as reader:
             async with serving(make(url, seen, worker=True)):
-                await until(lambda: reader.ledger(queue).done == 1, "the task")
+                await until_async(lambda: reader.ledger(queue).done == 1, "the task")
 
     run(request())
     assert seen == []

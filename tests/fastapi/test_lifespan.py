@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from fastapi import FastAPI, Request
 
-from tests.fastapi.running import run, serving, until
+from tests.fastapi.running import run, serving
+from tests.waiting import until_async
 from waypost import AsyncWaypost, Waypost
 from waypost.errors import ConfigurationError
 from waypost.fastapi import WaypostLifespan
@@ -60,7 +61,7 @@ def test_the_worker_starts_and_stops_with_the_application(kind: type[Any], tmp_p
             order.append("running")
             assert [signal.getsignal(one) for one in SIGNALS] == before
             reader.publish("orders", body)
-            await until(lambda: body in seen, "the handler")
+            await until_async(lambda: body in seen, "the handler")
         assert waypost.worker is None
         assert reader.workers() == []
 
@@ -91,7 +92,7 @@ def test_a_lifespan_that_is_a_generator_and_a_call_inside_of_another_one_both_wo
     async def test() -> None:
         async with serving(FastAPI(lifespan=WaypostLifespan(post, own))):
             await post.publish("orders", 1)
-            await until(lambda: 1 in seen, "the handler")
+            await until_async(lambda: 1 in seen, "the handler")
         app = FastAPI(lifespan=around)
 
         @app.get("/")
@@ -122,7 +123,7 @@ def test_a_stop_lets_handlers_end_and_gives_back_what_has_not_started(tmp_path: 
         waypost = WaypostLifespan(post)
 
         async def end_once_it_stops() -> None:
-            await until(lambda: waypost.worker is None, "the stop")
+            await until_async(lambda: waypost.worker is None, "the stop")
             stopping.set()
 
         async with serving(FastAPI(lifespan=waypost)):
@@ -202,10 +203,12 @@ def test_a_worker_that_ended_makes_the_process_neither_live_nor_ready(kind: type
             ] * 2
             assert waypost.worker is not None
             waypost.worker.quiet()
-            await until(lambda: waypost.worker is not None and not waypost.worker.is_ready, "a quiet worker")
+            await until_async(lambda: waypost.worker is not None and not waypost.worker.is_ready, "a quiet worker")
             assert [(await web.get(f"/health/{path}")).status_code for path in ("live", "ready")] == [200, 503]
             waypost.worker.request_stop(0)
-            await until(lambda: waypost.worker is not None and not waypost.worker.is_running, "the end of the worker")
+            await until_async(
+                lambda: waypost.worker is not None and not waypost.worker.is_running, "the end of the worker"
+            )
             answers = [await web.get(f"/health/{path}") for path in ("live", "ready")]
             assert [answer.status_code for answer in answers] == [503, 503]
             assert answers[0].json()["reasons"] == ["the worker is not running"]
@@ -227,9 +230,9 @@ def test_a_store_that_is_away_makes_the_process_not_ready_but_live(kind: type[An
                 async def is_ready() -> bool:
                     return (await web.get("/health/ready")).status_code == 200
 
-                await until(is_ready, "a worker that claims")
+                await until_async(is_ready, "a worker that claims")
                 await asyncio.to_thread(server.stop)
-                await until(lambda: waypost.worker is not None and waypost.worker.health().status == "red", "red")
+                await until_async(lambda: waypost.worker is not None and waypost.worker.health().status == "red", "red")
                 answers = await asyncio.gather(*(web.get(f"/health/{path}") for path in ("live", "ready", "ready")))
                 assert [answer.status_code for answer in answers] == [200, 503, 503]
                 assert len(answers[1].json()["reasons"]) >= 2

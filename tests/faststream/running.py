@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from tests.waiting import WAIT_SECONDS_MAX
+from tests.waiting import WAIT_SECONDS_MAX, until_async
 from tests.waiting import until as until_ended
 from waypost import Constant
 from waypost.faststream import WaypostBroker
@@ -56,24 +55,6 @@ async def running(broker: WaypostBroker) -> AsyncIterator[WaypostBroker]:
         await broker.stop()
 
 
-async def until(condition: Callable[[], Any], what: str) -> Any:
-    """Call `condition` until its result, awaited if need be, is true, and return that."""
-
-    async def poll() -> Any:
-        while True:
-            result = condition()
-            if inspect.isawaitable(result):
-                result = await result
-            if result:
-                return result
-            await asyncio.sleep(0.005)
-
-    try:
-        return await asyncio.wait_for(poll(), WAIT_SECONDS_MAX)
-    except TimeoutError:
-        raise AssertionError(f"{what} did not happen within {WAIT_SECONDS_MAX:g} s") from None
-
-
 async def settled(broker: WaypostBroker, queue: str, **expected: int) -> Ledger:
     """Wait until the ledger of a queue has these counts, and return it."""
 
@@ -81,5 +62,5 @@ async def settled(broker: WaypostBroker, queue: str, **expected: int) -> Ledger:
         ledger = await broker.client.ledger(queue)
         return ledger if all(getattr(ledger, name) == count for name, count in expected.items()) else None
 
-    ledger: Ledger = await until(reached, f"{expected} in queue {queue}")
+    ledger: Ledger = await until_async(reached, f"{expected} in queue {queue}")
     return ledger

@@ -15,7 +15,8 @@ from faststream.message import StreamMessage
 from faststream.middlewares import BaseMiddleware
 from pydantic import BaseModel
 
-from tests.faststream.running import SOON, Place, run, running, settled, until
+from tests.faststream.running import SOON, Place, run, running, settled
+from tests.waiting import until_async
 from waypost import AsyncWaypost, Queue, Waypost
 from waypost.errors import ConfigurationError, InvalidInput, MessageDead, ResultNotKept, WaitTimeout
 from waypost.faststream import WaypostBroker, WaypostResponse, WaypostRoute, WaypostRoutePublisher, WaypostRouter
@@ -303,7 +304,7 @@ def test_a_subscriber_stops_alone_and_starts_again(place: Place) -> None:
             await broker.publish(1, "one")
             await settled(broker, "one", done=1)
             await broker.publish(2, "one")
-            await until(lambda: not subscriber.running, "the stop of the subscriber")
+            await until_async(lambda: not subscriber.running, "the stop of the subscriber")
             await settled(broker, "one", ready=1, leased=0)
             await broker.publish(3, "two")
             await settled(broker, "two", done=1)
@@ -483,7 +484,7 @@ def test_a_blocking_handler_keeps_its_lease_when_the_broker_stops(place: Place) 
             try:
                 async with running(broker):
                     await broker.publish(1, "slow")
-                    await until(started.is_set, "the start of the handler")
+                    await until_async(started.is_set, "the start of the handler")
                 ledger = await post.ledger("slow")
                 assert (ledger.leased, ledger.ready, ledger.released) == (1, 0, 0)
             finally:
@@ -492,7 +493,7 @@ def test_a_blocking_handler_keeps_its_lease_when_the_broker_stops(place: Place) 
             async def is_done() -> bool:
                 return (await post.ledger("slow")).done == 1
 
-            await until(is_done, "the settle")
+            await until_async(is_done, "the settle")
             await await_unfinished()
 
     run(test())
@@ -652,10 +653,10 @@ def test_an_exit_ends_the_application_although_the_subscriber_stops_already() ->
     @broker.subscriber("orders", concurrency=2)
     async def end(body: int) -> None:
         started.add(body)
-        await until(lambda: len(started) == 2, "the start of both handlers")
+        await until_async(lambda: len(started) == 2, "the start of both handlers")
         if body == 1:
             raise StopConsume
-        await until(lambda: not subscriber.running, "the stop of the subscriber")
+        await until_async(lambda: not subscriber.running, "the stop of the subscriber")
         raise SystemExit(3)
 
     (subscriber,) = broker.subscribers
@@ -664,7 +665,7 @@ def test_an_exit_ends_the_application_although_the_subscriber_stops_already() ->
         broker.context.set_global("app", Application())
         async with running(broker):
             await broker.publish_batch(1, 2, queue="orders")
-            await until(lambda: exits, "the exit of the application")
+            await until_async(lambda: exits, "the exit of the application")
 
     run(test())
     assert len(exits) == 1

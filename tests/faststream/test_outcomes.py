@@ -8,7 +8,8 @@ import pytest
 from faststream import AckPolicy
 from faststream.exceptions import AckMessage, NackMessage, RejectMessage, SkipMessage
 
-from tests.faststream.running import SOON, Place, run, running, settled, until
+from tests.faststream.running import SOON, Place, run, running, settled
+from tests.waiting import until_async
 from waypost import ByException, Constant, Exponential, Linear, NoRetry
 from waypost.faststream import TestWaypostBroker, WaypostBroker, WaypostRouter
 from waypost.faststream.annotations import WaypostMessage
@@ -297,7 +298,7 @@ def test_an_exit_in_a_handler_is_a_failure_and_stops_the_subscriber(place: Place
         async with running(broker):
             await broker.publish(1, "orders")
             (subscriber,) = broker.subscribers
-            await until(lambda: not subscriber.running, "the stop of the subscriber")
+            await until_async(lambda: not subscriber.running, "the stop of the subscriber")
             ledger = await settled(broker, "orders", retried=1)
             assert ledger.done == 0
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from faststream.redis import RedisBroker
 
-from tests.faststream.running import SOON, Place, run, running, settled, until
+from tests.faststream.running import SOON, Place, run, running, settled
+from tests.waiting import until_async
 from waypost.testing.bench import fresh_namespace
 
 pytestmark = pytest.mark.promise("FACE-4")
@@ -34,7 +35,7 @@ def test_a_queue_is_forwarded_to_another_broker(place: Place, valkey_url: str) -
             await other.start()
             try:
                 await broker.client.redrive("orders")
-                await until(lambda: seen, "the arrival")
+                await until_async(lambda: seen, "the arrival")
                 await settled(broker, "orders", done=1)
             finally:
                 await other.stop()

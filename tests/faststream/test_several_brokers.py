@@ -7,7 +7,8 @@ import asyncio
 import pytest
 from redis.asyncio import Redis
 
-from tests.faststream.running import SOON, Place, run, running, settled, until
+from tests.faststream.running import SOON, Place, run, running, settled
+from tests.waiting import until_async
 from waypost.faststream import WaypostBroker
 
 pytestmark = pytest.mark.promise("FACE-4")
@@ -70,7 +71,7 @@ def test_a_client_that_decodes_answers_is_harmless(valkey_url: str) -> None:
         try:
             async with running(broker):
                 await broker.publish(b"{\x00\xff not JSON", "raw")
-                await until(lambda: seen, "the handler")
+                await until_async(lambda: seen, "the handler")
                 await settled(broker, "raw", done=1)
             assert await redis.ping()  # it is the application's, and stays open
         finally:

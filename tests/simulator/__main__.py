@@ -23,7 +23,7 @@ from pathlib import Path
 from tests.simulator.checker import Judged, run_and_judge
 from tests.simulator.coverage import pairs_of, table
 from tests.simulator.draw import draw
-from tests.simulator.planted import FAULTS, SECONDS_MAX, Found, find
+from tests.simulator.planted import FAULTS, SECONDS_MAX, Found, find_on_all_cores
 from tests.simulator.real_stores import STORES
 from tests.simulator.real_stores import run_seed as run_real_seed
 from tests.simulator.records import Finding
@@ -155,7 +155,7 @@ def simulate_hours(first_seed: int, hours: float) -> int:
 def find_all(first_seed: int = 1, *, seconds: float = SECONDS_MAX) -> Iterator[Found]:
     """Look for each planted fault in turn."""
     for one in FAULTS:
-        yield find(one, first_seed=first_seed, seconds=seconds)
+        yield find_on_all_cores(one, first_seed=first_seed, seconds=seconds)
 
 
 def simulate_planted(first_seed: int) -> int:

@@ -6,8 +6,10 @@ must be broken by it. `find` runs drawn scenarios until that has happened.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -42,6 +44,8 @@ from waypost.worker.waiter import Waiter
 BETWEEN_STEPS_MS = 50
 #: Each is to be found within this.
 SECONDS_MAX = 60.0
+#: How many scenarios a core runs before the others are asked whether one of them has found it.
+SEEDS_AT_A_TIME = 5
 
 Plant = Callable[[ExitStack], None]
 
@@ -479,3 +483,24 @@ def find(
             if (seconds is not None and spent > seconds) or (scenarios is not None and count >= scenarios):
                 return Found(one, seed, spent, count, None)
             seed += 1
+
+
+def find_on_all_cores(one: PlantedFault, *, first_seed: int = 1, seconds: float = SECONDS_MAX) -> Found:
+    """The same on all cores, each with some seeds at a time: the lowest seed that finds it."""
+    began, seed, cores = time.monotonic(), first_seed, os.cpu_count() or 1
+    with ProcessPoolExecutor(cores) as pool:
+        while True:
+            firsts = [seed + core * SEEDS_AT_A_TIME for core in range(cores)]
+            seed = firsts[-1] + SEEDS_AT_A_TIME
+            for found, finding in pool.map(_find_in_part, [one.name] * cores, firsts):
+                if finding is not None:
+                    return Found(one, found, time.monotonic() - began, seed - first_seed, finding)
+            if time.monotonic() - began > seconds:
+                return Found(one, seed - 1, time.monotonic() - began, seed - first_seed, None)
+
+
+def _find_in_part(name: str, first_seed: int) -> tuple[int, Finding | None]:
+    """Called in a process of its own."""
+    fault = next(one for one in FAULTS if one.name == name)
+    result = find(fault, first_seed=first_seed, scenarios=SEEDS_AT_A_TIME)
+    return result.seed, result.finding
