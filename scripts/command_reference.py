@@ -48,8 +48,7 @@ def section(path: str, found: argparse.ArgumentParser) -> Iterator[str]:
     notes = []
     options = found._option_string_actions
     if "--url" in options:
-        first = any(action.dest == "url" for action in found._actions)
-        notes.append("Takes the options of a store" + (", and the URL as its first argument." if first else "."))
+        notes.append("Takes the URL and the options of a store.")
     if "--json" in options:
         notes.append(f"`--json`: {plain(options['--json'].help or '')}.")
     if notes:

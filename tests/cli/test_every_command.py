@@ -470,7 +470,6 @@ def doctor(cli: CommandRunner) -> None:
     cli.post.publish("orders", 1)
     printed_text = cli.run("doctor", code=1)
     assert "WRONG handlers: queue orders has 1 ready and 0 delayed messages" in printed_text
-    assert max(map(len, printed_text.splitlines())) <= 80
     assert re.search(r"^\d+ findings, \d wrong$", printed_text, re.MULTILINE)
 
 
@@ -478,6 +477,7 @@ def doctor(cli: CommandRunner) -> None:
 def bench(cli: CommandRunner) -> None:
     printed_text = cli.run("bench", "--messages", "50", "--pings", "10")
     assert re.search(r"^claim, handle, settle +[\d,]+ messages/s$", printed_text, re.MULTILINE)
+    assert re.search(r"^publish to handler +p50 [\d.]+ ms, p99 [\d.]+ ms, max [\d.]+ ms$", printed_text, re.MULTILINE)
     figures = cli.json("bench", "--messages", "50", "--pings", "10")
     assert (figures["store"], figures["messages"]) == (cli.post.store.kind, 50)
     assert figures["latency_seconds"]["p50"] > 0

@@ -172,9 +172,7 @@ def test_the_store_comes_from_the_environment_if_no_option_names_it(sqlite_cli: 
 
 def test_a_missing_store_is_an_error_that_names_the_option(sqlite_cli: CommandRunner) -> None:
     sqlite_cli.run_bare("stats", code=2)
-    assert "no store was given: use --url or WAYPOST_URL" in sqlite_cli.stderr
-    sqlite_cli.run_bare("queues", "sqlite:///a.db", "--url", "sqlite:///b.db", code=2)
-    assert "two different URLs" in sqlite_cli.stderr
+    assert "no store was given: give its URL" in sqlite_cli.stderr
 
 
 @pytest.mark.parametrize(
@@ -218,8 +216,58 @@ def test_a_url_in_a_wrong_place_is_not_repeated_with_its_password(
     else:
         sqlite_cli.run(*arguments, code=2)
     assert "hunter2" not in sqlite_cli.stderr
-    if arguments[0] in ("stats", "peek") and "--minutes" not in arguments:
-        assert sqlite_cli.stderr.rstrip().endswith("a URL is given with --url")
+    if arguments[0] in ("stats", "publish") and "--minutes" not in arguments:
+        assert "two stores are given, valkey://127.0.0.1:1 and sqlite:///" in sqlite_cli.stderr
+
+
+@pytest.mark.promise("FACE-6")
+@pytest.mark.parametrize(
+    ("arguments", "printed"),
+    [
+        ("stats URL", "orders"),
+        ("stats URL orders", "orders"),
+        ("stats orders URL", "orders"),
+        ("URL stats orders", "orders"),
+        ("peek --state ready URL orders", "hello"),
+        ("dead list URL", "no dead letters"),
+        ("dead list orders URL --by-reason", "no dead letters"),
+        ("publish URL orders 1", "queued"),
+        ("publish orders URL 1", "queued"),
+        ("publish orders 1 URL", "queued"),
+        ("queues URL --url URL", "orders"),
+        ("cancel orders --key sqlite:///key URL", "no such message"),
+        ("timers reschedule --delay 5 URL -- mails sqlite:///key", "sqlite:///key is due"),
+    ],
+)
+def test_the_url_of_a_store_may_stand_anywhere_among_the_arguments(
+    arguments: str, printed: str, sqlite_cli: CommandRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WAYPOST_NAMESPACE", sqlite_cli.namespace)
+    sqlite_cli.post.publish("orders", "hello")
+    sqlite_cli.post.publish("mails", 1, key="sqlite:///key", delay=3600)
+    given = [sqlite_cli.url if one == "URL" else one for one in arguments.split()]
+    assert printed in sqlite_cli.run_bare(*given, code=1 if given[0] == "cancel" else 0)
+
+
+@pytest.mark.promise("FACE-6")
+def test_a_body_of_text_may_be_the_url_of_a_store(sqlite_cli: CommandRunner) -> None:
+    for place in ("first", "last"):
+        given = ["orders", "sqlite:///other.db"]
+        given.insert(0 if place == "first" else 2, sqlite_cli.url)
+        sqlite_cli.run_bare("publish", *given, "--text", "--namespace", sqlite_cli.namespace)
+    assert [message.body for message in sqlite_cli.post.peek("orders")] == ["sqlite:///other.db"] * 2
+
+
+@pytest.mark.promise("FACE-6")
+@pytest.mark.parametrize(
+    "arguments",
+    ["queues ONE TWO", "stats ONE orders TWO", "queues ONE --url TWO", "publish orders 1 ONE TWO", "web ONE TWO",
+     "pipeline run --lake lake ONE --store TWO"],
+)  # fmt: skip
+def test_two_stores_are_refused(arguments: str, sqlite_cli: CommandRunner) -> None:
+    urls = {"ONE": "valkey://user:hunter2@127.0.0.1:1", "TWO": "sqlite:///two.db"}
+    sqlite_cli.run_bare(*(urls.get(one, one) for one in arguments.split()), code=2)
+    assert sqlite_cli.stderr == "waypost: two stores are given, valkey://127.0.0.1:1 and sqlite:///two.db: give one\n"
 
 
 def test_a_custom_schema_is_found(sqlite_cli: CommandRunner, request: pytest.FixtureRequest) -> None:
@@ -381,15 +429,8 @@ def test_a_closed_pipe_ends_a_command_without_output(sqlite_cli: CommandRunner) 
 # ---- formatting --------------------------------------------------------------------------------------------
 
 
-def test_a_table_fits_80_columns_and_never_cuts_an_id() -> None:
-    rows = [("1m7fra5gs06ap4cfk9b5jsq9", 5, "k" * 100, "b" * 500)]
-    lines = output.format_table(("id", "pri", "key", "body"), rows, flexible=(2, 3))
-    assert max(map(len, lines)) <= 80
-    assert lines[1].startswith("1m7fra5gs06ap4cfk9b5jsq9  ")
-
-
 def test_message_text_cannot_move_the_cursor_of_a_terminal() -> None:
-    assert output.shorten("a\x1b[2Jb\r\nc\x07", 80) == r"a\x1b[2Jb c\x07"
+    assert output.one_line("a\x1b[2Jb\r\nc\x07") == r"a\x1b[2Jb c\x07"
 
 
 @pytest.mark.parametrize(

@@ -151,7 +151,7 @@ def test_the_printed_script_makes_the_same_tables(server: PostgresServer, comman
     ("arguments", "code", "reported"),
     [
         ((), 2, "no store was given"),
-        (("postgresql://127.0.0.1:1/a", "--url", "postgresql://127.0.0.1:1/b"), 2, "two different URLs"),
+        (("postgresql://127.0.0.1:1/a", "--url", "postgresql://127.0.0.1:1/b"), 2, "two stores are given"),
         (("postgresql://u:hunter2@127.0.0.1:1/nothing",), 3, "no connection to postgresql://127.0.0.1:1/nothing"),
         (("postgresql+psycopg://u:hunter2@host/a",), 2, "without the +psycopg"),
         (("kafka://u:hunter2@host",), 2, "is not known"),

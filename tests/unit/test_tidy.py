@@ -39,7 +39,6 @@ PLAIN_PAGES = ("docs/how-to", "docs/operations", "docs/reference")
 #: Names that other packages or systems chose.
 GIVEN_NAMES = {
     "scripts/mutants.py": {"NodeVisitor"},  # ast
-    "src/waypost/cli/commands/doctor.py": {"break_long_words"},  # textwrap
     "src/waypost/spark/delta/parquet.py": {"tell"},  # of a file
     "src/waypost/faststream/broker.py": {"ack_policy"},  # FastStream, here and below
     "src/waypost/faststream/message.py": {"ack", "nack"},

@@ -45,8 +45,9 @@ from waypost.cli.commands import (
     workers,
 )
 from waypost.cli.exit_codes import CODES, INTERRUPTED, exit_code_of
-from waypost.cli.options import did_you_mean
+from waypost.cli.options import URLS, did_you_mean
 from waypost.cli.output import escape_lines, redact_secrets, write_stderr
+from waypost.cli.positional_urls import set_url, split_urls
 from waypost.errors import InvalidName, MissingExtra, WaypostError
 
 #: Each module declares the arguments of its command in `add(commands)`, with the function that runs it.
@@ -117,7 +118,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
 EXAMPLES = (
     "waypost publish orders '{\"id\": 7}' --url sqlite:///orders.db",
     "waypost worker shop.queues:post",
-    "WAYPOST_URL=valkey://127.0.0.1:6379 waypost watch",
+    "waypost watch valkey://127.0.0.1:6379",
     "waypost dead redrive orders --reason retries_exhausted --rate 50/s",
     "waypost doctor --json",
 )
@@ -167,8 +168,9 @@ class TopParser(Parser):
             lines += [f"{title}:", *entries, ""] if entries else []
         lines += ["options:", "  -h, --help   this list", "  --version    the release", ""]
         lines += [
-            "Most commands take --url (else WAYPOST_URL), --namespace (WAYPOST_NAMESPACE) and",
-            "--json. Output has colors on a terminal only; NO_COLOR turns them off.",
+            "Most commands take the URL of a store among their arguments, or --url, else",
+            "WAYPOST_URL; --namespace (WAYPOST_NAMESPACE) and --json. Output has colors on a",
+            "terminal only; NO_COLOR turns them off.",
             "",
             "examples:",
             *(f"  {example}" for example in EXAMPLES),
@@ -218,10 +220,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code. An error of the arguments or the store is printed in one sentence."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     output.arguments[:] = given
-    options = make_parser().parse_args(given or ["--help"])
+    parser = make_parser()
+    kept, urls = split_urls(chosen_parser(parser, given), given)
+    options = parser.parse_args(kept or ["--help"])
     options.arguments = given
     run: Callable[[argparse.Namespace], int] = options.run
     try:
+        if urls:
+            set_url(options, urls)
         code = run(options)
         sys.stdout.flush()  # here, where a closed pipe is handled
         return code
@@ -234,7 +240,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except WaypostError as error:
         text = redact_secrets(str(error))
         if isinstance(error, InvalidName) and "://" in text:
-            text += "; a URL is given with --url"
+            text += f"; the URL of a store is {URLS}"
         write_stderr(f"waypost: {text}")
         return exit_code_of(error)
     except KeyboardInterrupt:

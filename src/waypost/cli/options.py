@@ -120,7 +120,7 @@ def add_store(parser: argparse.ArgumentParser, *, positional: bool = False) -> N
         "--url",
         dest="url_option",
         metavar="URL",
-        help="the same" if positional else f"the store: {URLS}; else WAYPOST_URL",
+        help="the same" if positional else f"the store, also without --url before it: {URLS}; else WAYPOST_URL",
     )
     parser.add_argument("--namespace", metavar="NAME", help="the namespace in it; else WAYPOST_NAMESPACE, else wp")
     parser.add_argument("--schema", metavar="NAME", help="PostgreSQL: the schema of the tables, if not public")
@@ -131,10 +131,10 @@ def get_url(options: argparse.Namespace) -> str:
     given: str | None = getattr(options, "url", None)
     option: str | None = options.url_option
     if given and option and given != option:
-        raise CommandError("two different URLs were given; give one", USAGE)
+        raise CommandError(f"two stores are given, {given} and {option}: give one", USAGE)
     url = given or option or os.environ.get("WAYPOST_URL")
     if not url:
-        raise CommandError("no store was given: use --url or WAYPOST_URL, as in --url sqlite:///orders.db", USAGE)
+        raise CommandError(f"no store was given: give its URL ({URLS}), or set WAYPOST_URL", USAGE)
     return url
 
 

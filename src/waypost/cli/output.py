@@ -10,6 +10,7 @@ import re
 import secrets
 import shutil
 import sys
+import unicodedata
 from base64 import b64encode
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -29,6 +30,11 @@ from waypost.views import Event, Stats, to_json
 WIDTH = 80
 #: No column is made narrower than this.
 COLUMN_MIN = 6
+#: The last column of a table stands beside the others if it has this many characters there, otherwise below them.
+BESIDE_MIN = 24
+INDENT = 4
+#: On a terminal a cell takes no more lines than this: a body of a megabyte would be thousands of them.
+CELL_LINES_MAX = 50
 NUMBER = re.compile(r"-?[\d,.]+( ?(ms|s|min|m|h|d|k|M|G))?")
 #: Colors are marked by a random text, and become escape codes only when a line is written: so no escape code in a
 #: message, a key or an error reaches the terminal.
@@ -164,54 +170,147 @@ def with_color(text: str, color: str) -> str:
     return f"⟦{_MARK}{COLORS[color]}⟧{text}⟦{_MARK}0⟧" if uses_color() else text
 
 
-def terminal_width() -> int:
-    """Return the width of the terminal, or 80 without one."""
-    return shutil.get_terminal_size((WIDTH, 24)).columns if sys.stdout.isatty() else WIDTH
+def terminal_width() -> int | None:
+    """Return the width of the terminal (COLUMNS, if it is set), None if stdout is none: there nothing has to fit."""
+    return shutil.get_terminal_size((WIDTH, 24)).columns if sys.stdout.isatty() else None
 
 
-def shorten(text: str, length: int) -> str:
-    """Return the text on one line of at most `length` characters, safe for a terminal."""
-    line = printable(" ".join(text.split()))
-    return line if len(line) <= length else line[: length - 1] + "…"
+def text_width(text: str) -> int:
+    """Return how many columns of a terminal a text takes."""
+    if text.isascii():
+        return len(text)
+    plain = _MARKED.sub("", text)
+    return sum(0 if unicodedata.combining(one) else 1 + (unicodedata.east_asian_width(one) in "WF") for one in plain)
+
+
+def one_line(value: object) -> str:
+    """Return a value on one line, safe for a terminal."""
+    return "–" if value is None else printable(" ".join(str(value).split()))
+
+
+def wrap_text(text: str, width: int, *, break_long: bool = True) -> list[str]:
+    """Split a line into lines of at most `width` columns, between two of its parts where it can.
+
+    `break_long`: a part that is longer than a line is broken; otherwise it stands alone on a line that is too long.
+    """
+    if text_width(text) <= width:
+        return [text]
+    parts = text.lstrip(" ").split(" ")
+    parts[0] = " " * (len(text) - len(text.lstrip(" "))) + parts[0]
+    lines, line = [], ""
+    for part in parts:
+        joined = f"{line} {part}" if line else part
+        if text_width(joined) <= width:
+            line = joined
+            continue
+        if line:
+            lines.append(line.rstrip())
+        while break_long and text_width(part) > width:
+            fits = _count_fitting(part, width)
+            lines.append(part[:fits])
+            part = part[fits:]
+        line = part
+    return [*lines, line] if line else lines
+
+
+def _count_fitting(text: str, width: int) -> int:
+    """Return how many of the first characters fit, at least one."""
+    if text.isascii():
+        return max(1, width)
+    count = 1
+    while count < len(text) and text_width(text[: count + 1]) <= width:
+        count += 1
+    return count
+
+
+def wrap_indented(text: str, indent: int, *, break_long: bool = True) -> list[str]:
+    """Split a text into lines that fit the terminal, indented after the first; one line if there is no terminal."""
+    width = terminal_width()
+    if width is None:
+        return [text]
+    first, *rest = wrap_text(text, max(COLUMN_MIN, width - indent), break_long=break_long) or [""]
+    return [first, *(" " * indent + line for line in rest)]
 
 
 def format_table(
     headers: Sequence[str], rows: Iterable[Sequence[object]], *, flexible: Sequence[int] = (), gap: int = 2
 ) -> list[str]:
-    """Return rows as aligned lines, numbers to the right. Only columns in `flexible` are shortened to fit the width."""
-    texts = [["–" if value is None else printable(" ".join(str(value).split())) for value in row] for row in rows]
-    sizes = [max([len(header), *(len(row[at]) for row in texts)]) for at, header in enumerate(headers)]
+    """Return rows as aligned lines, numbers to the right. Nothing is cut.
+
+    On a terminal, columns in `flexible` become narrower and their texts take several lines. The last column is put
+    below its row if only a few characters beside the others are left for it.
+    """
+    texts = [[one_line(value) for value in row] for row in rows]
+    sizes = [max([text_width(header), *(text_width(row[at]) for row in texts)]) for at, header in enumerate(headers)]
     right = [all(_is_number(row[at]) for row in texts) and bool(texts) for at in range(len(headers))]
-    room = terminal_width() - gap * (len(headers) - 1)
+    room, last = terminal_width(), len(headers) - 1
+    is_below = False
+    if room is not None and sum(sizes) + gap * last > room:
+        left = room - sum(sizes[:last]) - gap * last
+        is_below = last > 0 and last in flexible and left < min(sizes[last], BESIDE_MIN)
+        if is_below:
+            sizes[last] = room - INDENT
+            _make_fit(sizes, [at for at in flexible if at != last], room - gap * (last - 1) + sizes[last])
+        else:
+            _make_fit(sizes, [last] if last in flexible else flexible, room - gap * last)
+    table = [_format_row(row, sizes, right, gap, is_below=is_below) for row in (list(headers), *texts)]
+    return [*(with_color(line, "bold") for line in table[0]), *(line for lines in table[1:] for line in lines)]
+
+
+def _make_fit(sizes: list[int], flexible: Sequence[int], room: int) -> None:
+    """Make the widest of the flexible columns narrower until all fit, or none can be narrower."""
     while sum(sizes) > room:
         widest = max(flexible, key=lambda at: sizes[at], default=-1)
         if widest < 0 or sizes[widest] <= COLUMN_MIN:
-            break
+            return
         sizes[widest] -= 1
-    lines = [_line(headers, sizes, right, gap)]
-    lines += [
-        _line([shorten(text, size) for text, size in zip(row, sizes, strict=True)], sizes, right, gap) for row in texts
+
+
+def _format_row(
+    texts: Sequence[str], sizes: Sequence[int], right: Sequence[bool], gap: int, *, is_below: bool
+) -> list[str]:
+    """Return the lines of one row."""
+    cells = [_wrap_cell(text, size) for text, size in zip(texts, sizes, strict=True)]
+    below = [" " * INDENT + line for line in cells.pop() if line not in ("", "–")] if is_below else []
+    lines = [
+        (" " * gap)
+        .join(
+            _align(cell[number] if number < len(cell) else "", size, is_right)
+            for cell, size, is_right in zip(cells, sizes, right, strict=False)
+        )
+        .rstrip()
+        for number in range(max(map(len, cells)))
     ]
-    return [with_color(lines[0], "bold"), *lines[1:]]
+    return [*lines, *below]
+
+
+def _wrap_cell(text: str, size: int) -> list[str]:
+    """Return the lines of a cell; of a very long text the beginning, and how much more there is."""
+    lines = wrap_text(text, size)
+    if len(lines) <= CELL_LINES_MAX:
+        return lines or [""]
+    kept = lines[:CELL_LINES_MAX]
+    return [*kept, *wrap_text(f"(and {len(text) - sum(map(len, kept)):,} more characters)", size)]
+
+
+def _align(text: str, size: int, is_right: bool) -> str:
+    spaces = " " * (size - text_width(text))
+    return spaces + text if is_right else text + spaces
 
 
 def _is_number(text: str) -> bool:
     return text == "–" or NUMBER.fullmatch(text) is not None
 
 
-def _line(values: Sequence[str], sizes: Sequence[int], right: Sequence[bool], gap: int) -> str:
-    cells = [
-        f"{value:>{size}}" if is_right else f"{value:{size}}"
-        for value, size, is_right in zip(values, sizes, right, strict=True)
-    ]
-    return (" " * gap).join(cells).rstrip()
-
-
 def format_pairs(pairs: Iterable[tuple[str, object]]) -> list[str]:
-    """Return aligned names and values, one pair a line."""
+    """Return aligned names and values, one pair a line; on a terminal a long value takes several."""
     texts = [(printable(name), "–" if value is None else printable(str(value))) for name, value in pairs]
     size = max((len(name) for name, _ in texts), default=0)
-    return [f"{name:{size}}  {value}".rstrip() for name, value in texts]
+    lines = []
+    for name, value in texts:
+        first, *rest = wrap_indented(value, size + 2)
+        lines += [f"{name:{size}}  {first}".rstrip(), *rest]
+    return lines
 
 
 # ---- messages, events and queues ---------------------------------------------------------------------------------

@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
     write(f"claim, handle, settle {measured['drain_per_second']:>9,.0f} messages/s")
     for name, title in (("publish_seconds", "one publish"), ("latency_seconds", "publish to handler")):
         one = {which: seconds * 1000 for which, seconds in measured[name].items()}
-        write(f"{title:21} {one['p50']:>9.2f} ms half, {one['p99']:.2f} ms 99 in 100, {one['max']:.2f} ms at most")
+        write(f"{title:21} p50 {one['p50']:.2f} ms, p99 {one['p99']:.2f} ms, max {one['max']:.2f} ms")
     return 0
 
 

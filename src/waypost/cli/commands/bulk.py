@@ -127,12 +127,12 @@ def run_list(options: argparse.Namespace) -> int:
         write("no bulk actions")
     else:
         rows = [
-            (one.id, str(format_time(one.started_at))[:19], one.user, one.verb, one.queue, one.state, f"{one.done:,}",
-             f"{one.total:,}")
+            (one.id, one.verb, one.queue, one.state, f"{one.done:,}", f"{one.total:,}",
+             f"{str(format_time(one.started_at))[:19]} by {one.user}")
             for one in found
         ]  # fmt: skip
-        heads = ("id", "started (UTC)", "who", "verb", "queue", "state", "done", "at start")
-        for line in format_table(heads, rows, flexible=(2, 4)):
+        heads = ("id", "verb", "queue", "state", "done", "at start", "started (UTC)")
+        for line in format_table(heads, rows, flexible=(2, 6)):
             write(line)
     return 0
 

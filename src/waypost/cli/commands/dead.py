@@ -106,7 +106,8 @@ def run_list(options: argparse.Namespace) -> int:
     ]  # fmt: skip
     head = ("queue", "id", "died (UTC)", "reason", "del", "error")
     first = 0 if options.queue is None else 1  # the queue is a column where there may be several
-    for line in format_table(head[first:], [row[first:] for row in rows], flexible=(3 - first, 5 - first)):
+    flexible = [at - first for at in (0, 3, 5) if at >= first]
+    for line in format_table(head[first:], [row[first:] for row in rows], flexible=flexible):
         write(line)
     if kept > len(found):
         write(f"{len(found):,} of {format_count(kept, 'dead letter')}")

@@ -10,7 +10,7 @@ from waypost.cli.action_log import Entry, logged_action
 from waypost.cli.doctor_checks import check_store
 from waypost.cli.exit_codes import FOUND, exit_code_of
 from waypost.cli.options import add_command, make_client
-from waypost.cli.output import quiet_log, terminal_width, with_color, write, write_json
+from waypost.cli.output import one_line, quiet_log, with_color, wrap_indented, write, write_json
 from waypost.cli.prompts import add_yes, confirm
 from waypost.client import Waypost
 from waypost.errors import WaypostError
@@ -84,16 +84,11 @@ def mend_entry(options: argparse.Namespace, post: Waypost) -> AbstractContextMan
 def print_finding(finding: Finding) -> None:
     """Print one finding, and below it what to do."""
     mark, color = MARKS[finding.level]
-    for line in wrap_text(f"{finding.check}: {finding.found}", 6):
-        write(f"{with_color(mark, color)} {line}" if line[:1] != " " else line)
+    # A path or a command that is longer than a line is not broken: it is there to be copied.
+    first, *rest = wrap_indented(one_line(f"{finding.check}: {finding.found}"), 6, break_long=False)
+    write(f"{with_color(mark, color)} {first}")
     if finding.advice:
-        for line in wrap_text(f"→ {finding.advice}", 8):
-            write(line if line.startswith(" ") else f"      {line}")
-
-
-def wrap_text(text: str, indent: int) -> list[str]:
-    """Split a text into lines that fit, indented after the first."""
-    from textwrap import wrap
-
-    first, *rest = wrap(text, terminal_width() - indent, break_long_words=False) or [""]
-    return [first, *(" " * indent + line for line in rest)]
+        advice, *more = wrap_indented(one_line(f"→ {finding.advice}"), 8, break_long=False)
+        rest += [f"      {advice}", *more]
+    for line in rest:
+        write(line)

@@ -32,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
         write_json(found)
     elif found:
         rows = [(one.queue, one.id, one.state or one.ended or "known by its journal") for one in found]
-        for line in format_table(("queue", "id", "state"), rows):
+        for line in format_table(("queue", "id", "state"), rows, flexible=(0,)):
             write(line)
     else:
         write_stderr("waypost: no queue and no journal has it" if options.key is None else "waypost: no queue has it")

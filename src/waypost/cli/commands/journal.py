@@ -10,12 +10,13 @@ from typing import Any
 
 from waypost.cli.options import add_command, integer_between, open_client
 from waypost.cli.output import (
+    INDENT,
     event_json,
     format_event,
     format_time,
+    one_line,
     print_events,
-    shorten,
-    terminal_width,
+    wrap_indented,
     write,
     write_json,
 )
@@ -108,8 +109,10 @@ def follow(post: Waypost, options: argparse.Namespace, after: int, count: int) -
                 write_json(event_json(event))
             else:
                 at = str(format_time(event.at))[:23]
-                line = f"{event.number}  {at}  {event.event}  {event.message_id or '–'}  {format_event(event)}"
-                write(shorten(line, terminal_width()))
+                more = one_line(format_event(event))
+                text = f"{event.number}  {at}  {event.event}  {event.message_id or '–'}  {more}"
+                for line in wrap_indented(text, INDENT):
+                    write(line)
         sys.stdout.flush()
         after = page.last
         if count >= limit:

@@ -9,7 +9,7 @@ from typing import Any
 from waypost.cli.action_log import logged_action
 from waypost.cli.exit_codes import FOUND, USAGE, CommandError
 from waypost.cli.options import add_command, open_client
-from waypost.cli.output import terminal_width, write, write_json
+from waypost.cli.output import INDENT, wrap_indented, write, write_json
 from waypost.formatting import format_call
 from waypost.views import ActionUndo, RegisteredWorker
 
@@ -97,9 +97,4 @@ def format_workers(found: Sequence[RegisteredWorker], unserved: Sequence[str]) -
     lines.append({0: "no workers", 1: "1 worker"}.get(len(found), f"{len(found)} workers"))
     if unserved:
         lines.append(f"served by no worker: {', '.join(unserved)}")
-    return [cut_to_width(line) for line in lines]
-
-
-def cut_to_width(line: str) -> str:
-    """Shorten a line to the width of the terminal."""
-    return line if len(line) <= terminal_width() else line[: terminal_width() - 1] + "…"
+    return [part for line in lines for part in wrap_indented(line, 2 * INDENT)]
