@@ -146,7 +146,7 @@ def test_a_table_keeps_every_character(columns: int, monkeypatch: pytest.MonkeyP
     assert row[0] in joined
 
 
-def test_a_very_long_cell_says_how_much_more_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_very_long_cell_ends_with_how_much_more_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output, "terminal_width", lambda: 60)
     lines = output.format_table(("id", "body"), [("a", "x" * 1_000_000)], flexible=(1,))
     assert len(lines) < 60
