@@ -28,7 +28,7 @@ from tests.xdist_groups import Groups
 from waypost.testing.postgres import PostgresServer
 from waypost.testing.servers import ValkeyServer
 
-pytest_plugins = ["waypost.testing.plugin"]
+pytest_plugins = ["waypost.testing.plugin", "pytest_waypost"]
 
 #: How many tests were not run, by what they need.
 NOT_RUN = pytest.StashKey[Counter[str]]()

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, TypeVar
 
 from waypost.client.async_client import AsyncWaypost
+from waypost.client.base import BaseClient
 from waypost.client.options import ScheduleKeywords
 from waypost.client.sync_client import Waypost
+from waypost.middleware import Middleware
 from waypost.operations.flow import ClientContext, Flow
 from waypost.operations.schedules import make_spec
 from waypost.schedule.rule import Timeline
 from waypost.schedule.schedule import Schedule
 from waypost.schedule.zones import zone_of
-from waypost.store.port import Executor
+from waypost.store.port import Executor, Store
+from waypost.store_time import StoreTime
 from waypost.times import to_datetime, to_ms
 from waypost.worker.handler import Handler
 
@@ -81,3 +84,59 @@ def store_answers_sync(post: Waypost) -> int:
 def check_handled(post: AsyncWaypost, queue: str) -> None:
     """Raise `UnknownQueue` if the client is strict and this queue was not declared to it."""
     post._registry.check_handled(queue)
+
+
+def replace_store(post: BaseClient, store: Store, time: StoreTime) -> Callable[[], None]:
+    """Let a client use another store, with its handlers, schedules and middleware; return what undoes it.
+
+    The object stays the same, so that modules that have imported it use the other store too. `time` is the store's.
+    """
+    before = post.__dict__
+    context: ClientContext = before["_context"]
+    post.__dict__ = {}
+    try:
+        BaseClient.__init__(post, store=store, retry_budget=context.retry_budget, redact=context.redact)
+    except BaseException:
+        post.__dict__ = before
+        raise
+    post._registry, post._declared, post._relays = before["_registry"], before["_declared"], before["_relays"]
+    post._context.name_of, post._context.on_event = post._registry.name, context.on_event
+    post._session.time = time
+
+    def undo() -> None:
+        # Workers that still run keep what they have.
+        post._wakeups.close()
+        post.__dict__ = before
+
+    return undo
+
+
+def begin_test_publishes(post: BaseClient, middleware: Middleware) -> Callable[[], None]:
+    """Put a middleware around all publishes of a client, outermost; return what undoes it."""
+    registry = post._registry
+    registry.middleware = (middleware, *registry.middleware)
+
+    def undo() -> None:
+        registry.middleware = tuple(one for one in registry.middleware if one is not middleware)
+
+    return undo
+
+
+def handlers_to_test(post: BaseClient) -> list[Handler]:
+    """Return the handlers of a client without its relays, which would send to other systems."""
+    return [handler for handler in post.handlers if handler.queue not in post._relays]
+
+
+def flow_context(post: BaseClient) -> ClientContext:
+    """What the operations of a client of either mode share."""
+    return post._context
+
+
+def count_declared(post: BaseClient) -> int:
+    """Return how many schedules decorators have declared so far."""
+    return len(post._declared)
+
+
+def save_declared(post: BaseClient) -> Flow[None]:
+    """Save the schedules that decorators declared, as a worker does when it starts."""
+    return post._save_declared(post._context, [one.queue for one in post._declared.values()])

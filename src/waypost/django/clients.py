@@ -25,6 +25,8 @@ class _Process:
         self.client: Waypost | None = None
         #: Calls that use the client at this moment.
         self.calls = 0
+        #: The client of a test, in place of the process's own.
+        self.replaced: Waypost | None = None
 
 
 _process = _Process()
@@ -47,6 +49,8 @@ def client() -> Waypost:
 def _current_client(chosen: Configuration) -> Waypost:
     """Return the open client of this process; the caller holds the lock."""
     process = _process
+    if process.replaced is not None:
+        return process.replaced
     # A forked child has to have its own, and tests change the name of the database.
     identity = (os.getpid(), database_name(chosen.database) if chosen.url is None else None)
     if process.client is None or process.identity != identity:
@@ -83,8 +87,14 @@ def use_client() -> Iterator[Waypost]:
     finally:
         with _process.lock:
             _process.calls -= 1
-            if _process.calls == 0 and is_test_run():
+            if _process.calls == 0 and is_test_run() and post is not _process.replaced:
                 post.close()
+
+
+def replace_client(post: Waypost | None) -> None:
+    """Let all of this process use the client of a test; None: its own again."""
+    with _process.lock:
+        _process.replaced = post
 
 
 def is_test_run() -> bool:

