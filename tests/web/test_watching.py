@@ -12,10 +12,13 @@ import pytest
 
 from waypost import AsyncWaypost, Waypost
 from waypost.store.memory import MemoryStore
+from waypost.web import reading, search
 from waypost.web.alerts import queue_alerts, sentence
 from waypost.web.charts import WIDTH, make_chart, timeline_bars
-from waypost.web.documents import Minute
+from waypost.web.documents import Minute, PreviewQuery, QueuesQuery, SearchQuery
 from waypost.web.figures import HistoryEvent, figures_of
+from waypost.web.reading import Place
+from waypost.web.schedule_views import read_preview
 from waypost.web.timeline import make_timeline
 from waypost.web.watching import NOTIFICATIONS_MAX, READ_TOGETHER, STREAMS_MAX, Change, StoreWatch
 
@@ -192,6 +195,99 @@ def test_requests_to_a_store_that_hangs_wait_together(monkeypatch: pytest.Monkey
     assert failed is not None
     assert "has not answered" in failed
     assert healed is None
+
+
+def test_what_follows_from_figures_is_computed_once_for_each_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, computed = Clock(monkeypatch), list[str]()
+
+    def note(figures: Any, workers: Any, *, is_unserved: bool) -> Any:
+        computed.append(figures.name)
+        return queue_alerts(figures, workers, is_unserved=is_unserved)
+
+    monkeypatch.setattr("waypost.web.watching.alerts.queue_alerts", note)
+
+    async def read_often() -> tuple[int, int, int]:
+        _, watch, post = await make_watch(QUEUES)
+        place = Place("main", post, watch)
+        await reading.health(place)
+        first = len(computed)
+        clock.now += 0.5
+        for _ in range(3):
+            await reading.queues(place, QueuesQuery())
+            await reading.health(place)
+        again = len(computed) - first
+        await post.publish("q007", 2)
+        await watch.read_queue("q007")
+        await reading.health(place)
+        return first, again, len(computed) - first - again
+
+    assert asyncio.run(read_often()) == (QUEUES, 0, 1)
+
+
+def test_a_request_reads_the_queues_that_it_shows_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+
+    async def read_the_last_page() -> tuple[list[str], set[str], int]:
+        store, watch, post = await make_watch(600)
+        await read_all(watch)
+        clock.now += 30.0
+        monkeypatch.setattr(store.inner, "stats", slowly(clock, store.inner.stats))
+        before = clock.now
+        listed = await reading.queues(Place("main", post, watch), QueuesQuery(order="name", cursor="550"))
+        fresh = {name for name, one in watch.readings.items() if one.read_at >= before}
+        return [one.name for one in listed.queues], fresh, len(fresh)
+
+    shown, fresh, count = asyncio.run(read_the_last_page())
+    assert len(shown) == 50
+    assert set(shown) <= fresh, "what the page shows is older than what it does not show"
+    assert count < 600, "a request reads all queues"
+
+
+def test_figures_of_an_hour_ago_are_read_in_the_background_after_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    monkeypatch.setattr("waypost.web.watching.BACKGROUND_PAUSE_SECONDS", 0.0)
+
+    async def come_back() -> tuple[int, int]:
+        store, watch, _ = await make_watch(600)
+        await read_all(watch)
+        clock.now += 3_600.0
+        monkeypatch.setattr(store.inner, "stats", slowly(clock, store.inner.stats))
+        await watch.refresh()
+        at_once = sum(one.read_at > clock.now - 60 for one in watch.readings.values())
+        assert watch._background is not None
+        await watch._background
+        return at_once, sum(one.read_at > clock.now - 60 for one in watch.readings.values())
+
+    at_once, later = asyncio.run(come_back())
+    assert at_once < 600
+    assert later == 600
+
+
+def test_pages_that_show_no_figures_read_none() -> None:
+    async def read_pages() -> tuple[int, int]:
+        store, watch, post = await make_watch(QUEUES)
+        place, read = Place("main", post, watch), list[str]()
+        await read_all(watch)
+        stats = store.inner.stats
+        store.inner.stats = lambda queue, **options: read.append(queue) or stats(queue, **options)  # type: ignore[func-returns-value]
+        watch._listed_at = watch._refreshed_at = float("-inf")
+        for one in watch.readings.values():
+            one.read_at = 0.0
+        await read_preview(place, PreviewQuery(cron="0 9 * * *"))
+        await watch.list_names()
+        await search.search(place, SearchQuery(id="0" * 24), bodies=True)
+        none = len(read)
+        found = await reading.named_queues(place, "Q00")
+        assert [one.name for one in found] == [f"q00{number}" for number in range(10)]
+        return none, len(read)
+
+    assert asyncio.run(read_pages()) == (0, 10)
+
+
+async def read_all(watch: StoreWatch) -> None:
+    """Read every queue once."""
+    while not watch.names or watch.unread:
+        await watch._tick()
 
 
 def slowly(clock: Clock, stats: Any) -> Any:

@@ -119,21 +119,24 @@ def is_late(schedule: Schedule, at: datetime) -> bool:
 def sentence(
     queues: Mapping[str, Sequence[Alert]], others: Sequence[Alert], *, unread: int, handled: int
 ) -> tuple[Level, str]:
-    """Whether anything is wrong, in one sentence."""
-    worst = max((level_of([*others]), *(level_of(found) for found in queues.values())), key=LEVELS.index)
+    """Whether anything is wrong, in one sentence. Of queues that are equally bad the first one is named."""
+    ranks = {name: LEVELS.index(level_of(found)) for name, found in queues.items()}
+    other = LEVELS.index(level_of(others))
+    worst = LEVELS[max(other, *ranks.values(), 0)]
     if worst in ("calm", "note"):
         if not queues and not unread:
             return worst, "All is well: the store is empty."
         done = f"{format_count(handled, 'message')} handled in the last {RECENT_MINUTES} minutes"
         rest = f"; {unread:,} not read yet" if unread else ""
         return worst, f"All is well: {format_count(len(queues), 'queue')}, {done}{rest}."
-    concerned = {name: found for name, found in queues.items() if LEVELS.index(level_of(found)) >= 2}
-    if others and LEVELS.index(level_of(others)) >= 2:
+    concerned = [name for name, rank in ranks.items() if rank >= 2]
+    if other >= 2:
         first = next(alert for alert in others if LEVELS.index(alert.level) >= 2)
         more = f", and {format_count(len(concerned), 'queue needs', 'queues need')} attention" if concerned else ""
         return worst, f"{first.text[:1].upper()}{first.text[1:]}{more}."
-    name, found = max(concerned.items(), key=lambda one: LEVELS.index(level_of(one[1])))
+    name = max(concerned, key=ranks.__getitem__)
+    text = queues[name][0].text
     if len(concerned) == 1:
-        return worst, f"Queue {name} needs attention: {found[0].text}."
+        return worst, f"Queue {name} needs attention: {text}."
     need = f"{len(concerned):,} of {format_count(len(queues), 'queue')} need attention"
-    return worst, f"{need}, first {name}: {found[0].text}."
+    return worst, f"{need}, first {name}: {text}."

@@ -94,6 +94,8 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         runner.start(forever=True)
+        for place in places.values():
+            place.watch.read_in_background()
         yield
         await runner.close()
         for place in places.values():

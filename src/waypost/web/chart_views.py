@@ -95,8 +95,8 @@ async def show_charts(visit: Visit) -> Response:
     wanted = list(dict.fromkeys(name.strip() for name in given.getlist("queue") if name.strip()))[:COMPARED_MAX]
     minutes = given.get("minutes", "1440")
     length = int(minutes) if minutes in CHART_MINUTES else 1_440
-    names = list((await reading.queues(visit.here, documents.QueuesQuery(limit=documents.PAGE_LIMIT_MAX))).queues)
-    chosen = wanted or [one.name for one in names[:1]]
+    names = (await visit.here.watch.list_names())[: documents.PAGE_LIMIT_MAX]
+    chosen = wanted or names[:1]
     found: list[documents.QueueHistory] = []
     if chosen:
         query = documents.ChartsQuery(queues=",".join(chosen), minutes=length)
@@ -104,7 +104,7 @@ async def show_charts(visit: Visit) -> Response:
     rows = draw_charts(found, length) if found else []
     return visit.draw(
         "charts.html", title="Charts", saved=await visit.saved_filters(),
-        found=found, rows=rows, chosen=chosen, names=[one.name for one in names],
+        found=found, rows=rows, chosen=chosen, names=names,
         chart_minutes=CHART_MINUTES, minutes=str(length), most=COMPARED_MAX,
         hours=[hourly(one, length) for one in found],
         charts_url=lambda queues, minutes: (

@@ -35,6 +35,8 @@ from waypost.web.worker_views import show_worker
 
 FOLDER = Path(__file__).parent
 NOTICE_COOKIE = "waypost_notice"
+#: A queue that was read longer ago than this has that said beside its figures.
+OLD_SECONDS = 15.0
 LISTED_STATES = ("ready", "leased", "delayed", "waiting", "dead", "done")
 
 View = Callable[["Visit"], Awaitable[Response]]
@@ -149,6 +151,7 @@ async def show_stores(visit: Visit) -> Response:
 async def show_overview(visit: Visit) -> Response:
     """Is anything wrong?"""
     query = visit.query(documents.QueuesQuery)
+    await reading.refresh_page(visit.here, query)
     health = await reading.health(visit.here)
     if visit.here.watch.error is not None and not visit.here.watch.readings:
         return visit.draw("overview.html", title="Queues", health=health, listed=None, query=query, worst=None)
@@ -160,6 +163,7 @@ async def show_overview(visit: Visit) -> Response:
         "overview.html", title="Queues", health=health, listed=listed, query=query, recent_minutes=RECENT_MINUTES,
         worst=worst if worst is not None and worst.level in ("warning", "alarm") else None,
         sparklines={queue.name: make_sparkline(readings[queue.name].figures) for queue in listed.queues},
+        ages={queue.name: visit.here.watch.age(queue.name) for queue in listed.queues}, old_seconds=OLD_SECONDS,
     )  # fmt: skip
 
 
@@ -229,10 +233,10 @@ async def show_search(visit: Visit) -> Response:
             # No queue is named after a message: its figures need not be read for this.
             return visit.go(visit.url(".", "queues", found.found[0].queue, "messages", found.found[0].id))
         if by != chosen:
-            queues = (await reading.queues(visit.here, documents.QueuesQuery(name_contains=wanted[:128]))).queues
+            queues = await reading.named_queues(visit.here, wanted[:128])
             if found is not None and len(found.found) == 1 and not queues:
                 return visit.go(visit.url(".", "queues", found.found[0].queue, "messages", found.found[0].id))
-    names = sorted(visit.here.watch.readings)[: documents.PAGE_LIMIT_MAX]
+    names = (await visit.here.watch.list_names())[: documents.PAGE_LIMIT_MAX]
     return visit.draw(
         "search.html", title=f"Search: {wanted}" if wanted else "Search", wanted=wanted, by=chosen, queue=queue,
         found=found, queues=queues, wrong=wrong, names=names,

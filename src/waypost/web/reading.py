@@ -90,22 +90,19 @@ async def health(place: Place) -> documents.Health:
     """Whether anything is wrong."""
     watch = place.watch
     await watch.refresh()
-    figures = [reading.figures for reading in watch.readings.values()]
-    at = max((one.at for one in figures), default=None)
-    others = alerts.store_alerts(watch.workers, watch.schedules, at, watch.error)
-    first = worst_queue(place)
+    totals = watch.totals()
+    others = alerts.store_alerts(watch.workers, watch.schedules, totals.at, watch.error)
     # The sentence names the queue that the list begins with.
-    by_queue = {name: watch.alerts(name) for name in dict.fromkeys([*([first] if first else []), *watch.readings])}
-    handled = sum(one.recent("done") for one in figures)
-    level, sentence = alerts.sentence(by_queue, others, unread=watch.unread, handled=handled)
+    by_queue = {name: watch.alerts(name) for name in watch.ranked()}
+    level, sentence = alerts.sentence(by_queue, others, unread=watch.unread, handled=totals.handled)
     return documents.Health(
         level=level,
         sentence=sentence,
         queues=len(watch.names),
         unread=watch.unread,
-        ready=sum(one.ledger.ready for one in figures),
-        running=sum(one.ledger.leased for one in figures),
-        dead=sum(one.ledger.dead_kept for one in figures),
+        ready=totals.ready,
+        running=totals.running,
+        dead=totals.dead,
         workers=len(watch.workers),
         alerts=others,
     )
@@ -113,13 +110,12 @@ async def health(place: Place) -> documents.Health:
 
 def queue_document(place: Place, name: str) -> documents.Queue:
     """A queue of the list, from figures that were read."""
-    figures = place.watch.readings[name].figures
-    found = place.watch.alerts(name)
+    figures, found = place.watch.readings[name].figures, place.watch.assess(name)
     ledger = figures.ledger
     return documents.Queue(
         name=name,
-        level=alerts.level_of(found),
-        alerts=found,
+        level=found.level,
+        alerts=found.alerts,
         paused=figures.paused,
         ready=ledger.ready,
         delayed=ledger.delayed,
@@ -134,31 +130,43 @@ def queue_document(place: Place, name: str) -> documents.Queue:
     )
 
 
-def alert_order(place: Place, name: str) -> tuple[Any, ...]:
-    """Those with alerts first: the worst level, then the longest wait, then the most dead letters, then by name."""
-    figures = place.watch.readings[name].figures
-    level = alerts.LEVELS.index(alerts.level_of(place.watch.alerts(name)))
-    return -level, -(figures.oldest_ready or 0.0), -figures.ledger.dead_kept, name
-
-
 def worst_queue(place: Place) -> str | None:
     """The queue that needs attention first; None if none was read."""
-    return min(place.watch.readings, key=lambda name: alert_order(place, name), default=None)
+    return next(iter(place.watch.ranked()), None)
 
 
 async def queues(place: Place, query: documents.QueuesQuery) -> documents.Queues:
-    """A page of queues."""
-    await place.watch.refresh()
+    """A page of queues. Those that it shows are read first."""
+    await refresh_page(place, query)
     if place.watch.error is not None and not place.watch.readings:
         raise Problem(503, "store-unavailable", place.watch.error, headers={"Retry-After": str(RETRY_SECONDS)})
-    wanted = query.name_contains.lower()
-    names = sorted(name for name in place.watch.readings if wanted in name.lower())
-    if query.order == "alerts":
-        names.sort(key=lambda name: alert_order(place, name))
+    names = chosen_queues(place, query)
     start = read_offset(query.cursor, len(names))
     page = [queue_document(place, name) for name in names[start : start + query.limit]]
     end = start + len(page)
     return documents.Queues(queues=page, total=len(names), next=str(end) if end < len(names) else None)
+
+
+async def refresh_page(place: Place, query: documents.QueuesQuery) -> None:
+    """Have the queues read that a page shows, as far as that is known before, and then others."""
+    names = chosen_queues(place, query)
+    start = read_offset(query.cursor, len(names))
+    await place.watch.refresh(names[start : start + query.limit])
+
+
+def chosen_queues(place: Place, query: documents.QueuesQuery) -> list[str]:
+    """The names of the queues that were read and that a query means, in its order."""
+    ordered = place.watch.ranked() if query.order == "alerts" else sorted(place.watch.readings)
+    wanted = query.name_contains.lower()
+    return [name for name in ordered if wanted in name.lower()] if wanted else ordered
+
+
+async def named_queues(place: Place, text: str) -> list[documents.Queue]:
+    """Queues whose name contains a text, as many as a page shows; only these are read."""
+    wanted = text.lower()
+    names = [name for name in await place.watch.list_names() if wanted in name.lower()][: documents.PAGE_LIMIT]
+    await place.watch.read_some(names)
+    return [queue_document(place, name) for name in names if name in place.watch.readings]
 
 
 def read_offset(cursor: str | None, length: int) -> int:
@@ -409,7 +417,7 @@ async def search(place: Place, id: str) -> documents.SearchAnswer:
             found = await place.post.find(id)
         except InvalidInput:
             raise Problem(422, "invalid-id", f"{id!r} is not the id of a message: an id has 24 characters") from None
-        names = await place.post.queues()
+    names = await place.watch.list_names()
     return documents.SearchAnswer(
         query=id,
         by="id",

@@ -44,9 +44,10 @@ def preview(query: documents.PreviewQuery, now: datetime) -> documents.ScheduleP
 
 
 async def store_now(place: reading.Place) -> datetime:
-    """The store's time, as of a queue that was read lately; else that of this machine."""
-    await place.watch.refresh()
-    return max((one.figures.at for one in place.watch.readings.values()), default=datetime.now(UTC))
+    """The store's time, by a queue that was read; else that of this machine."""
+    if not place.watch.readings:
+        await place.watch.refresh()
+    return place.watch.store_now() or datetime.now(UTC)
 
 
 async def read_preview(place: reading.Place, query: documents.PreviewQuery) -> documents.SchedulePreview:
