@@ -135,6 +135,52 @@ def test_a_redrive_does_not_read_letters_again_that_it_has_passed(
     assert calls_of("evalsha") - before <= 1 + CALLS + 3 + 1
 
 
+@pytest.mark.promise("TIMER-1", "QUEUE-8")
+def test_a_listing_of_timers_due_together_reads_each_once_though_every_cursor_is_gone(
+    plain_bench: Bench, calls_of: Callable[[str], int]
+) -> None:
+    for _ in range(0, ENTRIES, CHUNK_MESSAGES_MAX):
+        plain_bench.publish_count(CHUNK_MESSAGES_MAX, delay=600)
+    count = plain_bench.stats().ledger.delayed
+    before, listed, cursor, pages = calls_of("hget"), list[str](), None, 0
+    ranges = calls_of("zrange")
+    while True:
+        page = plain_bench.run(plain_bench.store.peek(QUEUE, "delayed", 200, cursor=cursor))
+        listed += [stored.id for stored in page.messages]
+        cursor, pages = page.cursor, pages + 1
+        if cursor is None:
+            break
+        assert plain_bench.cancel(listed[-1]) == "cancelled"
+    assert len(listed) == len(set(listed)) == count
+    # Some fields of each message, and of each message that is cancelled.
+    assert calls_of("hget") - before <= 6 * count
+    # A search in two halves for each page, its parts, and what a cancel reads.
+    assert calls_of("zrange") - ranges <= pages * (count.bit_length() + 6)
+
+
+@pytest.mark.promise("DEAD-2", "QUEUE-8")
+def test_a_redrive_goes_on_behind_its_cursor_when_that_letter_has_died_again(plain_bench: Bench) -> None:
+    ids = sorted(bury(plain_bench, SCANNED_MAX + 2, "of another kind"))
+    wanted = bury(plain_bench, 1, "of this kind")
+
+    def redrive(cursor: str | None) -> Any:
+        operation = plain_bench.operation(QUEUE)
+        return plain_bench.run(
+            plain_bench.store.redrive(QUEUE, 1, operation, reason="of this kind", cursor=cursor)
+        ).result
+
+    first = redrive(None)
+    assert first.cursor is not None
+    last = first.cursor.rpartition(" ")[2]
+    assert last in ids
+    plain_bench.after(1)
+    plain_bench.redrive(last)
+    (lease,) = plain_bench.claim(1)
+    plain_bench.settle(lease, "dead", reason="of another kind")
+    found = redrive(first.cursor)
+    assert [*first.moved, *found.moved] == wanted
+
+
 @pytest.mark.promise("CHAIN-2")
 def test_outgoing_entries_that_cannot_be_decoded_are_read_in_bounded_calls(
     plain_bench: Bench, inside: Inside, calls_of: Callable[[str], int]

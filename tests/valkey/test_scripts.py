@@ -69,7 +69,10 @@ CONSTANTS = {
 }  # fmt: skip
 
 #: Parts that scripts include.
-PARTS = {"base", "wake", "shared", "moves", "accept", "chains", "drafts", "once", "register", "leader", "known_answer"}
+PARTS = {
+    "base", "wake", "shared", "moves", "accept", "chains", "drafts", "once", "register", "leader", "known_answer",
+    "cursor",
+}  # fmt: skip
 #: Keys that depend on an argument, and the line in the opening of a script that can touch those of chains.
 DERIVED = {"window:<key>", "result:<id>", "end:<id>", "leader:<role>"}
 OF_CHAINS = "the keys of chains"

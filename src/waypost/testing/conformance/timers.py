@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from waypost.checks import DUE_MS_MAX
@@ -131,6 +133,21 @@ class TestReschedule:
         assert bench.reschedule(ids[2], delay=600) == "moved"
         rest = bench.run(bench.store.peek("orders", "delayed", 9, cursor=page.cursor))
         assert [stored.id for stored in rest.messages] == [*ids[3:], ids[2]]
+
+    @pytest.mark.promise("TIMER-1", "QUEUE-8")
+    def test_a_listing_of_timers_due_together_goes_on_where_it_was_when_its_last_one_is_gone(
+        self, bench: Bench
+    ) -> None:
+        ids = sorted(bench.publish(delay=10).id for _ in range(7))
+        remove: Callable[[str], object]
+        for remove in (bench.cancel, lambda id: bench.reschedule(id, delay=600)):
+            page = bench.run(bench.store.peek("orders", "delayed", 3))
+            first = [stored.id for stored in page.messages]
+            assert first == ids[:3]
+            remove(first[-1])
+            rest = bench.run(bench.store.peek("orders", "delayed", 9, cursor=page.cursor))
+            assert [stored.id for stored in rest.messages if stored.ready_ms == page.messages[0].ready_ms] == ids[3:]
+            ids.remove(first[-1])
 
     @pytest.mark.promise("TIMER-1")
     def test_a_timer_without_a_key_is_moved_by_its_id(self, bench: Bench) -> None:

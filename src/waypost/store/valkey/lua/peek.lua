@@ -8,6 +8,7 @@
 -- Reply: cursor or '', then score, value, state and failure of each.
 
 -- include moves
+-- include cursor
 
 open_queue()
 local state, limit, cursor = ARGV[FIRST_ARGUMENT], tonumber(ARGV[FIRST_ARGUMENT + 1]), ARGV[FIRST_ARGUMENT + 2]
@@ -83,13 +84,7 @@ if ids then
   return reply
 end
 
-local start = 0
-if cursor ~= '' then
-  local score, member = string.match(cursor, '^(%S+) (.*)$')
-  local rank = call('ZSCORE', place, member) == score and call('ZRANK', place, member)
-  -- A cursor whose message has moved on: begin with those that share its score, none is left out.
-  start = rank and rank + 1 or call('ZCOUNT', place, '-inf', '(' .. score)
-end
+local start = cursor ~= '' and rank_behind(place, cursor) or 0
 local seen, last_score, last_id = 0, nil, nil
 while found < limit and seen < SCANNED_MAX and bytes < CHUNK_BYTES_MAX do
   local page = call('ZRANGE', place, start, start + 199, 'WITHSCORES')

@@ -8,6 +8,7 @@
 -- Reply: '1' if more match and behind it the cursor or '', the ids made ready in one text, those left dead in another, then the sleepers to wake.
 
 -- include moves
+-- include cursor
 
 local first = first_result()
 if first then return cmsgpack.unpack(first) end
@@ -45,13 +46,7 @@ if by_id then
   table.sort(chosen, function(a, b) return a[1] < b[1] or (a[1] == b[1] and a[2] < b[2]) end)
   for i = 1, #chosen do chosen[i] = chosen[i][2] end
 else
-  local start = 0
-  if cursor ~= '' then
-    local score, member = string.match(cursor, '^(%S+) (.*)$')
-    local rank = call('ZRANK', DEAD, member)
-    -- A cursor whose letter has moved on: begin with those that share its score, none is left out.
-    start = rank and rank + 1 or call('ZCOUNT', DEAD, '-inf', '(' .. score)
-  end
+  local start = cursor ~= '' and rank_behind(DEAD, cursor) or 0
   local letters
   repeat
     letters = call('ZRANGE', DEAD, start, start + 199, 'WITHSCORES')
