@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Mapping
 from datetime import timedelta
 
 
@@ -48,6 +49,11 @@ class Placeholder:
 
     def __repr__(self) -> str:
         return self._name
+
+
+def hide_header(filters: Mapping[str, object]) -> dict[str, object]:
+    """Return filters of messages as a log may have them: not all who read it may see headers."""
+    return {name: Placeholder(name) if name == "header" else value for name, value in filters.items()}
 
 
 def printable(text: str) -> str:

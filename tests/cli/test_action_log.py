@@ -160,6 +160,8 @@ def test_a_log_that_cannot_be_written_does_not_fail_the_command(
         ("dead edit q i --text=secret --header a=secret --head b=secret",
          "dead edit q i --text TEXT --header HEADER --header HEADER"),
         ("purge q --state dead --yes", "purge q --state dead"),
+        ("bulk start q cancel --state ready --header a=secret", "bulk start q cancel --state ready --header HEADER"),
+        ("purge q --state dead --header=a=secret", "purge q --state dead --header HEADER"),
         ("configure q rate=5/s", "configure q rate=5/s"),
     ],
 )  # fmt: skip

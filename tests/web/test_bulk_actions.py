@@ -345,3 +345,35 @@ def test_a_filter_by_header_needs_the_right_to_see_headers(memory: Site) -> None
     assert hidden.write("/queues/orders/bulk/cancel", given).problem == "hidden-bodies"
     assert client.write("/queues/orders/bulk/cancel", {"state": "ready", "confirm": "orders"}).status == 200
     assert memory.post.bulk_actions().actions[0].filters == {}
+
+
+@pytest.mark.promise("FACE-3")
+def test_a_header_in_a_filter_is_shown_only_with_the_right_to_see_headers(memory: Site) -> None:
+    publish_for_tenants(memory)
+    operator, owner = "a secret of the operator", "a secret of the owner"
+    client = memory.client(
+        tokens=[Token("op", operator, frozenset({"admin"})), Token("own", owner, frozenset({"admin", "bodies"}))]
+    )
+    client.headers["authorization"] = f"Bearer {owner}"
+    started = client.write(
+        "/queues/orders/bulk/cancel", {"state": "ready", "header": "tenant=acme-gold", "confirm": "orders"}
+    ).json()
+    id = started["bulk"]
+    memory.post.run_bulk(id)
+    assert started["bulk_action"]["filters"] == {"header": "tenant=acme-gold"}
+    assert client.api(f"/bulk/{id}")["filters"] == {"header": "tenant=acme-gold"}
+    assert "acme-gold" in client.get("/s/main/actions").text
+    assert "acme-gold" not in json.dumps(client.api("/actions")), "the log of actions, which all may read, has it"
+    waiting = memory.post.start_bulk("orders", "cancel", state="ready", header="tenant=acme-gold")
+    client.headers["authorization"] = f"Bearer {operator}"
+    assert client.api(f"/bulk/{id}")["filters"] == {"header": "(hidden)"}
+    changed = client.write("/bulk", {"id": waiting.id, "change": "cancel"})
+    assert changed.status == 200
+    texts = [changed.text, *(client.get(path).text for path in (
+        "/s/main/actions", "/api/v1/stores/main/bulk", "/api/v1/stores/main/actions",
+        "/api/v1/stores/main/export/actions?format=json",
+    ))]  # fmt: skip
+    assert [text for text in texts if "acme-gold" in text] == []
+    assert "(hidden)" in texts[1]
+    hidden = memory.client(hide_bodies=["orders"])
+    assert "acme-gold" not in hidden.get("/s/main/actions").text

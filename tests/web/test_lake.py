@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,8 @@ from tests.show.lakes import CLEAN, make_lake
 from tests.web.conftest import Site
 from waypost.errors import ConfigurationError
 from waypost.percentiles import bucket_of
+from waypost.web import lake
+from waypost.web.lake_threads import THREADS_MAX, WAITING_MAX, LakeThreads
 
 pytestmark = pytest.mark.promise("FACE-3")
 
@@ -76,8 +80,12 @@ def test_a_lake_that_is_not_there_yet_or_is_damaged_is_no_obstacle(memory: Site,
     client = memory.client(lake=str(tmp_path / "bad"))
     assert len(client.api("/search", id=message.id)["found"]) == 1
     unread = client.get("/api/v1/stores/main/search", id="0" * 24)
-    assert (unread.status, unread.problem) == (502, "lake-unreadable")
-    assert str(tmp_path) not in unread.text
+    assert (unread.status, unread.json()["lake_searched"]) == (200, False)
+    assert unread.json()["lake_problem"].startswith("the lake cannot be read")
+    assert "The lake was not searched" in client.get("/s/main/search", q="0" * 24).text
+    detail = client.get(f"/api/v1/stores/main/queues/orders/messages/{'0' * 24}")
+    assert (detail.status, detail.problem) == (502, "lake-unreadable")
+    assert str(tmp_path) not in unread.text + detail.text
 
 
 @pytest.mark.parametrize("lake", ["", {"other": "lake"}, "s3://key:secret@bucket/lake", {"main": ""}])
@@ -164,9 +172,64 @@ def test_the_page_of_the_lake_has_its_audit_and_its_report(memory: Site, tmp_pat
 def test_without_a_lake_there_is_no_page_of_it(memory: Site, tmp_path: Path) -> None:
     memory.post.publish("orders", 1)
     client = memory.client()
-    assert client.api("/lake") == {"configured": False, "audit": None, "has_report": False}
+    assert client.api("/lake") == {"configured": False, "audit": None, "has_report": False, "problem": None}
     assert client.get("/s/main/lake").status == 404
     assert "/s/main/lake" not in client.get("/s/main").text
     (tmp_path / "audit.json").write_text("{}")
-    damaged = memory.client(lake=str(tmp_path)).get("/api/v1/stores/main/lake")
-    assert (damaged.status, damaged.problem) == (502, "lake-unreadable")
+    damaged = memory.client(lake=str(tmp_path))
+    assert "audit.json of the lake is not what an audit writes" in damaged.api("/lake")["problem"]
+    assert "Nothing is known of the lake now" in damaged.get("/s/main/lake").text
+
+
+def test_a_lake_that_hangs_holds_up_nothing_else_and_the_pages_say_so(
+    memory: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory.post.publish("orders", 1)
+    client = memory.client(lake=str(make_lake(tmp_path / "lake", CLEAN)))
+    hung, read = threading.Event(), lake._read_file
+
+    def hang(*given: Any, **options: Any) -> Any:
+        assert hung.wait(60)
+        return read(*given, **options)
+
+    monkeypatch.setattr(lake, "_threads", LakeThreads())
+    monkeypatch.setattr(lake, "_read_file", hang)
+    monkeypatch.setattr(lake, "_read", hang)
+    monkeypatch.setattr(lake, "_percentiles", hang)
+    for name in ("ANSWER_SECONDS", "LAKE_SECONDS", "PERCENTILES_SECONDS"):
+        monkeypatch.setattr(lake, name, 0.01)
+    before = {thread for thread in threading.enumerate() if thread.name.startswith("waypost-lake")}
+    try:
+        for _ in range(10):
+            page = client.get("/s/main/lake")
+            assert (page.status, "has not answered for" in page.text) == (200, True)
+        monkeypatch.setattr(lake, "LAKE_SECONDS", -0.99)
+        assert "has not answered" in client.api("/search", id="0" * 24)["lake_problem"]
+        (charts,) = client.api("/charts", queues="orders", minutes=60)["queues"]
+        assert "has not answered" in charts["lake_problem"]
+        assert client.get("/s/main/lake/report").status == 504
+        threads = {thread for thread in threading.enumerate() if thread.name.startswith("waypost-lake")} - before
+        assert len(threads) == 2
+        assert all(thread.daemon for thread in threads), "the process would wait for them"
+        assert client.run(asyncio.to_thread(lambda: "free")) == "free"
+    finally:
+        hung.set()
+    monkeypatch.setattr(lake, "ANSWER_SECONDS", 60.0)
+    assert client.api("/lake")["audit"]["clean"] is True
+
+
+def test_reads_of_a_lake_that_hangs_do_not_pile_up() -> None:
+    threads, hung = LakeThreads(), threading.Event()
+    try:
+        futures = [threads.submit(hung.wait, 60) for _ in range(THREADS_MAX)]
+        for _ in range(3 * WAITING_MAX):
+            futures.append(threads.submit(int))
+        refused = [one for one in futures if one.done()]
+        assert all(isinstance(one.exception(), TimeoutError) for one in refused)
+        assert len(futures) - len(refused) <= THREADS_MAX + WAITING_MAX
+    finally:
+        hung.set()
+    for future in futures:
+        if future not in refused:
+            future.result(60)
+    assert threads.submit(int).result(60) == 0

@@ -69,7 +69,6 @@ def append(post: Waypost, action: LoggedAction) -> None:
 def command_line(arguments: Sequence[str]) -> str:
     """Return a command as it was given, without its store, its bodies and headers."""
     kept: list[str] = []
-    hidden = {one: text for one, text in HIDDEN.items() if one != "--header" or not chooses_by_header(arguments)}
     left = iter(arguments)
     for argument in left:
         name, separator, _ = argument.partition("=")
@@ -78,19 +77,14 @@ def command_line(arguments: Sequence[str]) -> str:
         if is_option(name, LEFT_OUT_WITH_VALUE):
             if not separator:
                 next(left, None)
-        elif is_option(name, tuple(hidden)):
-            option = next(one for one in hidden if one.startswith(name))
+        elif is_option(name, tuple(HIDDEN)):
+            option = next(one for one in HIDDEN if one.startswith(name))
             if not separator:
                 next(left, None)
             kept += [option, HIDDEN[option]]
         elif "://" not in argument:
             kept.append(argument)
     return shlex.join(["waypost", *kept])
-
-
-def chooses_by_header(arguments: Sequence[str]) -> bool:
-    """Whether a header in a command chooses messages, instead of being written."""
-    return bool(arguments) and (arguments[0] in ("bulk", "purge") or list(arguments[:2]) == ["dead", "purge"])
 
 
 def is_option(name: str, options: Sequence[str]) -> bool:

@@ -45,7 +45,8 @@ async def show_actions(visit: Visit) -> Response:
     visit.here.bulk.start()
     many = []
     if query.cursor is None:
-        many = (await bulk.bulk_actions(visit.here, documents.ActionsQuery(limit=BULK_LIMIT))).bulk_actions
+        newest = documents.ActionsQuery(limit=BULK_LIMIT)
+        many = (await bulk.bulk_actions(visit.here, newest, bodies=visit.bodies)).bulk_actions
     return visit.draw(
         "actions.html", title="Actions", listed=listed, many=many, kept=ACTIONS_MAX, undo_fields=undo_fields,
         undo_url=lambda one: undo_url(visit, one),

@@ -33,6 +33,8 @@ TURN_SECONDS = 1.0
 IDLE_SECONDS = 120.0
 #: Bulk actions that are read at once.
 LISTED = 50
+#: What stands for a header that may not be seen.
+HIDDEN = "(hidden)"
 #: States in which a server has something to do.
 ACTIVE = ("running", "pausing", "cancelling")
 
@@ -139,10 +141,17 @@ async def unfinished(place: Place) -> list[BulkAction]:
 # ---- documents -------------------------------------------------------------------------------------------------
 
 
-def bulk_document(action: BulkAction) -> documents.BulkAction:
-    """A bulk action as the API shows it."""
+def bulk_document(action: BulkAction, *, show_header: bool) -> documents.BulkAction:
+    """A bulk action as the API shows it; a header by which it chooses only if that may be seen."""
     fields = {name: getattr(action, name) for name in documents.BulkAction.__struct_fields__ if name != "text"}
+    if not show_header and "header" in action.filters:
+        fields["filters"] = {**action.filters, "header": HIDDEN}
     return documents.BulkAction(**fields, text=progress_text(action))
+
+
+async def may_show_header(place: Place, action: BulkAction, *, bodies: bool) -> bool:
+    """Whether the header by which a bulk action chooses may be seen, if it has one."""
+    return "header" not in action.filters or await place.may_show_bodies(action.queue, allowed=bodies)
 
 
 def progress_text(action: BulkAction) -> str:
@@ -160,17 +169,21 @@ def progress_text(action: BulkAction) -> str:
     return text + (f"; {action.error}" if action.error else "")
 
 
-async def bulk_actions(place: Place, query: documents.ActionsQuery) -> documents.BulkActions:
+async def bulk_actions(place: Place, query: documents.ActionsQuery, *, bodies: bool) -> documents.BulkActions:
     """A page of bulk actions."""
     async with answered():
         page = await place.post.bulk_actions(cursor=query.cursor, limit=query.limit)
-    return documents.BulkActions(bulk_actions=[bulk_document(one) for one in page.actions], next=page.cursor)
+        found = [
+            bulk_document(one, show_header=await may_show_header(place, one, bodies=bodies)) for one in page.actions
+        ]
+    return documents.BulkActions(bulk_actions=found, next=page.cursor)
 
 
-async def bulk_action(place: Place, id: str) -> documents.BulkAction:
+async def bulk_action(place: Place, id: str, *, bodies: bool) -> documents.BulkAction:
     """One bulk action."""
     async with answered():
-        return bulk_document(await place.post.bulk_action(id))
+        found = await place.post.bulk_action(id)
+        return bulk_document(found, show_header=await may_show_header(place, found, bodies=bodies))
 
 
 # ---- writes ----------------------------------------------------------------------------------------------------
@@ -220,7 +233,9 @@ def begun(place: Place, started: BulkAction, what: str) -> documents.BulkDone:
     """The answer to the start of a bulk action."""
     place.bulk.notify()
     text = f"{what} has begun, and goes on when this page is closed"
-    return documents.BulkDone(changed=True, text=text, bulk=started.id, bulk_action=bulk_document(started))
+    return documents.BulkDone(
+        changed=True, text=text, bulk=started.id, bulk_action=bulk_document(started, show_header=True)
+    )
 
 
 async def change_bulk(place: Place, queue: str, request: documents.BulkChange) -> documents.BulkDone:
@@ -228,7 +243,9 @@ async def change_bulk(place: Place, queue: str, request: documents.BulkChange) -
     changed = await place.post.change_bulk(request.id, request.change)
     place.bulk.notify()
     text = f"the bulk action is {changed.state}: {progress_text(changed)}"
-    return documents.BulkDone(changed=True, text=text, bulk=changed.id, bulk_action=bulk_document(changed))
+    # The scope to change it is not the one to see headers.
+    document = bulk_document(changed, show_header=False)
+    return documents.BulkDone(changed=True, text=text, bulk=changed.id, bulk_action=document)
 
 
 async def change_scope(place: Place, request: documents.BulkChange) -> Scope:

@@ -209,6 +209,8 @@ class Lake(Answer, frozen=True, kw_only=True):
     configured: bool
     audit: LakeAudit | None = None
     has_report: bool = False
+    #: Why nothing is known of it now: it cannot be read, or does not answer.
+    problem: str | None = None
 
 
 class QueueHistory(Answer, frozen=True, kw_only=True):
@@ -453,8 +455,9 @@ class SearchAnswer(Answer, frozen=True, kw_only=True):
     queue: str | None = None
     found: list[Found]
     queues_searched: int
-    #: Whether a lake was searched too, because no queue and no journal has the id.
+    #: Whether a lake was searched too, because no queue and no journal has the id; and why it could not be.
     lake_searched: bool = False
+    lake_problem: str | None = None
     searched: int = 0
     total: int = 0
     #: Give it as `cursor` to go on; none at the end.

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -22,7 +22,10 @@ from waypost.percentiles import percentile
 from waypost.times import to_datetime
 from waypost.web import documents
 from waypost.web.figures import HistoryEvent
+from waypost.web.lake_threads import LakeThreads
 from waypost.web.problems import Problem
+
+T = TypeVar("T")
 
 #: The table of the journal in a lake.
 JOURNAL = "bronze/journal"
@@ -41,8 +44,22 @@ PERCENTILES_SECONDS, KEPT_SECONDS, KEPT_MAX = 3.0, 30.0, 64
 FINDINGS_MAX = 20
 #: How long one search may read; a lake may have very many files.
 LAKE_SECONDS = 5.0
+#: How long a page waits for any other answer of a lake.
+ANSWER_SECONDS = 5.0
 #: An id has the time of the publisher's clock: events may be earlier by the store's clock.
 CLOCKS_DIFFER_MS = 86_400_000
+
+
+_threads = LakeThreads()
+
+
+async def within(seconds: float, read: Callable[..., T], *given: Any) -> T:
+    """Read in a thread for lakes. Raises a `Problem` if there is no answer within this time."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await asyncio.wrap_future(_threads.submit(read, *given))
+    except TimeoutError:
+        raise Problem(504, "lake-slow", f"the lake has not answered for {seconds:.0f} seconds") from None
 
 
 async def read_history(lake: str, id: str) -> dict[str, list[HistoryEvent]]:
@@ -50,7 +67,8 @@ async def read_history(lake: str, id: str) -> dict[str, list[HistoryEvent]]:
 
     Raises a `Problem` if the lake cannot be read, or not in time.
     """
-    return await asyncio.to_thread(_read, lake, id)
+    # A read ends by itself in this time if its files answer.
+    return await within(LAKE_SECONDS + 1, _read, lake, id)
 
 
 def check_lake(lake: str) -> str:
@@ -120,10 +138,7 @@ async def read_percentiles(lake: str, queues: Sequence[str], start: datetime, st
     if known is not None and time.monotonic() - known[0] < KEPT_SECONDS:
         return known[1]
     try:
-        async with asyncio.timeout(PERCENTILES_SECONDS):
-            found = Spreads(await asyncio.to_thread(_percentiles, lake, queues, start, step, count))
-    except TimeoutError:
-        found = Spreads({}, f"the lake did not answer within {PERCENTILES_SECONDS:.0f} seconds")
+        found = Spreads(await within(PERCENTILES_SECONDS, _percentiles, lake, queues, start, step, count))
     except Problem as problem:
         found = Spreads({}, problem.detail)
     _kept[key] = (time.monotonic(), found)
@@ -196,7 +211,7 @@ def make_spread(counts: dict[int, int]) -> documents.Spread | None:
 
 async def read_file(lake: str, name: str) -> bytes | None:
     """A file of the lake; None if it has none. Raises a `Problem` if it cannot be read."""
-    return await asyncio.to_thread(_read_file, lake, name)
+    return await within(ANSWER_SECONDS, _read_file, lake, name)
 
 
 def _read_file(lake: str, name: str, *, only_size: bool = False) -> bytes | None:
@@ -251,15 +266,22 @@ class _Audit(Struct, frozen=True):
 
 
 async def describe_lake(lake: str | None) -> documents.Lake:
-    """What the lake of a store has besides its tables: the last audit, and whether there is a report."""
+    """What the lake of a store has besides its tables: the last audit, and whether there is a report.
+
+    A lake that cannot be read, or not in time, is no error.
+    """
     if lake is None:
         return documents.Lake(configured=False)
-    audit = await read_file(lake, AUDIT)
-    return documents.Lake(
-        configured=True,
-        audit=None if audit is None else audit_document(audit),
-        has_report=await asyncio.to_thread(_read_file, lake, REPORT, only_size=True) is not None,
-    )
+    try:
+        audit, has_report = await within(ANSWER_SECONDS, _describe, lake)
+        found = None if audit is None else audit_document(audit)
+    except Problem as problem:
+        return documents.Lake(configured=True, problem=problem.detail)
+    return documents.Lake(configured=True, audit=found, has_report=has_report)
+
+
+def _describe(lake: str) -> tuple[bytes | None, bool]:
+    return _read_file(lake, AUDIT), _read_file(lake, REPORT, only_size=True) is not None
 
 
 def audit_document(content: bytes) -> documents.LakeAudit:

@@ -81,9 +81,13 @@ async def search_id(place: Place, id: str) -> documents.SearchAnswer:
     answer = await reading.search(place, id)
     if answer.found or place.lake is None:
         return answer
+    try:
+        known = await reading.read_lake(place, id)
+    except Problem as problem:
+        return structs.replace(answer, lake_problem=problem.detail)
     found = [
         documents.Found(queue=queue, id=id, condition=f"{events[-1].event} (in the lake)", published_at=events[0].at)
-        for queue, events in (await reading.read_lake(place, id)).items()
+        for queue, events in known.items()
     ]
     return structs.replace(answer, found=found, lake_searched=True)
 

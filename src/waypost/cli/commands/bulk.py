@@ -20,7 +20,7 @@ from waypost.cli.options import (
 from waypost.cli.output import format_table, format_time, write, write_json
 from waypost.cli.progress import Progress
 from waypost.cli.prompts import add_yes, confirm
-from waypost.formatting import format_call, format_count
+from waypost.formatting import format_call, format_count, hide_header
 from waypost.values import Counted
 from waypost.views import ActionUndo, BulkAction
 
@@ -96,7 +96,7 @@ def run_start(options: argparse.Namespace) -> int:
         action = f"bulk_{options.verb}"
         chosen = {name: getattr(options, name) for name in ("state", "delay", "at", "rate")}
         given: Any = {name: value for name, value in chosen.items() if value is not None}
-        python = format_call("start_bulk", options.queue, options.verb, **filters, **given)
+        python = format_call("start_bulk", options.queue, options.verb, **hide_header(filters), **given)
         with logged_action(options, post, action, options.queue, python) as entry:
             started = post.start_bulk(options.queue, options.verb, via="command line", **given, **filters)
             entry.text = f"bulk action {started.id} is saved"

@@ -21,7 +21,7 @@ from waypost.cli.options import (
 from waypost.cli.output import format_table, format_time, message_json, print_message, write, write_json
 from waypost.cli.progress import Progress
 from waypost.cli.prompts import add_yes, confirm
-from waypost.formatting import Placeholder, format_call, format_count
+from waypost.formatting import Placeholder, format_call, format_count, hide_header
 from waypost.values import Redriven
 from waypost.views import ActionUndo, Observed
 
@@ -194,7 +194,7 @@ def run_purge(options: argparse.Namespace) -> int:
                 else format_count(count, "dead letter")
             )
             confirm(options, f"Remove {which} of {options.queue} for good?")
-        python = format_call("purge", options.queue, "dead", **filters)
+        python = format_call("purge", options.queue, "dead", **hide_header(filters))
         with logged_action(options, post, "purge", options.queue, python) as entry:
             removed = post.purge(options.queue, "dead", **filters)
             entry.text = f"removed {format_count(removed, 'dead letter')} of {options.queue}"

@@ -9,7 +9,7 @@ from waypost.cli.action_log import logged_action
 from waypost.cli.options import add_command, add_dead_filters, dead_filters, open_client
 from waypost.cli.output import write, write_json
 from waypost.cli.prompts import add_yes, confirm
-from waypost.formatting import format_call, format_count
+from waypost.formatting import format_call, format_count, hide_header
 from waypost.views import ActionUndo
 
 
@@ -36,7 +36,7 @@ def run(options: argparse.Namespace) -> int:
         what = "all kept messages" if count is None else format_count(count, f"{options.state} message")
         if count != 0:
             confirm(options, f"Remove {'those that fit of ' if filters else ''}{what} of {options.queue} for good?")
-        python = format_call("purge", options.queue, options.state, **filters)
+        python = format_call("purge", options.queue, options.state, **hide_header(filters))
         with logged_action(options, post, "purge", options.queue, python) as entry:
             removed = post.purge(options.queue, options.state, **filters)
             entry.text = f"removed {format_count(removed, f'{options.state} message')} of {options.queue}"
