@@ -88,6 +88,43 @@ def test_a_bulk_redrive_moves_what_its_filter_means(post: Any) -> None:
     assert [one.id for one in post.bulk_actions().actions] == [started.id]
 
 
+@pytest.mark.promise("TIMER-1", "QUEUE-8")
+def test_a_low_rate_does_not_make_the_search_for_messages_slow(sync_place: Place) -> None:
+    wanted = (340, 341, 345)
+    with sync_place.open() as post:
+        post.publish_many(
+            "orders", range(350), delay=600, key=lambda body: f"{'wanted' if body in wanted else 'other'}-{body}"
+        )
+        started = post.start_bulk("orders", "cancel", state="delayed", key_prefix="wanted-", rate="1/h")
+        found = post.run_bulk(started.id, seconds=20)
+        assert (found.state, found.done) == ("running", 1)
+        assert found.steps <= 2, "each step reads as few messages as its rate allows to be cancelled"
+        # The rest stays for the next steps, behind the one that was cancelled.
+        assert found.searched <= 342
+        again = post.start_bulk("orders", "cancel", state="delayed", key_prefix="wanted-")
+        assert post.run_bulk(again.id).done == 2
+
+
+@pytest.mark.promise("QUEUE-8")
+@pytest.mark.parametrize("most", [1, 2, 5])
+def test_messages_are_chosen_once_however_few_a_step_takes(sync_place: Place, most: int) -> None:
+    with sync_place.open() as post:
+        ids = [one.id for one in post.publish_many("orders", range(40), key=lambda body: f"{body % 3}-{body}")]
+        chosen, cursor, steps = list[str](), None, 0
+        while True:
+            found = post._run(
+                bulk.choose(
+                    post._context, "orders", DeadFilter(key_prefix="0-"), cursor, 15, 2**60, state="ready", most=most
+                )
+            )
+            assert len(found.ids) <= most
+            chosen, cursor, steps = [*chosen, *found.ids], found.cursor, steps + 1
+            if found.is_last:
+                break
+        assert chosen == ids[::3]
+        assert steps <= 1 + -(-14 // most) + 3
+
+
 @pytest.mark.promise("DEAD-2", "QUEUE-8")
 def test_a_bulk_purge_removes_what_its_filter_means(post: Any) -> None:
     bury(post, 2, "undecodable", key=None)

@@ -136,7 +136,7 @@ def test_a_redrive_does_not_read_letters_again_that_it_has_passed(
 
 
 @pytest.mark.promise("TIMER-1", "QUEUE-8")
-def test_a_listing_of_timers_due_together_reads_each_once_though_every_cursor_is_gone(
+def test_a_listing_of_timers_due_together_reads_each_once_when_every_cursor_is_gone(
     plain_bench: Bench, calls_of: Callable[[str], int]
 ) -> None:
     for _ in range(0, ENTRIES, CHUNK_MESSAGES_MAX):

@@ -145,7 +145,7 @@ def test_the_card_of_letters_without_an_error_takes_only_those(memory: Site) -> 
     (link,) = (unescape(one) for one in re.findall(r'href="([^"]*/do/bulk_redrive[^"]*error=)"', text))
     page = client.get(link).text
     assert "<b>2</b> dead letters" in page
-    form = next(one for one in re.findall(r"<form.*?</form>", page, re.DOTALL) if 'name="error"' in one)
+    form = next(one for one in re.findall(r'<form method="post".*?</form>', page, re.DOTALL) if 'name="error"' in one)
     fields = {name: unescape(value) for name, value in re.findall(r'name="(\w+)" value="([^"]*)"', form)}
     assert client.form(link.partition("?")[0], fields).status == 303
     (started,) = client.api("/bulk")["bulk_actions"]
@@ -348,7 +348,7 @@ def test_a_filter_by_header_needs_the_right_to_see_headers(memory: Site) -> None
 
 
 @pytest.mark.promise("FACE-3")
-def test_a_header_in_a_filter_is_shown_only_with_the_right_to_see_headers(memory: Site) -> None:
+def test_a_header_in_a_filter_is_visible_only_with_the_right_to_see_headers(memory: Site) -> None:
     publish_for_tenants(memory)
     operator, owner = "a secret of the operator", "a secret of the owner"
     client = memory.client(
@@ -377,3 +377,48 @@ def test_a_header_in_a_filter_is_shown_only_with_the_right_to_see_headers(memory
     assert "(hidden)" in texts[1]
     hidden = memory.client(hide_bodies=["orders"])
     assert "acme-gold" not in hidden.get("/s/main/actions").text
+
+
+@pytest.mark.promise("QUEUE-8", "FACE-3")
+def test_the_messages_of_a_bulk_action_are_chosen_by_key_type_and_age_in_a_form(memory: Site) -> None:
+    for number in range(6):
+        memory.post.publish("orders", number, key=f"{'acme' if number % 2 else 'other'}:{number}", delay=600)
+    client = memory.client()
+    path = "/s/main/queues/orders/do/bulk_cancel"
+    page = client.get(path, state="delayed", key_prefix="acme:").text
+    assert "<b>3</b> delayed messages" in page
+    assert 'name="key_prefix" value="acme:"' in page
+    assert "--key-prefix acme:" in page
+    assert "<b>0</b> delayed messages" in client.get(path, state="delayed", type_name="shop.Order").text
+    assert "<b>0</b> delayed messages" in client.get(path, state="delayed", older_than="2h").text
+    published = max(one.published_at for one in memory.post.messages("orders", "delayed"))
+    until(lambda: memory.post.stats("orders").at > published)
+    aged = client.get(path, state="delayed", key_prefix="acme:", older_than="0s").text
+    assert "<b>3</b> delayed messages" in aged
+    form = next(one for one in re.findall(r"<form.*?</form>", aged, re.DOTALL) if 'name="confirm"' in one)
+    fields = {name: unescape(value) for name, value in re.findall(r'name="(\w+)" value="([^"]*)"', form)}
+    assert fields["published_before"].endswith("+00:00"), "an age in the write would mean other messages than the count"
+    assert client.form(path, fields | {"confirm": "orders"}).status == 303
+    (started,) = client.api("/bulk")["bulk_actions"]
+    assert set(started["filters"]) == {"key_prefix", "published_before"}
+    assert carried_on(client, started["id"])["done"] == 3
+    wrong = client.get(path, state="delayed", older_than="soon")
+    assert (wrong.status, "2h or 7d" in wrong.text) == (422, True)
+
+
+@pytest.mark.promise("DEAD-2", "FACE-3")
+def test_dead_letters_of_a_bulk_action_are_chosen_by_the_time_of_their_death(memory: Site) -> None:
+    memory.bury("orders", 1, 2, error="timeout")
+    client = memory.client()
+    link = "/s/main/queues/orders/do/bulk_redrive"
+    died = max(one.ended_at for one in memory.post.dead_letters("orders") if one.ended_at is not None)
+    until(lambda: memory.post.stats("orders").at > died)
+    assert "<b>2</b> dead letters" in client.get(link, error="timeout", older_than="0s").text
+    page = client.get(link, error="timeout", older_than="1h").text
+    assert "<b>0</b> dead letters" in page
+    assert "died_before" in page
+    assert 'name="error" value="timeout"' in page, "what the form does not ask for is lost"
+    secret = "a secret of the operator"
+    client = memory.client(tokens=[Token("op", secret, frozenset({"operate"}))])
+    client.headers["authorization"] = f"Bearer {secret}"
+    assert 'name="header"' not in client.get(link).text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from concurrent.futures import Future
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -181,7 +182,7 @@ def test_without_a_lake_there_is_no_page_of_it(memory: Site, tmp_path: Path) -> 
     assert "Nothing is known of the lake now" in damaged.get("/s/main/lake").text
 
 
-def test_a_lake_that_hangs_holds_up_nothing_else_and_the_pages_say_so(
+def test_a_lake_that_hangs_delays_nothing_else_and_the_pages_have_a_sentence_about_it(
     memory: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory.post.publish("orders", 1)
@@ -221,7 +222,7 @@ def test_a_lake_that_hangs_holds_up_nothing_else_and_the_pages_say_so(
 def test_reads_of_a_lake_that_hangs_do_not_pile_up() -> None:
     threads, hung = LakeThreads(), threading.Event()
     try:
-        futures = [threads.submit(hung.wait, 60) for _ in range(THREADS_MAX)]
+        futures: list[Future[Any]] = [threads.submit(hung.wait, 60) for _ in range(THREADS_MAX)]
         for _ in range(3 * WAITING_MAX):
             futures.append(threads.submit(int))
         refused = [one for one in futures if one.done()]

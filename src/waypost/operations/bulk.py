@@ -380,14 +380,16 @@ def _ended(record: BulkRecord, now_ms: int) -> BulkRecord:
 
 
 def _plan(context: ClientContext, record: BulkRecord, now_ms: int) -> Flow[Step]:
-    """Choose the letters of the next step."""
-    size = STEP_LETTERS
+    """Choose the letters of the next step: with a rate no more than a second takes."""
+    most = STEP_LETTERS
     if record.rate is not None:
         count, per_ms = parse_rate(record.rate)
-        size = max(1, min(size, count * 1000 // per_ms))
+        most = max(1, min(most, count * 1000 // per_ms))
+    # Where most messages do not fit, a page as small as a step would read a large queue in very many steps.
+    size = STEP_LETTERS if reads_messages(record.filter) else most
     chosen = yield from choose(
         context, record.queue, record.filter, record.cursor, size, record.start_ms, state=record.source,
-        skip_duplicates=record.verb == "redrive", at_ms=record.at_ms,
+        skip_duplicates=record.verb == "redrive", at_ms=record.at_ms, most=most,
     )  # fmt: skip
     return Step(record.steps + 1, now_ms, new_mark().hex(), chosen.ids, chosen.cursor, chosen.is_last, chosen.read)
 
@@ -473,31 +475,50 @@ def choose(
     skip_duplicates: bool = False,
     at_ms: int | None = None,
     pages: int = STEP_PAGES,
+    most: int | None = None,
 ) -> Flow[Chosen]:
-    """Read some messages of a state, and choose those that fit; a bounded number of pages until there are some."""
+    """Read messages of a state in pages of `size`, and choose those that fit; some pages until there are any.
+
+    At most about `most` are chosen: the last page is read again as far as they go, for the cursor behind the last one.
+    """
+
+    def read_page(limit: int) -> Flow[Page]:
+        return (
+            yield from context.attempt(
+                context.store.peek(queue, state, limit, cursor=cursor, reason=filter.reason, group=filter.group)
+            )
+        )
+
+    def is_meant(message: Stored) -> bool:
+        if state != "dead" and message.published_ms > before_ms:
+            return False
+        if skip_duplicates and filter.reason is None and message.reason == "duplicate":
+            # It was left dead because its key is in use: without a filter it would be chosen again and again.
+            return False
+        return (at_ms is None or message.ready_ms != at_ms) and fits(message, filter)
+
     ids: list[str] = []
     read = 0
     for _ in range(pages):
-        page: Page = yield from context.attempt(
-            context.store.peek(queue, state, size, cursor=cursor, reason=filter.reason, group=filter.group)
-        )
+        page = yield from read_page(size)
+        places = [place for place, message in enumerate(page.messages, 1) if is_meant(message)]
+        if most is not None and len(places) > most:
+            page = yield from read_page(places[most - 1])
         cursor = page.cursor
         for message in page.messages:
             read += 1
             if state == "dead" and (message.ended_ms or 0) > before_ms:
                 return Chosen(ids, None, True, read)
-            if state != "dead" and message.published_ms > before_ms:
-                continue
-            if skip_duplicates and filter.reason is None and message.reason == "duplicate":
-                # It was left dead because its key is in use: without a filter it would be chosen again and again.
-                continue
-            if at_ms is not None and message.ready_ms == at_ms:
-                continue
-            if fits(message, filter):
+            if is_meant(message):
                 ids.append(message.id)
         if ids or cursor is None:
             break
     return Chosen(ids, cursor, cursor is None, read)
+
+
+def reads_messages(filter: DeadFilter) -> bool:
+    """Whether a filter has a part that no store applies itself."""
+    return structs.replace(filter, reason=None, group=None) != DeadFilter()
 
 
 def fits(message: Stored, filter: DeadFilter) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
+from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -29,6 +31,18 @@ SETTING_TEXTS: dict[str, tuple[str, str]] = {
     "hide_bodies": ("false true", "Whether these pages show bodies, headers and results of its messages to no user."),
     "tracebacks": ("true false", "Whether the traceback of a message's last error is kept with it."),
 }  # fmt: skip
+#: What the form of a bulk action asks for to choose messages: name, label, help. An age becomes a time when it is sent.
+OLDER_THAN = "older_than"
+FILTER_TEXTS = (
+    ("reason", "Reason", ""),
+    ("group", "Group", ""),
+    ("key_prefix", "Key begins with", ""),
+    ("type_name", "Type", "The whole name, as the list shows it."),
+    ("header", "Header", "NAME=VALUE, or NAME."),
+    (OLDER_THAN, "Older than", "As in 30min, 2h or 7d: {since} so long ago."),
+)
+AGE = re.compile(r"(\d{1,6}(?:\.\d{1,3})?)\s*(s|m|min|h|d)")
+AGE_UNITS = {"s": "seconds", "m": "minutes", "min": "minutes", "h": "hours", "d": "days"}
 #: Filters of dead letters for which empty text means those that have none.
 MAY_BE_NONE = ("error_type", "error")
 
@@ -89,6 +103,35 @@ def from_query(action: Action, query: Mapping[str, str]) -> dict[str, str]:
     """The fields of a write that its link has filled in."""
     fields = action.request.__struct_fields__
     return {name: query[name] for name in fields if query.get(name) or (name in MAY_BE_NONE and name in query)}
+
+
+def time_before(text: str, now: datetime) -> datetime:
+    """The time that was so long ago."""
+    found = AGE.fullmatch(text.strip())
+    if found is None:
+        raise Problem(422, "invalid-input", f"older than is a time as in 30min, 2h or 7d, not {text[:40]!r}")
+    return now - timedelta(**{AGE_UNITS[found[2]]: float(found[1])})
+
+
+def age_field(action: Action) -> str:
+    """The filter by which the messages of a bulk action are older than a time."""
+    return "died_before" if "died_before" in action.request.__struct_fields__ else "published_before"
+
+
+def filter_fields(action: Action, given: Mapping[str, str], older_than: str, *, bodies: bool) -> list[Field]:
+    """The form that chooses the messages of a bulk action; what it does not ask for stays as the link has it."""
+    questions = []
+    if action.name == "bulk_cancel":
+        states = ("ready", "delayed", "waiting")
+        questions.append(Field("state", "choice", given.get("state", "ready"), "State", "", states))
+    since = "died" if age_field(action) == "died_before" else "published"
+    for name, label, text in FILTER_TEXTS:
+        if (name == "header" and not bodies) or (name != OLDER_THAN and name not in action.request.__struct_fields__):
+            continue
+        value = older_than if name == OLDER_THAN else given.get(name, "")
+        questions.append(Field(name, "text", value, label, text.format(since=since)))
+    names = {field.name for field in questions} | ({age_field(action)} if older_than else set())
+    return [*questions, *(Field(name, "hidden", value) for name, value in given.items() if name not in names)]
 
 
 def to_document(action: Action, sent: Mapping[str, str]) -> dict[str, Any]:

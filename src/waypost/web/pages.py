@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode
@@ -264,13 +265,28 @@ async def show_action(visit: Visit) -> Response:
     if action.name == "edit_dead":
         edited = await dead_letters.edit_fields(visit.here, queue, given.get("id", ""), bodies=visit.bodies)
         return draw_confirm(visit, action, queue, given, detail, fields=edited)
-    meant = None
     if action.name.startswith("bulk_"):
-        filters = {name: text for name, text in given.items() if name not in dead_letters.NO_FILTER}
-        state = {"bulk_cancel": given.get("state", "ready"), "bulk_reschedule": "delayed"}.get(action.name, "dead")
-        wanted = convert(forms.to_document(action, filters) | {"state": state}, documents.CountQuery, strict=False)
-        meant = await dead_letters.count_letters(visit.here, queue, wanted, bodies=visit.bodies)
-    return draw_confirm(visit, action, queue, given, detail, meant=meant)
+        return await show_bulk(visit, action, queue, given, detail)
+    return draw_confirm(visit, action, queue, given, detail)
+
+
+async def show_bulk(
+    visit: Visit, action: Action, queue: str, given: dict[str, str], detail: documents.QueueDetail | None
+) -> Response:
+    """Which messages a bulk action means, and how many these are, before it is started."""
+    older_than = visit.request.query_params.get(forms.OLDER_THAN, "").strip()
+    if action.name == "bulk_cancel":
+        given.setdefault("state", "ready")
+    if older_than:
+        now = visit.here.watch.store_now() or datetime.now(UTC)
+        given[forms.age_field(action)] = forms.time_before(older_than, now).isoformat(timespec="milliseconds")
+    chosen = {name: text for name, text in given.items() if name not in dead_letters.NO_FILTER}
+    state = {"bulk_cancel": given.get("state"), "bulk_reschedule": "delayed"}.get(action.name, "dead")
+    wanted = convert(forms.to_document(action, chosen) | {"state": state}, documents.CountQuery, strict=False)
+    meant = await dead_letters.count_letters(visit.here, queue, wanted, bodies=visit.bodies)
+    bodies = await visit.here.may_show_bodies(queue, allowed=visit.bodies)
+    questions = forms.filter_fields(action, given, older_than, bodies=bodies)
+    return draw_confirm(visit, action, queue, given, detail, meant=meant, filters=questions)
 
 
 def draw_confirm(
@@ -282,8 +298,9 @@ def draw_confirm(
     *,
     fields: list[forms.Field] | None = None,
     meant: documents.DeadCount | None = None,
+    filters: Sequence[forms.Field] = (),
 ) -> Response:
-    """The page that asks before a write."""
+    """The page that asks before a write; a bulk action with the form that chooses its messages."""
     assumed = {"confirm": queue} if action.name in ("bulk_purge", "bulk_cancel") else {}
     assumed |= {"delay": "0"} if action.name == "bulk_reschedule" else {}
     try:
@@ -293,7 +310,7 @@ def draw_confirm(
     return visit.draw(
         "confirm.html", title=action.summary, action=action, queue=queue, shortcuts=shortcuts, detail=detail,
         fields=forms.fields_of(action, given, detail) if fields is None else fields, given=given, changes=[],
-        meant=meant, section=section_of(action),
+        meant=meant, section=section_of(action), filters=filters,
     )  # fmt: skip
 
 
@@ -346,7 +363,7 @@ async def preview_settings(visit: Visit, action: Action, queue: str, sent: dict[
     return visit.draw(
         "confirm.html", title=f"Change the settings of {queue}", action=action, queue=queue, fields=fields,
         shortcuts=action.forms(queue, document), detail=detail, given={}, changes=getattr(planned, "changes", []),
-        section="", meant=None, texts=forms.SETTING_TEXTS,
+        section="", meant=None, filters=(), texts=forms.SETTING_TEXTS,
     )  # fmt: skip
 
 
