@@ -172,6 +172,8 @@ class StoreWatch:
         with self._failures_noted():
             async with asyncio.timeout(ANSWER_SECONDS):
                 await self._list()
+            # The next request makes a list of its own, however soon it comes after the start of the server.
+            self._listed_at = float("-inf")
             while part := self._stale(STALE_SECONDS)[:READ_TOGETHER]:
                 await asyncio.sleep(BACKGROUND_PAUSE_SECONDS)
                 async with asyncio.timeout(ANSWER_SECONDS):
