@@ -17,6 +17,8 @@ from tests.waiting import until
 from tests.worker.harness import Harness
 from waypost import AsyncWaypost, Constant, Message, Observed, Retry, Waypost
 from waypost.errors import InvalidInput
+from waypost.worker import consumer as consumer_module
+from waypost.worker.consumer import Consumer
 
 #: The events that end a delivery: its holder's settle, or the claim that finds its lease expired.
 CLOSING = {"done", "retried", "snoozed", "dead", "dropped", "released", "cancelled", "replaced", "expired"}
@@ -125,6 +127,49 @@ def test_no_more_handlers_run_at_once_than_allowed(harness: Harness) -> None:
     harness.publish_many("orders", range(60))
     harness.run()
     assert running == [0, 3]
+
+
+def test_a_handler_that_never_waits_handles_messages_while_the_next_claim_is_made(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_hand: list[int] = []
+    claim = Consumer._claim
+
+    async def noted(consumer: Consumer, *arguments: Any) -> Any:
+        at_hand.append(len(consumer._ready))
+        return await claim(consumer, *arguments)
+
+    monkeypatch.setattr(Consumer, "_claim", noted)
+    # Otherwise a runner yields after a while anyway.
+    monkeypatch.setattr(consumer_module, "TURN_SECONDS", 1000.0)
+    runners: set[object] = set()
+
+    @harness.handler("numbers")
+    async def handle(number: int) -> None:
+        runners.add(asyncio.current_task())
+
+    harness.publish_many("numbers", range(3000))
+    harness.run()
+    assert harness.ledger("numbers").done == 3000
+    assert max(at_hand) > 0
+    # The other runners were not woken, because they had nothing to do.
+    assert len(runners) == 1
+
+
+def test_a_handler_that_waits_lets_others_start(harness: Harness) -> None:
+    started: list[int] = []
+    all_started = asyncio.Event()
+
+    @harness.handler("numbers", concurrency=20)
+    async def handle(number: int) -> None:
+        started.append(number)
+        if len(started) == 20:
+            all_started.set()
+        await all_started.wait()
+
+    harness.publish_many("numbers", range(60))
+    harness.run()
+    assert sorted(started) == list(range(60))
 
 
 @pytest.mark.promise("QUEUE-3")

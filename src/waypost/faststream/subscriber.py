@@ -103,6 +103,8 @@ class WaypostSubscriber(SubscriberUsecase[Any]):
         calls.check = self.handlers
         self.config = config
         self._stopping: asyncio.Task[None] | None = None
+        #: The ack policy, which a router can still change until the start.
+        self._policy = config.ack_policy
 
     @property
     def queues(self) -> list[str]:
@@ -138,7 +140,8 @@ class WaypostSubscriber(SubscriberUsecase[Any]):
     def handlers(self) -> list[Handler]:
         """Return its handlers, one for each queue."""
         options: dict[str, Any] = {"retry": DEFAULT_RETRY, **self.config.options}
-        options["manual"] = self.config.ack_policy is AckPolicy.MANUAL
+        self._policy = self.config.ack_policy
+        options["manual"] = self._policy is AckPolicy.MANUAL
         # FastStream calls a function that is no coroutine function in a thread, which continues after a cancel.
         options["blocking"] = any(map(is_blocking, self.calls))
         options["name"] = self.specification.call_name
@@ -148,39 +151,44 @@ class WaypostSubscriber(SubscriberUsecase[Any]):
     # ---- messages ------------------------------------------------------------------------------------------
 
     async def _handle_one(self, message: Message[Any]) -> Outcome | None:
-        if self.config.ack_policy is AckPolicy.ACK_FIRST:
+        if self._policy is AckPolicy.ACK_FIRST:
             message.done()
-        return await self._process(message, [message])
+        try:
+            await self.process_message(message)
+        except BaseException as error:
+            return self._failed(error, [message])
+        return None
 
     async def _handle_batch(self, messages: list[Message[Any]]) -> Outcome | None:
         readable = [message for message in messages if _is_readable(message)]
-        if self.config.ack_policy is AckPolicy.ACK_FIRST:
+        if self._policy is AckPolicy.ACK_FIRST:
             for message in readable:
                 message.done()
         if not readable:
             return None
-        return await self._process(readable, readable)
-
-    async def _process(self, raw: Any, messages: list[Message[Any]]) -> Outcome | None:
         try:
-            await self.process_message(raw)
-        except asyncio.CancelledError:
-            raise
+            await self.process_message(readable)
         except BaseException as error:
-            if isinstance(error, StopConsume | SystemExit):
-                self._stop_soon(error)
-            if error is messages[0].undecodable:
-                raise
-            ending = outcome_of(error, self.config.ack_policy)
-            if ending is None:
-                _end_as_done(messages)
-                return None
-            if isinstance(ending, Outcome):
-                return ending
-            if ending is error:
-                raise
-            raise ending from error
+            return self._failed(error, readable)
         return None
+
+    def _failed(self, error: BaseException, messages: list[Message[Any]]) -> Outcome | None:
+        """Return the outcome after an error, or raise it again for the worker."""
+        if isinstance(error, asyncio.CancelledError):
+            raise error
+        if isinstance(error, StopConsume | SystemExit):
+            self._stop_soon(error)
+        if error is messages[0].undecodable:
+            raise error
+        ending = outcome_of(error, self._policy)
+        if ending is None:
+            _end_as_done(messages)
+            return None
+        if isinstance(ending, Outcome):
+            return ending
+        if ending is error:
+            raise error
+        raise ending from error
 
     def _stop_soon(self, error: BaseException) -> None:
         """Stop this subscriber because its handler requested it, and with `SystemExit` the application."""

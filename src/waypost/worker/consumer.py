@@ -41,13 +41,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("waypost")
 
 #: Messages that will start within this time are claimed ahead: longer than a round trip, too short to matter to others.
-SOON_SECONDS = 0.02
+SOON_SECONDS = 0.03
 #: On a store whose claims take longer than that: messages that start during this many claims are claimed ahead.
 CLAIMS_AHEAD = 3
 #: A claim costs the store about the same for one or many messages: a smaller claim waits while enough are at hand.
 WORTH_A_CLAIM = CHUNK_MESSAGES_MAX // 2
 #: A runner whose handlers never wait yields to others after this time.
-TURN_SECONDS = 0.02
+TURN_SECONDS = 0.01
 #: With this many outcomes waiting for the store, no more messages are claimed.
 UNSETTLED_MAX = 4 * CHUNK_MESSAGES_MAX
 #: The pause after a claim that failed permanently.
@@ -90,6 +90,8 @@ class Consumer:
         self._on_work = on_work
         self._on_abort = on_abort
         self._work_count = work_count
+        #: Whether a call that does not wait ends before another one can begin.
+        self._in_turn = handler.is_async and not handler.process
         #: Whether a handler that returns nothing needs no further checks.
         self._done_level = done_level()
         self._is_plain = (
@@ -98,7 +100,7 @@ class Consumer:
         self._ready: deque[Message[Any]] = deque()
         self._held = HeldMessages()
         self.settler = Settler(context, executor, self.queue, self._held, self._on_settled, handler.retry, renewer)
-        self._caller = Caller(handler, self._settle, context, executor)
+        self._caller = Caller(handler, self._settle, self._on_handler_waits, context, executor)
         self._slots: list[Slot] = []
         self._idle: list[Slot] = []
         self._busy = 0
@@ -108,6 +110,8 @@ class Consumer:
         self._limited = False
         self._limits_due = 0.0
         self._claiming: asyncio.Task[None] | None = None
+        #: Whether the claim loop is about to continue: runners yield to it, so that they work while its claim is made.
+        self._claim_due = False
         self._poll_soon = PollSoon(late_commits=context.wakeups.late_commits)
         self._listener = NotificationListener(context, self.queue, wake=self._on_wake, stop=self._on_cancel_request)
         self._waiter = Waiter(context, executor, self.queue, self.liveness, self._is_idle, poller)
@@ -260,6 +264,7 @@ class Consumer:
                     continue  # a handler may have ended meanwhile, and interrupts only a sleep
                 # No free capacity is a reason not to claim; outcomes that the store does not accept are not.
                 await waiter.sleep_for_room(owes_none=len(self.settler) < UNSETTLED_MAX)
+                self._claim_due = False
                 wait = None
                 continue
             self._listener.follow_session()
@@ -421,7 +426,12 @@ class Consumer:
                 self._renewer.reschedule(self)
             self._renewer.expect_end(self, until, seconds)
         self._ready.extend(messages)
-        self._wake_runners(len(messages))
+        if self._in_turn:
+            # One runner handles them all, and wakes the others when the handler waits.
+            awake = len(self._slots) - len(self._idle) - self._busy
+            self._wake_runners(0 if awake else 1)
+        else:
+            self._wake_runners(len(messages))
 
     def _on_settled(self, soonest_ms: int | None, sent_to: set[str]) -> None:
         if soonest_ms is not None:
@@ -445,6 +455,10 @@ class Consumer:
             self._slots.append(slot)
             count -= 1
 
+    def _on_handler_waits(self) -> None:
+        if self._ready:
+            self._wake_runners(len(self._ready))
+
     async def _run(self, slot: Slot) -> None:
         current_slot.set(slot)
         ready, machine, clock = self._ready, self._waiter.machine, lease_clock.now
@@ -463,6 +477,10 @@ class Consumer:
                     # A handler that has ended had set a timer that cancels its task, which is this one.
                     self._idle = [idle for idle in self._idle if idle is not slot]
                     await self._clear_cancellation(slot)
+                turn = clock()
+                continue
+            if self._claim_due:
+                await asyncio.sleep(0)
                 turn = clock()
                 continue
             now = clock()
@@ -489,9 +507,10 @@ class Consumer:
                     await asyncio.sleep(0)
                     turn = clock()
             state = machine.state
-            if (state is WaitState.SLEEPING_FOR_ROOM and len(ready) <= self._low) or (
-                state is WaitState.SLEEPING_UNTIL_IDLE and self._is_idle()
-            ):
+            if state is WaitState.SLEEPING_FOR_ROOM and len(ready) <= self._low:
+                self._claim_due = True
+                self._waiter.interrupt()
+            elif state is WaitState.SLEEPING_UNTIL_IDLE and self._is_idle():
                 self._waiter.interrupt()
 
     def _is_given_up(self, slot: Slot) -> bool:

@@ -177,7 +177,8 @@ MAX_RUN_SECONDS = 3600.0
 #: The slot in which the current handler call runs.
 current_slot: ContextVar[Slot | None] = ContextVar("waypost_handling", default=None)
 
-BODY_ONLY = ("body",)
+BODY_ONLY: tuple[ParameterKind, ...] = ("body",)
+MESSAGE_ONLY: tuple[ParameterKind, ...] = ("message",)
 OnLeaseLost = Callable[[Message[Any]], object]
 
 
@@ -269,8 +270,12 @@ class Handler:
 
     def arguments(self, messages: Sequence[Message[Any]]) -> tuple[Any, ...]:
         """Return the arguments of a call. Raises `Undecodable` if a body does not have the handler's type."""
-        if self.parameter_kinds == BODY_ONLY and self.batch is None:
-            return (messages[0].body,)
+        if self.batch is None:
+            # Most handlers have one parameter.
+            if self.parameter_kinds == BODY_ONLY:
+                return (messages[0].body,)
+            if self.parameter_kinds == MESSAGE_ONLY:
+                return (messages[0],)
         return self._arguments(messages, None) if self.session is None else (messages,)
 
     def _arguments(self, messages: Sequence[Message[Any]], session: Any) -> tuple[Any, ...]:

@@ -190,6 +190,7 @@ class Caller:
         self,
         handler: Handler,
         on_unreadable: Callable[[Message[Any], Undecodable], object],
+        on_wait: Callable[[], object],
         context: ClientContext,
         executor: AsyncExecutor,
     ) -> None:
@@ -200,6 +201,8 @@ class Caller:
         self.call = self._call if context.publish_middleware is None else self._call_and_pass
         #: Called for each message of a batch that its process could not decode; it is no longer part of the call.
         self._on_unreadable = on_unreadable
+        #: Called when a call has begun to wait on the event loop.
+        self._on_wait = on_wait
         self._loop = asyncio.get_running_loop()
         self._threads: Threads | None = None
         self.processes: Processes | None = None
@@ -214,6 +217,7 @@ class Caller:
         """The same, with the publish middleware for continuations."""
         returned = await self._call(slot, messages)
         if any(message._then for message in messages) and not isinstance(returned, Outcome):
+            self._on_wait()
             for message in messages:
                 if message.settled is None:
                     await drive_async(self._executor, pass_sent_on(self._context, message))
@@ -236,6 +240,7 @@ class Caller:
             waits_for = context.run(coroutine.send, None)
         except StopIteration as stop:
             return stop.value
+        self._on_wait()
         if not handler.can_be_stopped:
             return await SuspendedCoroutine(coroutine, context, waits_for)
         alarm = self._loop.call_later(handler.time_limit, slot.cancel, "timeout")
