@@ -36,7 +36,8 @@ class Shop:
 
 
 def dialect(url: str, driver: str) -> str:
-    return url.replace("postgresql://", f"postgresql+{driver}://")
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}+{driver}://{rest}"
 
 
 def make_async_session(url: str, driver: str) -> tuple[Callable[..., Any], Callable[[], Any]]:
@@ -50,7 +51,7 @@ def make_async_session(url: str, driver: str) -> tuple[Callable[..., Any], Calla
 
 
 def make_session(url: str) -> tuple[Callable[..., Any], Callable[[], Any]]:
-    engine = create_engine(dialect(url, "psycopg"))
+    engine = create_engine(dialect(url, "pysqlite" if url.startswith("sqlite") else "psycopg"))
 
     def open_session() -> Iterator[Session]:
         with Session(engine) as session, session.begin():
@@ -87,6 +88,7 @@ def make_sqlite3(url: str) -> tuple[Callable[..., Any], Callable[[], Any]]:
 KINDS = {
     "async_session_asyncpg": lambda url: make_async_session(url, "asyncpg"),
     "async_session_psycopg": lambda url: make_async_session(url, "psycopg"),
+    "async_session_aiosqlite": lambda url: make_async_session(url, "aiosqlite"),
     "async_psycopg": make_async_psycopg,
     "session": make_session,
     "psycopg": make_psycopg,
@@ -98,7 +100,7 @@ KINDS = {
 @pytest.fixture(params=KINDS)
 def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shop]:
     kind: str = request.param
-    if kind.startswith("sqlite"):
+    if "sqlite" in kind:
         url, namespace = f"sqlite:///{tmp_path / 'shop.db'}", "wp"
     else:
         url, namespace = request.getfixturevalue("postgres_url"), fresh_namespace()

@@ -36,7 +36,7 @@ from tests.fault.simulator_figures import simulator_figures
 from tests.fault.token_figures import token_crashes
 from tests.fault.wake_figures import COUNTED_FIGURES, TIMED_FIGURES, Server
 from tests.outbox.killed_programs import have_effects, sell
-from tests.outbox.transaction_kinds import KINDS
+from tests.outbox.transaction_kinds import KINDS, is_file
 from tests.schedule.oracle import utc
 from tests.schedule.test_daylight_saving import PATTERNS, differences, zones_alike
 from waypost import AsyncWaypost, Message, Waypost
@@ -411,8 +411,8 @@ def daylight_saving(place: Place) -> Iterator[Figure]:
 def outbox(place: Place) -> Iterator[Figure]:
     """Transactions of which half are rolled back, by programs that are killed inside them: messages are commits."""
     transactions, kills = (40, 2) if place.quick else (1_000, 50)
-    for kind in {"sqlite": ("sqlite3",), "postgres": KINDS}.get(place.store, ()):
-        if kind == "sqlite3" and place.store != "sqlite":
+    for kind in KINDS if place.store in ("sqlite", "postgres") else ():
+        if is_file(kind) != (place.store == "sqlite"):
             continue
         sold = sell(kind, place.url, f"box-{kind}", transactions=transactions, kills=kills)
         yield Figure(

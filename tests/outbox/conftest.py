@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.outbox.transaction_kinds import KINDS, TABLE, TransactionKind, open_kind
+from tests.outbox.transaction_kinds import KINDS, TABLE, TransactionKind, is_file, open_kind
 from waypost import Waypost
 from waypost.store.postgres import migrate
 from waypost.testing.bench import fresh_namespace
@@ -65,7 +65,7 @@ class Place:
 @pytest.fixture(params=KINDS)
 def place(request: pytest.FixtureRequest, server: PostgresServer, tmp_path: Path) -> Iterator[Place]:
     name = fresh_namespace()
-    if request.param == "sqlite3":
+    if is_file(request.param):
         url = f"sqlite:///{tmp_path / 'shop.db'}"
         with closing(sqlite3.connect(tmp_path / "shop.db")) as file:
             file.execute(TABLE)

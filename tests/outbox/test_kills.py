@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.outbox.killed_programs import have_effects, sell
-from tests.outbox.transaction_kinds import KINDS
+from tests.outbox.transaction_kinds import KINDS, is_file
 from waypost.testing.bench import fresh_namespace
 from waypost.testing.postgres import PostgresServer
 from waypost.testing.servers import ValkeyServer
@@ -21,7 +21,7 @@ from waypost.testing.servers import ValkeyServer
 def test_messages_equal_commits_whenever_the_process_is_killed(
     server: PostgresServer, tmp_path: Path, kind: str
 ) -> None:
-    url = f"sqlite:///{tmp_path / 'shop.db'}" if kind == "sqlite3" else server.url
+    url = f"sqlite:///{tmp_path / 'shop.db'}" if is_file(kind) else server.url
     sold = sell(kind, url, fresh_namespace(), transactions=40, kills=2)
     assert sold.kills == 2
     assert sold.messages == sold.rows

@@ -317,7 +317,7 @@ def test_an_error_of_the_callers_own_transaction_stays_a_driver_error(post: Wayp
     assert post.ledger("orders").published == 0
 
 
-def test_a_transaction_of_tortoise_is_refused_with_the_way_out() -> None:
-    kind = type("TransactionalDBClient", (), {"__module__": "tortoise.backends.base.client"})
-    with Waypost("memory://") as post, pytest.raises(InvalidInput, match=r"async with tx\.acquire_connection"):
+def test_a_connection_of_tortoise_is_refused_with_the_way_out() -> None:
+    kind = type("BaseDBAsyncClient", (), {"__module__": "tortoise.backends.base.client"})
+    with Waypost("memory://") as post, pytest.raises(InvalidInput, match=r"async with in_transaction\(\)"):
         post.publish("orders", 1, transaction=kind())

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -18,7 +21,11 @@ from tests.unit.clients import begin_operation
 from tests.waiting import until
 from tests.wake.test_postgres_notifications import Listener, put_to_sleep
 from waypost import Retry, Waypost
+from waypost.operations import receive
 from waypost.testing.postgres import PostgresServer
+from waypost.wake.port import Topic
+from waypost.wake.sqlite import FileWatch
+from waypost.worker import poller
 
 
 @pytest.fixture
@@ -272,3 +279,86 @@ def test_savepoints_of_a_session_neither_wake_before_the_commit_nor_forget_the_s
         assert len(woken) == 2, "all of it was rolled back"
         assert [message.body for message in post.messages("orders")] == [1, 2, 3]
     engine.dispose()
+
+
+@pytest.fixture
+def sleeping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Waypost, list[int]]]:
+    """A worker of queue orders in a file that polls so rarely that only a wake-up lets it find a message in time."""
+    monkeypatch.setattr(receive, "SAFETY_POLL_SECONDS", 3600.0)
+    monkeypatch.setattr(poller, "heartbeat_interval", lambda window: 3600.0)
+    handled: list[int] = []
+    with Waypost(f"sqlite:///{tmp_path / 'shop.db'}") as worker:
+        worker.configure("orders", lease=3600)
+
+        @worker.handler("orders")
+        def charge(body: int) -> None:
+            handled.append(body)
+
+        with worker.worker():
+            until(lambda: worker.stats("orders").sleepers == 1, "a sleeper")
+            yield worker, handled
+
+
+@pytest.mark.promise("BOX-2", "BOX-6")
+def test_a_commit_of_any_connection_to_a_file_wakes_the_sleepers(
+    sleeping: tuple[Waypost, list[int]], tmp_path: Path
+) -> None:
+    worker, handled = sleeping
+    path = tmp_path / "shop.db"
+    engine = create_engine(f"sqlite:///{path}")
+    with Waypost(f"sqlite:///{path}") as post, closing(sqlite3.connect(path)) as connection:
+        post.publish("orders", 1, transaction=connection)
+        connection.commit()
+        until(lambda: handled == [1], "the handler")
+        with engine.begin() as other:
+            until(lambda: worker.stats("orders").sleepers == 1, "a sleeper")
+            post.publish("orders", 2, transaction=other)
+        until(lambda: handled == [1, 2], "the handler")
+        until(lambda: worker.stats("orders").sleepers == 1, "a sleeper")
+        post.publish("orders", 3, delay=0.5, transaction=connection)
+        connection.commit()
+        until(lambda: len(handled) == 3, "the timer")
+    assert handled == [1, 2, 3]
+    engine.dispose()
+
+
+@pytest.mark.promise("BOX-2", "BOX-6")
+def test_a_commit_of_another_process_to_a_file_wakes_the_sleepers(
+    sleeping: tuple[Waypost, list[int]], tmp_path: Path
+) -> None:
+    _, handled = sleeping
+    program = (
+        "import os, sqlite3, sys; from waypost import Waypost\n"
+        "post, connection = Waypost(f'sqlite:///{sys.argv[1]}'), sqlite3.connect(sys.argv[1])\n"
+        "post.publish('orders', 1, transaction=connection); connection.commit()\n"
+        "os._exit(0)"  # without a close, which could notify
+    )
+    subprocess.run([sys.executable, "-c", program, str(tmp_path / "shop.db")], check=True, timeout=90)
+    until(lambda: handled, "the handler")
+    assert handled == [1]
+
+
+@pytest.mark.promise("BOX-2", "WAKE-2")
+def test_other_writes_to_a_file_wake_no_sleeper(tmp_path: Path) -> None:
+    path = tmp_path / "shop.db"
+    watch = FileWatch(str(path), lambda topic: {"@a", "@b"})
+    with Waypost(f"sqlite:///{path}") as post, closing(sqlite3.connect(path)) as connection:
+        put_to_sleep(post, "@a", "@b")
+        assert watch.has_changed()
+        assert not watch.has_changed()
+        connection.execute("CREATE TABLE shop (n)")
+        connection.commit()
+        post.publish("others", 1)
+        post.publish("others", 1, transaction=connection)
+        connection.rollback()
+        assert watch.has_changed()
+        assert not watch.transactions_woke("wp")
+        post.publish("orders", 1, transaction=connection)
+        assert not watch.has_changed()
+        connection.commit()
+        assert watch.has_changed()
+        assert watch.transactions_woke("wp")
+        assert not watch.transactions_woke("wp")
+        (woken,) = watch.woken(Topic("wp", "ready", "orders"))
+        assert woken in ("@a", "@b"), "one message wakes one"
+    watch.close()

@@ -24,7 +24,8 @@ Inside = Callable[[], None]
 
 
 def dialect(url: str, driver: str) -> str:
-    return url.replace("postgresql://", f"postgresql+{driver}://")
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}+{driver}://{rest}"
 
 
 class TransactionKind(Protocol):
@@ -244,11 +245,34 @@ class Awaited:
     async def _async_session_asyncpg(self, url: str) -> Any:
         return await self._async_session(url, "asyncpg")
 
-    async def _async_connection(self, url: str) -> Any:
+    async def _async_session_aiosqlite(self, url: str) -> Any:
+        return await self._async_session(url, "aiosqlite")
+
+    async def _async_connection_aiosqlite(self, url: str) -> Any:
+        return await self._async_connection(url, "aiosqlite")
+
+    async def _aiosqlite(self, url: str) -> Any:
+        import aiosqlite
+
+        connection = await aiosqlite.connect(url.removeprefix("sqlite:///"), timeout=30)
+        self._ends.append(connection.close)
+
+        @asynccontextmanager
+        async def lend() -> AsyncIterator[Any]:
+            try:
+                yield connection, connection.execute
+            except BaseException:
+                await connection.rollback()
+                raise
+            await connection.commit()
+
+        return lend
+
+    async def _async_connection(self, url: str, driver: str = "asyncpg") -> Any:
         from sqlalchemy import text
         from sqlalchemy.ext.asyncio import create_async_engine
 
-        engine = create_async_engine(dialect(url, "asyncpg"))
+        engine = create_async_engine(dialect(url, driver))
         self._ends.append(engine.dispose)
 
         @asynccontextmanager
@@ -260,8 +284,16 @@ class Awaited:
 
 
 BLOCKING = ("psycopg", "session", "session_psycopg2", "connection", "django", "sqlite3")
-AWAITED = ("psycopg_async", "asyncpg", "async_session", "async_session_asyncpg", "async_connection")
+AWAITED = (
+    "psycopg_async", "asyncpg", "async_session", "async_session_asyncpg", "async_connection", "aiosqlite",
+    "async_session_aiosqlite", "async_connection_aiosqlite",
+)  # fmt: skip
 KINDS = BLOCKING + AWAITED
+
+
+def is_file(kind: str) -> bool:
+    """Whether this kind of transaction is on a SQLite file; all others are on a server."""
+    return "sqlite" in kind
 
 
 @contextmanager

@@ -2,9 +2,11 @@
 
     psycopg         Connection, AsyncConnection
     asyncpg         a connection, its own or a pool's
-    SQLAlchemy      Session, AsyncSession, Connection, AsyncConnection, on any of these drivers, psycopg2 or sqlite3
+    SQLAlchemy      Session, AsyncSession, Connection, AsyncConnection, on any of these drivers or psycopg2
     Django          django.db.connection inside atomic()
+    Tortoise        what in_transaction() gives, on asyncpg, psycopg or aiosqlite
     sqlite3         Connection
+    aiosqlite       Connection
 
 Each runs statements on the caller's connection and does not begin, flush, commit or roll back. Errors of the driver are
 passed on unchanged: the caller's transaction failed, and the caller decides whether to try again.
@@ -27,7 +29,7 @@ T = TypeVar("T")
 
 KINDS = (
     "a SQLAlchemy Session, AsyncSession, Connection or AsyncConnection, a psycopg Connection or AsyncConnection, an "
-    "asyncpg connection, Django's connection, or a sqlite3 connection"
+    "asyncpg connection, Django's connection, a transaction of Tortoise, or a sqlite3 or aiosqlite connection"
 )
 #: libpq's codes for the state of a connection.
 _IDLE, _ACTIVE = 0, 1
@@ -201,8 +203,8 @@ class AsyncSqlAlchemyTransaction(_SqlAlchemy, AsyncTransaction):
         if is_instance_of(given, "sqlalchemy", "async_scoped_session"):
             given = given()
         self._connection = await given.connection() if is_instance_of(given, "sqlalchemy", "AsyncSession") else given
-        if self._connection.dialect.name == "sqlite":
-            raise InvalidInput("SQLite inside an event loop: publish with a sqlite3 connection, or with Waypost")
+        if self._connection.dialect.name == "sqlite" and not self._connection.in_transaction():
+            await self._connection.begin()  # as above
         return self._check_connection(self._connection.dialect, await self._connection.get_raw_connection())
 
     async def inside(self, step: Callable[[Transaction], T]) -> T:
@@ -246,8 +248,11 @@ class DjangoTransaction(Transaction):
 
 def check_sqlite(connection: Any, advice: str = "") -> None:
     """Refuse a connection that is in no transaction and would begin none before it writes."""
+    from waypost.store.sqlite.aiosqlite_internals import connection_of, is_aiosqlite
     from waypost.store.sqlite.transactions import begins_transactions
 
+    if is_aiosqlite(connection):
+        connection = connection_of(connection)
     if not connection.in_transaction and not begins_transactions(connection):
         default = "execute BEGIN IMMEDIATE first, or connect with isolation_level other than None"
         raise InvalidInput(_AUTOCOMMIT + (advice or default))
@@ -259,6 +264,36 @@ class SqliteTransaction(Transaction):
     def begin(self) -> Any:
         check_sqlite(self.given)
         return self.given
+
+
+class AiosqliteTransaction(AsyncTransaction):
+    """An `aiosqlite.Connection`."""
+
+    async def begin(self) -> Any:
+        check_sqlite(self.given)
+        return self.given
+
+
+# ---- Tortoise ------------------------------------------------------------------------------------------------
+
+
+class TortoiseTransaction(AsyncTransaction):
+    """What `in_transaction()` of Tortoise gives: the connection in it decides the rest."""
+
+    def __init__(self, given: Any) -> None:
+        super().__init__(given)
+        self._inner: Any = None
+
+    async def begin(self) -> Any:
+        async with self.given.acquire_connection() as connection:
+            self._inner = adapt(connection)
+            self.style = self._inner.style
+            return await self._inner.begin()
+
+    async def fetch(self, sql: str, values: Sequence[Any]) -> Any:
+        # Tortoise's own lock: other tasks may use the transaction at the same time.
+        async with self.given.acquire_connection():
+            return await self._inner.fetch(sql, values)
 
 
 # ---- choosing the adapter ------------------------------------------------------------------------------------
@@ -299,8 +334,8 @@ def adapt(given: Any) -> Transaction:
         hint = "; an engine or sessionmaker is not a transaction: open one with it"
     elif kind.__name__.endswith("Pool"):
         hint = "; a pool is not a transaction: take a connection from it"
-    elif is_instance_of(given, "tortoise", "TransactionalDBClient"):
-        hint = "; of Tortoise's transaction give the connection: async with tx.acquire_connection() as connection"
+    elif is_instance_of(given, "tortoise", "BaseDBAsyncClient"):
+        hint = "; a connection of Tortoise is not a transaction: async with in_transaction() as transaction"
     raise InvalidInput(f"transaction= is {KINDS}, not {kind.__module__}.{kind.__qualname__}{hint}")
 
 
@@ -311,7 +346,9 @@ _ADAPTERS: tuple[tuple[type[Transaction], str, tuple[str, ...]], ...] = (
     (PsycopgTransaction, "psycopg", ("Connection",)),
     (AsyncpgTransaction, "asyncpg", ("Connection", "PoolConnectionProxy")),
     (DjangoTransaction, "django", ("BaseDatabaseWrapper", "ConnectionProxy")),
+    (TortoiseTransaction, "tortoise", ("TransactionalDBClient",)),
     (SqliteTransaction, "sqlite3", ("Connection",)),
+    (AiosqliteTransaction, "aiosqlite", ("Connection",)),
 )
 
 

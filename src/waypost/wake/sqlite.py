@@ -1,8 +1,10 @@
 """Wake-ups beside a SQLite file: Unix datagram sockets in a directory next to it, one for each process that listens.
 
-Where sockets cannot be created (the path is too long, the file system does not support them), the file itself is
-watched: every 20 ms SQLite is queried, without a lock, whether another process has written; if so, the registered
-sleepers are read, and those that are no longer registered have been woken.
+The file itself is watched too: every 20 ms SQLite is queried, without a lock, whether another connection has written. A
+commit of the user's own transaction sends no notification, because no client sees it. If such a transaction has made
+messages claimable, it has counted that; then the registered sleepers are read, and those that are no longer registered
+have been woken. Where sockets cannot be created (the path is too long, the file system does not support them), that is
+done after every write.
 
 The directory is used only if no other user could have placed a file in it: a real directory, not a link, that belongs
 to this user, root or the owner of the file, and is writable only by users who may write the file. The names of sockets
@@ -26,7 +28,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from waypost.store.sqlite.schema import Spelling
+from waypost.store.sqlite.executor import ConnectionHolder
+from waypost.store.sqlite.schema import TRANSACTION_WAKES, Spelling
 from waypost.wake.hub import ThreadHub
 from waypost.wake.port import POLL_NOW, Topic
 from waypost.wake.transport import ChannelUnusable, InterruptibleTransport, Transport
@@ -37,6 +40,10 @@ log = logging.getLogger("waypost")
 SOCKET_PATH_BYTES_MAX = 100
 DATAGRAM_BYTES_MAX = 60_000
 WATCH_SECONDS = 0.02
+#: How long a query waits for the file; the next one is soon.
+WATCH_BUSY_SECONDS = 0.02
+#: The times of a file are exact to some milliseconds.
+LOG_UNCHANGED_SECONDS = 0.1
 #: Attempts to create a socket: the last process that ends may remove the directory at the same time.
 BIND_TRIES_MAX = 5
 
@@ -110,10 +117,10 @@ class FileHub(ThreadHub):
 
     def _transport_of(self, path: str) -> Transport:
         try:
-            return SocketTransport(path)
+            return SocketTransport(path, FileWatch(path, self._names))
         except OSError as error:
             log.info("no sockets beside %s (%s): the file is watched instead", path, error)
-            return WatchingTransport(path, self._names)
+            return WatchingTransport(path, FileWatch(path, self._names))
 
     def _names(self, topic: Topic) -> set[str]:
         with self._lock:
@@ -149,11 +156,88 @@ def _send_datagram(sender: socket.socket, path: str, name: str, data: bytes, dir
         return  # it has just ended, or its buffer is full and it will poll anyway
 
 
+class FileWatch:
+    """Reads from the file whether there were commits, and which listeners were woken by them."""
+
+    def __init__(self, path: str, names: Callable[[Topic], set[str]]) -> None:
+        self._path = path
+        self._names = names
+        # Closed before a fork, as all connections to the file.
+        self._holder = ConnectionHolder(self._connect)
+        self._connection: sqlite3.Connection | None = None
+        self._version = -1
+        self._log_state: tuple[int, int, int] | None = None
+        self._wakes: dict[str, object] = {}
+        self._spellings: dict[str, Spelling] = {}
+
+    def _connect(self, budget_seconds: float) -> sqlite3.Connection:
+        if not os.path.exists(self._path):
+            raise sqlite3.OperationalError("the file does not exist yet")  # and is not to be created here
+        return sqlite3.connect(
+            self._path, timeout=WATCH_BUSY_SECONDS, isolation_level=None, check_same_thread=False, cached_statements=256
+        )
+
+    def has_changed(self) -> bool:
+        """Return whether another connection has committed since the last call."""
+        if self._connection is not None and self._log_is_unchanged():
+            return False
+        with self._holder.use() as connection:
+            version = connection.execute("PRAGMA data_version").fetchone()[0]
+            if version == self._version and connection is self._connection:
+                return False
+            self._connection, self._version = connection, version
+            return True
+
+    def _log_is_unchanged(self) -> bool:
+        """Return whether the log was not written since the last call: by its times, which is cheaper than a query."""
+        try:
+            found = os.stat(f"{self._path}-wal")
+        except OSError:
+            return False
+        before, self._log_state = self._log_state, (found.st_ino, found.st_size, found.st_mtime_ns)
+        # A second write within one tick of the file system's clock has the same time.
+        return self._log_state == before and abs(time.time() - found.st_mtime) > LOG_UNCHANGED_SECONDS
+
+    def transactions_woke(self, namespace: str) -> bool:
+        """Return whether transactions of users have woken sleepers of a namespace since the last call."""
+        with self._holder.use() as connection:
+            try:
+                query = self._spelling(namespace)["SELECT value FROM {meta} WHERE name = ?"]
+                row = connection.execute(query, (TRANSACTION_WAKES,)).fetchone()
+            except sqlite3.OperationalError:
+                return False  # no tables yet, or another process has locked the file: the count is read again
+        before, self._wakes[namespace] = self._wakes.get(namespace), row
+        return bool(row != before)
+
+    def woken(self, topic: Topic) -> list[str]:
+        """Return the listeners that are not registered as sleepers: they were woken, or have yet to poll."""
+        query = self._spelling(topic.namespace)[
+            "SELECT s.name FROM {sleeper} s JOIN {queue} q ON q.number = s.queue WHERE q.name = ? AND s.until_ms > ?"
+        ]
+        with self._holder.use() as connection:
+            try:
+                rows = connection.execute(query, (topic.queue, time.time_ns() // 1_000_000))
+                asleep = {name for (name,) in rows}
+            except sqlite3.OperationalError:
+                return [POLL_NOW]  # no tables yet, or another process has locked the file
+        return sorted(self._names(topic) - asleep)
+
+    def _spelling(self, namespace: str) -> Spelling:
+        return self._spellings.get(namespace) or self._spellings.setdefault(namespace, Spelling(namespace))
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection = None
+        self._holder.close()
+
+
 class SocketTransport(InterruptibleTransport):
     """A socket of this process in the directory beside the file."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, watch: FileWatch) -> None:
         self._file = path
+        self._watch = watch
+        self._topics: set[Topic] = set()
         self._name = secrets.token_hex(8)
         self._path = os.path.join(directory_of(path), self._name)
         if len(os.fsencode(self._path)) > SOCKET_PATH_BYTES_MAX:
@@ -184,25 +268,56 @@ class SocketTransport(InterruptibleTransport):
         """Nothing to do: it listens since its creation."""
 
     def listen(self, topics: Sequence[Topic]) -> None:
-        """Nothing to do: all notifications arrive, and the hub filters them."""
+        """Watch the file for these topics. All notifications arrive anyway, and the hub filters them."""
+        self._topics.update(topic for topic in topics if topic.kind == "ready")
+        self._woken_by_transactions()  # what was before is covered by the poll that follows
 
     def unlisten(self, topics: Sequence[Topic]) -> None:
-        """The same."""
+        self._topics.difference_update(topics)
 
     def send(self, topic: Topic, notifications: Sequence[str]) -> None:
         """The hub sends by itself."""
 
     def wait(self, seconds: float) -> list[tuple[Topic, list[str]]]:
+        until = time.monotonic() + seconds
+        while True:
+            left = until - time.monotonic()
+            if self.wait_readable(self._socket.fileno(), min(WATCH_SECONDS, left) if self._topics else left):
+                return self._receive()
+            woken = self._woken_by_transactions()
+            if woken or self.was_interrupted or time.monotonic() >= until:
+                return woken
+
+    def _receive(self) -> list[tuple[Topic, list[str]]]:
         received: list[tuple[Topic, list[str]]] = []
-        if self.wait_readable(self._socket.fileno(), seconds):
-            with contextlib.suppress(BlockingIOError):
-                while len(received) < 100:
-                    try:
-                        namespace, kind, queue, notifications = _decode(self._socket.recv(1 << 16))
-                    except msgspec.DecodeError:
-                        continue  # not from one of us
-                    received.append((Topic(namespace, kind, queue), notifications))  # type: ignore[arg-type]
+        with contextlib.suppress(BlockingIOError):
+            while len(received) < 100:
+                try:
+                    namespace, kind, queue, notifications = _decode(self._socket.recv(1 << 16))
+                except msgspec.DecodeError:
+                    continue  # not from one of us
+                received.append((Topic(namespace, kind, queue), notifications))  # type: ignore[arg-type]
         return received
+
+    def _woken_by_transactions(self) -> list[tuple[Topic, list[str]]]:
+        """Return the listeners that commits of users' transactions have woken."""
+        if not self._topics:
+            return []
+        try:
+            if not self._watch.has_changed():
+                return []
+            namespaces = {topic.namespace for topic in self._topics}
+            changed = {namespace for namespace in namespaces if self._watch.transactions_woke(namespace)}
+            return [
+                (topic, names)
+                for topic in self._topics
+                if topic.namespace in changed and (names := self._watch.woken(topic))
+            ]
+        except sqlite3.Error as error:
+            # Sockets work without it, and workers poll.
+            log.debug("%s cannot be watched (%s)", self._file, error)
+            self._watch.close()
+            return []
 
     def probe(self) -> None:
         with open_directory(self._file) as directory:
@@ -216,24 +331,21 @@ class SocketTransport(InterruptibleTransport):
         with contextlib.suppress(OSError):
             os.rmdir(directory_of(self._file))  # if it was the last
         self.close_pipe()
+        self._watch.close()
 
 
 class WatchingTransport(InterruptibleTransport):
-    """Watches the file itself: a listener that is not registered as a sleeper was woken, or has yet to poll."""
+    """Watches the file for every write: listeners that are no registered sleepers were woken, or have yet to poll."""
 
-    def __init__(self, path: str, names: Callable[[Topic], set[str]]) -> None:
+    def __init__(self, path: str, watch: FileWatch) -> None:
         super().__init__()
         self._file = path
-        self._names = names
-        self._connection: sqlite3.Connection | None = None
-        self._version = -1
+        self._watch = watch
         self._topics: set[Topic] = set()
-        self._queries: dict[str, str] = {}
 
     def open(self) -> None:
         if not os.path.exists(self._file):
             raise ChannelUnusable("the file does not exist yet")
-        self._connection = sqlite3.connect(self._file, isolation_level=None, check_same_thread=False)
 
     def listen(self, topics: Sequence[Topic]) -> None:
         self._topics.update(topics)
@@ -245,13 +357,12 @@ class WatchingTransport(InterruptibleTransport):
         """The hub sends by itself."""
 
     def wait(self, seconds: float) -> list[tuple[Topic, list[str]]]:
-        assert self._connection is not None
         until = time.monotonic() + seconds
         while True:
-            version = self._connection.execute("PRAGMA data_version").fetchone()[0]
-            if version != self._version:
-                self._version = version
-                received = [(topic, notifications) for topic in self._topics if (notifications := self._woken(topic))]
+            if self._watch.has_changed():
+                # A renewal is a write itself: a worker that renewed at every write would never stop.
+                ready = [topic for topic in self._topics if topic.kind == "ready"]
+                received = [(topic, names) for topic in ready if (names := self._watch.woken(topic))]
                 if received:
                     return received
             left = until - time.monotonic()
@@ -262,32 +373,9 @@ class WatchingTransport(InterruptibleTransport):
         """Pause; return whether the pause was interrupted."""
         return self.wait_readable(self._inner.fileno(), seconds)
 
-    def _woken(self, topic: Topic) -> list[str]:
-        if topic.kind != "ready":
-            # A renewal is a write itself: a worker that renewed at every write would never stop.
-            return []
-        assert self._connection is not None
-        try:
-            rows = self._connection.execute(self._query(topic.namespace), (topic.queue, time.time_ns() // 1_000_000))
-            asleep = {name for (name,) in rows}
-        except sqlite3.OperationalError:
-            return [POLL_NOW]  # no tables yet, or another process has locked the file
-        return sorted(self._names(topic) - asleep)
-
-    def _query(self, namespace: str) -> str:
-        known = self._queries.get(namespace)
-        if known is None:
-            spelling = Spelling(namespace)
-            known = self._queries[namespace] = spelling[
-                "SELECT s.name FROM {sleeper} s JOIN {queue} q ON q.number = s.queue "
-                "WHERE q.name = ? AND s.until_ms > ?"
-            ]
-        return known
-
     def probe(self) -> None:
         """Nothing to do: an access to the file succeeds or raises."""
 
     def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
+        self._watch.close()
         self.close_pipe()

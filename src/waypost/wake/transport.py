@@ -50,6 +50,8 @@ class InterruptibleTransport:
         self._poll = select.poll()
         self._poll.register(self._inner, select.POLLIN)
         self._watched: int | None = None
+        #: Whether another thread ended the last wait.
+        self.was_interrupted = False
 
     def interrupt(self) -> None:
         """End the current wait, or the next one. From any thread."""
@@ -65,7 +67,8 @@ class InterruptibleTransport:
             self._poll.register(descriptor, select.POLLIN)
             self._watched = descriptor
         found = [number for number, _ in self._poll.poll(max(0.0, seconds) * 1000)]
-        if self._inner.fileno() in found:
+        self.was_interrupted = self._inner.fileno() in found
+        if self.was_interrupted:
             with contextlib.suppress(OSError):
                 self._inner.recv(4096)
         return descriptor in found

@@ -17,6 +17,8 @@ from waypost.values import MINUTE_COUNTERS, MINUTE_COUNTERS_FIRST, MessageState
 #: Raised with every change of `schema.sql` that an older release could not work with.
 SCHEMA_VERSION = 1
 MARK = "waypost sqlite store"
+#: The name in `meta` of the number of steps in users' transactions that have woken sleepers.
+TRANSACTION_WAKES = "transaction wakes"
 #: What is set aside for a full disk: a claim of 512 messages and their settles fit in, with room to spare.
 RESERVE_BYTES = 256 * 1024
 

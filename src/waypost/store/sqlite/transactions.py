@@ -12,10 +12,11 @@ from contextlib import asynccontextmanager, closing, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from waypost.errors import ConfigurationError, InvalidInput, WaypostError
-from waypost.store.port import AsyncExecutor, Call, Executor, blocks
+from waypost.store.port import AsyncExecutor, Call, Executor, Woken, blocks
+from waypost.store.sqlite.aiosqlite_internals import connection_of, is_aiosqlite, run_in_thread
 from waypost.store.sqlite.chains import deliver_notices
 from waypost.store.sqlite.connection import same_file
-from waypost.store.sqlite.schema import check_schema, complete
+from waypost.store.sqlite.schema import TRANSACTION_WAKES, check_schema, complete
 from waypost.store.sqlite.step import SqliteCall, Step
 from waypost.store.transactions import CallerTransaction, Checks, another_database
 
@@ -40,17 +41,20 @@ class SqliteTransactions:
         self._store = store
 
     def checks(self, connection: Any, queue: str) -> Checks:
-        if not isinstance(connection, sqlite3.Connection):
+        if not self.needs_no_checks(connection, queue):
             raise another_database(self._store.kind)
         yield from ()
 
     def needs_no_checks(self, connection: Any, queue: str) -> bool:
-        return isinstance(connection, sqlite3.Connection)
+        return isinstance(connection, sqlite3.Connection) or is_aiosqlite(connection)
 
     def executor(self, transaction: CallerTransaction, connection: Any, queue: str) -> Executor:
         return SqliteTransactionExecutor(self._store, connection, queue)
 
     def async_executor(self, transaction: CallerTransaction, connection: Any, queue: str) -> AsyncExecutor:
+        if is_aiosqlite(connection):
+            inner = SqliteTransactionExecutor(self._store, connection_of(connection), queue)
+            return AiosqliteTransactionExecutor(inner, connection)
         return AsyncSqliteTransactionExecutor(SqliteTransactionExecutor(self._store, connection, queue))
 
     @contextmanager
@@ -67,6 +71,9 @@ class SqliteTransactions:
 
 #: Takes the right to write before anything is read, by the connection's own way to begin a transaction.
 _LOCK_FOR_WRITING = "UPDATE {meta} SET value = value WHERE 0"
+#: No client sees the commit: processes that watch the file do, and find that it has woken sleepers.
+_COUNT_WAKE = """
+    INSERT INTO {meta} (name, value) VALUES (?, 1) ON CONFLICT (name) DO UPDATE SET value = value + 1"""
 _SAVE, _BACK, _KEEP = "SAVEPOINT waypost", "ROLLBACK TO waypost", "RELEASE waypost"
 
 
@@ -133,6 +140,8 @@ class SqliteTransactionExecutor:
         result = call.step(step)
         if step.notices:
             deliver_notices(step)
+        if step.waiters_to_wake or (isinstance(result, Woken) and any(result.wake.values())):
+            step.execute(_COUNT_WAKE, (TRANSACTION_WAKES,))
         step.finish()
         return result
 
@@ -151,7 +160,7 @@ class SqliteTransactionExecutor:
 
 
 def begins_transactions(connection: sqlite3.Connection) -> bool:
-    """Whether the connection begins a transaction by itself before it writes."""
+    """Whether a connection begins a transaction by itself before it writes."""
     autocommit = getattr(connection, "autocommit", None)
     if isinstance(autocommit, bool):  # from Python 3.12 on; otherwise isolation_level decides
         return not autocommit
@@ -169,6 +178,23 @@ class AsyncSqliteTransactionExecutor:
 
     async def run_many(self, calls: Iterable[Call[T]]) -> list[T | Exception]:
         return self._sync.run_many(calls)
+
+    async def close(self) -> None:
+        """It is the caller's."""
+
+
+class AiosqliteTransactionExecutor:
+    """The same on a connection of aiosqlite, in its thread."""
+
+    def __init__(self, executor: SqliteTransactionExecutor, connection: Any) -> None:
+        self._sync = executor
+        self._connection = connection
+
+    async def run(self, call: Call[T]) -> T:
+        return await run_in_thread(self._connection, self._sync.run, call)
+
+    async def run_many(self, calls: Iterable[Call[T]]) -> list[T | Exception]:
+        return await run_in_thread(self._connection, self._sync.run_many, list(calls))
 
     async def close(self) -> None:
         """It is the caller's."""
