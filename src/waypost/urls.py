@@ -147,6 +147,12 @@ def holds_secret(url: str) -> bool:
     return any(SECRET_NAME.search(name) for name, _ in _parameters(parts.query))
 
 
+def parameter_names(url: str) -> list[str]:
+    """Return the names of the parameters of a URL. Values, and texts that may not be names, may be secrets."""
+    found = _parameters(url.partition("#")[0].partition("?")[2])
+    return [name for name, value in found if value and re.fullmatch(r"[a-z_]{1,40}", name)]
+
+
 def _parameters(query: str) -> list[tuple[str, str]]:
     pairs = (pair.partition("=") for pair in re.split(r"[&;]", query) if pair)
     return [(unquote(name), value) for name, _, value in pairs]

@@ -180,3 +180,19 @@ def test_keys_in_the_uri_of_a_lake_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="AWS_ACCESS_KEY_ID") as raised:
         open_lake_files("s3://waypost:secret@bucket/lake")
     assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize("what", ["lake", "output"])
+def test_parameters_in_the_uri_of_a_lake_are_refused_by_name(what: str) -> None:
+    for uri, text in (
+        ("s3://bucket/lake?endpoint_override=127.0.0.1:9000&scheme=http", r"\(endpoint_override, scheme\)"),
+        ("gs://bucket/lake?x", "after [?]"),
+        ("s3://bucket/lake#part", "after [?] or #"),
+    ):
+        with pytest.raises(
+            ConfigurationError, match=rf"the {what} .* named with parameters .*{text}.*AWS_ENDPOINT_URL"
+        ):
+            open_lake_files(uri, what)
+    with pytest.raises(ConfigurationError, match="is named with its keys") as raised:
+        open_lake_files("s3://bucket/lake?secret_key=hunter2&scheme=http", what)
+    assert "hunter2" not in str(raised.value)

@@ -89,7 +89,9 @@ def test_a_lake_that_is_not_there_yet_or_is_damaged_is_no_obstacle(memory: Site,
     assert str(tmp_path) not in unread.text + detail.text
 
 
-@pytest.mark.parametrize("lake", ["", {"other": "lake"}, "s3://key:secret@bucket/lake", {"main": ""}])
+@pytest.mark.parametrize(
+    "lake", ["", {"other": "lake"}, "s3://key:secret@bucket/lake", "s3://b/lake?region=x", {"main": ""}]
+)
 def test_a_lake_that_cannot_be_is_refused(memory: Site, lake: Any) -> None:
     with pytest.raises(ConfigurationError) as refused:
         memory.client(lake=lake)

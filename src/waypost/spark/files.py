@@ -9,11 +9,12 @@ import os
 import shutil
 import uuid
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from waypost.errors import ConfigurationError
-from waypost.urls import holds_secret, redact_text, redact_url
+from waypost.urls import holds_secret, parameter_names, redact_text, redact_url
 
 
 def join_path(folder: str, name: str) -> str:
@@ -64,6 +65,14 @@ class LakeFiles(ABC):
     @abstractmethod
     def walk(self, folder: str) -> dict[str, int]:
         """Return all files below a folder by their relative names, with their sizes; none if it does not exist."""
+
+    @abstractmethod
+    def modified(self, folder: str) -> dict[str, int]:
+        """Return all files below a folder by their relative names, with the time at which the storage changed them."""
+
+    @abstractmethod
+    def modified_ms(self, name: str) -> int | None:
+        """Return when the storage changed a file, in milliseconds by its own clock; None if there is none."""
 
     @abstractmethod
     def remove(self, name: str) -> None:
@@ -169,6 +178,16 @@ class LocalFiles(LakeFiles):
         top = Path(self.path(folder))
         return {path.relative_to(top).as_posix(): path.stat().st_size for path in top.rglob("*") if path.is_file()}
 
+    def modified(self, folder: str) -> dict[str, int]:
+        found = ((name, self.modified_ms(join_path(folder, name))) for name in _names_below(Path(self.path(folder))))
+        return {name: at for name, at in found if at is not None}
+
+    def modified_ms(self, name: str) -> int | None:
+        try:
+            return os.stat(self.path(name)).st_mtime_ns // 1_000_000
+        except FileNotFoundError:
+            return None
+
     def remove(self, name: str) -> None:
         path = Path(self.path(name))
         while path.is_dir():
@@ -239,11 +258,31 @@ class ArrowFiles(LakeFiles):
         top = len(self.path(folder)) + 1
         return {info.path[top:]: info.size for info in found if info.type == self._fs.FileType.File}
 
+    def modified(self, folder: str) -> dict[str, int]:
+        found = self._list(folder, recursive=True)
+        top = len(self.path(folder)) + 1
+        return {
+            info.path[top:]: info.mtime_ns // 1_000_000
+            for info in found
+            if info.type == self._fs.FileType.File and info.mtime_ns is not None
+        }
+
+    def modified_ms(self, name: str) -> int | None:
+        at = self._system.get_file_info(self.path(name)).mtime_ns
+        return None if at is None else int(at // 1_000_000)
+
     def remove(self, name: str) -> None:
         try:
             self._system.delete_dir(self.path(name))
         except FileNotFoundError:
             return
+
+
+def _names_below(top: Path) -> Iterator[str]:
+    """Yield the files below a folder. Other processes may remove some meanwhile."""
+    for folder, _, names in os.walk(top):
+        for name in names:
+            yield (Path(folder) / name).relative_to(top).as_posix()
 
 
 def _sync(path: Path) -> None:
@@ -278,6 +317,13 @@ def open_lake_files(root: str, what: str = "lake") -> LakeFiles:
             f"the {what} {redact_url(root)} is named with its keys, and Spark shows paths in its plans and logs: "
             "leave them out, and set them in the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY) or in "
             "Spark's configuration"
+        )
+    if "?" in root or "#" in root:
+        # Paths of files are appended to the URI, and the Delta library does not read parameters.
+        names = ", ".join(parameter_names(root)) or "after ? or #"
+        raise ConfigurationError(
+            f"the {what} {redact_url(root)} is named with parameters ({names}): give scheme, bucket and path only, and "
+            "set the others in the environment (AWS_ENDPOINT_URL, AWS_REGION, AWS_ALLOW_HTTP)"
         )
     import pyarrow as pa
 

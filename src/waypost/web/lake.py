@@ -20,6 +20,7 @@ from waypost.errors import ConfigurationError, MissingExtra
 from waypost.identity import id_time_ms
 from waypost.percentiles import percentile
 from waypost.times import to_datetime
+from waypost.urls import parameter_names
 from waypost.web import documents
 from waypost.web.figures import HistoryEvent
 from waypost.web.lake_threads import LakeThreads
@@ -77,6 +78,9 @@ def check_lake(lake: str) -> str:
         raise ConfigurationError(f"a lake is a folder or a URI, as in s3://bucket/lake, not {lake!r}")
     if "@" in lake.partition("://")[2].partition("/")[0]:
         raise ConfigurationError("the URI of a lake must not hold keys: set them in the environment")
+    if "://" in lake and ("?" in lake or "#" in lake):
+        names = ", ".join(parameter_names(lake)) or "after ? or #"
+        raise ConfigurationError(f"the URI of a lake must not have parameters ({names}): set them in the environment")
     try:
         import deltalake  # noqa: F401
         import pyarrow.dataset  # noqa: F401
