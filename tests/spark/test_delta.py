@@ -16,7 +16,7 @@ import pytest
 from deltalake import DeltaTable, Schema
 
 from waypost.errors import StoreError
-from waypost.spark.delta.parquet import DataFile, FileWriter, describe_file, write_rows
+from waypost.spark.delta.parquet import FileWriter, describe_file, write_rows
 from waypost.spark.delta.steps import STEPS_KEPT, StepConflict, Steps
 from waypost.spark.delta.table import APP_ID, Change, DeltaFolder, Snapshot, TableMismatch
 from waypost.spark.files import LocalFiles
@@ -292,14 +292,3 @@ def test_columns_are_added_and_a_table_with_unknown_features_is_refused_by_name(
     DeltaTable(files.path("a")).alter.set_table_properties({"delta.enableDeletionVectors": "true"})
     with pytest.raises(StoreError, match=r"deletionVectors.*remove the feature"):
         folder.snapshot()
-
-
-def test_a_vacuum_keeps_what_is_committed_and_what_is_new(tmp_path: Path) -> None:
-    files, steps = make(tmp_path, "a")
-    change = added(files, "a", 1)
-    steps.commit(0, "run", "", {"a": change}, {})
-    steps.commit(1, "run", "", {"a": Change(added(files, "a", 2).add, change.add)}, {})
-    assert steps.folder("a").vacuum() == 0
-    assert isinstance(change.add[0], DataFile)
-    assert files.exists(f"a/{change.add[0].path}")
-    assert numbers(files, "a") == [2]

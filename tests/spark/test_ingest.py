@@ -12,10 +12,11 @@ import polars
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
+from pyspark.sql.types import ArrayType, LongType, MapType, StringType, StructField, StructType
 
 from tests.spark.lakes import plant
 from tests.spark.shop import Shop
-from waypost.errors import ConfigurationError, StoreError
+from waypost.errors import ConfigurationError, InvalidInput, StoreError
 from waypost.spark.delta.data_source import write_frame
 from waypost.spark.lake.ingest import Ingest, count_messages, merge_messages, read_schema, tidy_messages
 from waypost.spark.lake.lake import Lake
@@ -65,6 +66,44 @@ def test_messages_are_parsed_and_those_that_do_not_match_the_schema_are_set_asid
     assert orders.post.ledger("orders").ready == 10
     by_polars = polars.read_delta(str(tmp_path / "lake" / "messages" / "orders"))
     assert sorted(value["id"] for value in by_polars["value"]) == [0, 1, 2, 3, 4, 9, 10]
+
+
+@pytest.mark.promise("SPARK-2")
+def test_fields_may_have_any_name(orders: Shop, ingest: Callable[..., Ingest], tmp_path: Path) -> None:
+    names = ("a b", "c.d", "e`f", "value", "number", "x,y;{}()=", "été", "select", 'q"q')
+    orders.post.configure("orders", journal="full")
+    schema = StructType([StructField(name, LongType()) for name in names])
+    nested = StructType([*schema.fields, StructField("in side", MapType(StringType(), ArrayType(schema)))])
+    inside = {name: number for number, name in enumerate(names)}
+    orders.post.publish("orders", {**inside, "in side": {"k": [inside]}})
+    made = ingest(orders, schema=json_schema(tmp_path, nested))
+    assert made.run() == 1
+    assert count_messages(made)["corrupt"] == 0
+    path = str(tmp_path / "lake" / "messages" / "orders")
+    wanted = {**inside, "in side": {"k": [inside]}}
+    assert made.rows().select("value").collect()[0].value.asDict(recursive=True) == wanted
+    # What a run says of its schema can be given to the next one, and it may gain a field.
+    described = made.lake.state.schema
+    assert described is not None
+    assert read_schema(described) == nested
+    orders.post.publish("orders", {"a b": 7, "new. one": 1})
+    made = ingest(orders, schema=f"{described}, `new. one` BIGINT")
+    assert made.run() == 2
+    tidy_messages(str(tmp_path / "lake"), lambda text: None)
+    assert len(DeltaTable(path).file_uris()) == 1
+    found = polars.read_delta(path).sort("number")["value"].to_list()
+    assert {name: found[0][name] for name in names} == inside
+    assert (found[1]["a b"], found[1]["new. one"], found[1]["c.d"]) == (7, 1, None)
+    by_duckdb = duckdb.from_arrow(DeltaTable(path).to_pyarrow_dataset()).project('value."a b", value."c.d"')
+    assert sorted(by_duckdb.fetchall(), key=str) == [(0, 1), (7, None)]
+    with pytest.raises(InvalidInput, match="a field of the schema has no name"):
+        ingest(orders, "mails", schema=json_schema(tmp_path, StructType([StructField("", LongType())])))
+
+
+def json_schema(tmp_path: Path, schema: StructType) -> str:
+    file = tmp_path / "other.json"
+    file.write_text(json.dumps(schema.jsonValue()))
+    return str(file)
 
 
 @pytest.mark.promise("SPARK-2")

@@ -24,6 +24,7 @@ from pyspark.sql import functions as f
 from waypost.cli.main import main
 from waypost.errors import ConfigurationError, InvalidInput, StoreError
 from waypost.spark import read_output
+from waypost.spark.consumer import output as outputs
 from waypost.spark.consumer import upgrade as upgrading
 from waypost.spark.consumer.output import CONSUMED, VACUUM_EVERY_MS, AlreadyCommitted, Fence, Output
 from waypost.spark.consumer.upgrade import upgrade_output
@@ -301,11 +302,17 @@ def test_files_are_vacuumed_also_if_the_clock_was_ahead_at_the_last_time(
     output = open_output(tmp_path)
     commit(output, "a", ["1"])
     output.state = msgspec.structs.replace(output.state, vacuumed_ms=output.state.vacuumed_ms + 10 * VACUUM_EVERY_MS)
-    vacuumed: list[str] = []
-    monkeypatch.setattr(table.DeltaFolder, "vacuum", lambda folder: vacuumed.append(folder.name))
+    vacuumed: list[Sequence[str]] = []
+
+    def vacuum(steps: Any, tables: Sequence[str], commit: Callable[[], int]) -> int:
+        commit()
+        vacuumed.append(tables)
+        return 0
+
+    monkeypatch.setattr(outputs, "vacuum", vacuum)
     for _ in range(2):
         output.maintain()
-    assert vacuumed == ["_steps", CONSUMED, ""]
+    assert vacuumed == [(CONSUMED, "")]
 
 
 def test_partitions_are_read_alike_by_every_reader_also_after_a_compaction(tmp_path: Path) -> None:

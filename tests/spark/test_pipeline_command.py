@@ -26,6 +26,7 @@ from tests.spark.shop import Shop
 from waypost import Waypost
 from waypost.cli.main import main
 from waypost.spark import terminal
+from waypost.spark.delta import vacuum as vacuums
 from waypost.spark.delta.parquet import FileWriter
 from waypost.spark.delta.table import DeltaFolder
 from waypost.spark.files import LocalFiles
@@ -139,7 +140,8 @@ POINTS = (
     DyingAt(Lake, "commit", 2, "before"),
     DyingAt(Lake, "commit", 2, "after"),
     DyingAt(Lake, "vacuum", 1, "before"),
-    DyingAt(DeltaFolder, "vacuum", 4, "after"),
+    DyingAt(Lake, "commit", 3, "after"),
+    DyingAt(LocalFiles, "remove_file", 2, "after"),
 )
 
 
@@ -149,8 +151,9 @@ def test_a_run_killed_anywhere_else_shows_committed_rows_and_the_next_one_loses_
 ) -> None:
     """One lake, killed at one point after another, with new events each time."""
     made = pipeline(orders, "lake", reader="lake")
-    # Files are merged in every run, so that it can be killed there too.
+    # Files are merged and deleted in every run, so that it can be killed there too.
     monkeypatch.setattr(pipelines, "FILES_MAX", 2)
+    monkeypatch.setattr(vacuums, "FILES_KEPT_MS", -1)
     for point in POINTS:
         orders.post.publish_many("orders", range(2))
         orders.work("orders", 1)

@@ -109,6 +109,36 @@ def test_a_beginning_is_kept_although_nothing_was_loaded(orders: Shop, pipeline:
     assert (loaded(made), loaded(made, "mails")) == ([6, 7, 8], [1])
 
 
+@pytest.mark.promise("SPARK-4")
+def test_a_beginning_may_be_repeated_although_events_are_out_of_order(orders: Shop, tmp_path: Path) -> None:
+    """Which event a time means is found by halving: when the journal has grown, it may be another one."""
+    for day in range(3):
+        orders.post.publish_many("orders", range(10))
+        move(orders, day)
+    begin = NOON.replace(hour=0) + timedelta(days=1)
+    # An event with a time of the second day, as of a clock that was ahead, among those of the first.
+    later = int((NOON + timedelta(days=1)).timestamp() * 1000)
+    plant(orders, "UPDATE wp_journal SET at_ms = ? WHERE number = 9", later)
+    made = Pipeline(cast("Any", None), str(tmp_path / "lake"), store=orders.url, partitions=1)
+    made.prepare()
+
+    def begin_at(at: datetime) -> int:
+        with orders.bulk() as bulk:
+            made.lake.refresh(to_write=True)
+            made._begin(bulk, {"orders": bulk.bounds("orders")[1]}, int(at.timestamp() * 1000))
+            return bulk.first_since("orders", int(at.timestamp() * 1000))
+
+    assert begin_at(begin) == 11
+    assert made.lake.state.left_out == {"orders": 10}
+    orders.post.publish_many("orders", range(5))
+    assert begin_at(begin) == 9
+    for at in (begin, begin + timedelta(hours=1), begin + timedelta(days=300)):
+        begin_at(at)
+    assert (made.lake.state.left_out, made.lake.state.offsets) == ({"orders": 10}, {"orders": 10})
+    with pytest.raises(ConfigurationError, match="begins after event 10, and 2020-03-01T00:00:00Z is earlier"):
+        begin_at(begin - timedelta(days=1))
+
+
 def test_times_of_a_run_have_a_zone_and_an_order(orders: Shop, pipeline: Callable[..., Pipeline]) -> None:
     made = pipeline(orders)
     with pytest.raises(InvalidInput, match="since is a datetime with a time zone"):

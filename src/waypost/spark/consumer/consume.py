@@ -42,7 +42,7 @@ from waypost.spark.consumer.claim_source import (
     claimed_rows,
     leases_of,
 )
-from waypost.spark.consumer.output import AlreadyCommitted, Fence, Output
+from waypost.spark.consumer.output import AlreadyCommitted, Fence, Output, RowsDeleted
 from waypost.spark.delta.parquet import DataFile
 from waypost.spark.source.credentials import Place
 from waypost.spark.source.partitions import machine_of
@@ -313,6 +313,12 @@ class _Consumer:
                 if not self._fail(batch, left, error):
                     raise
                 return
+            except RowsDeleted:
+                log.warning(
+                    "batch %s: its rows were deleted before they were committed, since a clock was set; it runs again",
+                    name, extra={"event": "batch_repeated", "queue": self.queue},
+                )  # fmt: skip
+                self._discard(batch)
             except AlreadyCommitted as error:
                 log.warning(
                     "batch %s: %d messages were committed by another consumer of this output; it runs again without",

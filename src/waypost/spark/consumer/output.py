@@ -19,7 +19,9 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -33,6 +35,7 @@ from waypost.spark.delta.parquet import DataFile, read_rows, write_rows
 from waypost.spark.delta.schemas import PARTITION_TYPES, compare_schemas, describe_type, make_delta_schema
 from waypost.spark.delta.steps import Step, StepConflict, Steps
 from waypost.spark.delta.table import Change, MissingTable, Snapshot
+from waypost.spark.delta.vacuum import are_deleted, vacuum
 from waypost.spark.files import join_path, open_lake_files
 
 if TYPE_CHECKING:
@@ -81,6 +84,8 @@ class OutputState(msgspec.Struct, frozen=True):
     tables: tuple[str, ...] = ()
     unsettled: tuple[str, ...] = ()
     vacuumed_ms: int = 0
+    #: The step of the newest vacuum.
+    vacuum_step: int = 0
     #: Batches of release 0.1 that were converted, until their files are deleted.
     converted: tuple[str, ...] = ()
 
@@ -102,14 +107,18 @@ class AlreadyCommitted(Exception):
         self.ids = frozenset(ids)
 
 
+class RowsDeleted(Exception):
+    """Files that were written for a batch are deleted by a vacuum: its rows must be written again."""
+
+
 class Output:
     """The tables of one output, as of the newest step that was read."""
 
     def __init__(self, root: str, *, converting: bool = False) -> None:
         self.files = open_lake_files(root, "output")
         self.steps = Steps(self.files, STEPS)
-        #: The newest step that was read, and the newest before the last claim.
-        self.step = self._claim_step = 0
+        #: The newest step that was read, the newest before the last claim, and the newest before rows were written.
+        self.step = self._claim_step = self._write_step = 0
         self.state = OutputState()
         #: Batches whose messages may come again, by name.
         self.pending: dict[str, Pending] = {}
@@ -157,7 +166,7 @@ class Output:
     def read_before_claim(self) -> set[str]:
         """Read the newest step; return the messages that are in the output already and may be claimed again."""
         self.refresh(to_write=True)
-        self._claim_step = self.step
+        self._claim_step = self._write_step = self.step
         self._committed_since = set()
         self._written = {}
         return self.ids_that_may_come_again()
@@ -346,8 +355,8 @@ class Output:
     def commit(self, batch: str, tables: Mapping[str, Sequence[DataFile]], messages: Iterable[Fence]) -> None:
         """Commit a batch: from here on its messages are in the output. `AlreadyCommitted` if one of them was before.
 
-        `InvalidInput` if its rows do not fit a table as it is now; then nothing is committed. The output
-        must have been read before the messages were claimed.
+        `InvalidInput` if its rows do not fit a table as it is now, `RowsDeleted` if a vacuum took them; then nothing is
+        committed. The output must have been read before the messages were claimed.
         """
         fences = tuple(messages)
         ids = {message.id for message in fences}
@@ -362,13 +371,16 @@ class Output:
                     "made since this consumer last read it, and their messages are not kept any more, so it cannot "
                     "know what is in them. Nothing of this batch was committed; start it again"
                 )
+            changes = {name: Change(tuple(files)) for name, files in tables.items()}
+            vacuum_step = self.state.vacuum_step
+            if vacuum_step > self._write_step and are_deleted(self.steps, vacuum_step, changes):
+                raise RowsDeleted
             for table in tables:
                 self.check_table_name(table, tables)
                 self._check_written(table)
             names = dict.fromkeys((*self.state.tables, *tables))
             unsettled = tuple(dict.fromkeys((*self._unsettled(), batch)))
             state = msgspec.structs.replace(self.state, tables=tuple(names), unsettled=unsettled)
-            changes = {name: Change(tuple(files)) for name, files in tables.items()}
             rows = self._write_messages(self.step + 1, batch, fences)
             old = self._trim_messages()
             changes[CONSUMED] = Change((*rows, *old.add), old.remove)
@@ -477,20 +489,25 @@ class Output:
         now = time.time_ns() // 1_000_000
         # In the future if the clock was ahead then.
         is_late = abs(now - self.state.vacuumed_ms) > VACUUM_EVERY_MS
-        if not changes and not is_late:
-            return
-        state = msgspec.structs.replace(self.state, vacuumed_ms=now if is_late else self.state.vacuumed_ms)
         # If another driver was faster, the next batch tries it again.
-        if self._try_commit("compact", changes, state) and is_late:
-            for name in (STEPS, CONSUMED, *self.state.tables):
-                self.steps.folder(name).vacuum()
+        if changes and not self._try_commit("compact", changes, self.state):
+            return
+        if is_late:
+            with suppress(StepConflict):
+                vacuum(self.steps, (CONSUMED, *self.state.tables), partial(self._commit_vacuum, now))
+
+    def _commit_vacuum(self, now: int) -> int:
+        state = msgspec.structs.replace(self.state, vacuumed_ms=now, vacuum_step=self.step + 1)
+        if not self._try_commit("vacuum", {}, state):
+            raise StepConflict("another driver committed a step first")
+        return self.step
 
     def discard(self, tables: Mapping[str, Sequence[DataFile]]) -> None:
         """Delete files that were written and will not be committed."""
         for table, files in tables.items():
             for file in files:
                 self.files.remove_file(join_path(table, file.path))
-        self._written = {}
+        self._written, self._write_step = {}, self.step
 
 
 def read_output(spark: SparkSession, output: str, table: str = "") -> DataFrame:

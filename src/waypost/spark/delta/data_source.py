@@ -24,7 +24,8 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from waypost.spark.delta.parquet import Bounds, DataFile, FileWriter, read_batches
+from waypost.errors import StoreError
+from waypost.spark.delta.parquet import MANIFESTS, Bounds, DataFile, FileWriter, read_batches
 from waypost.spark.files import LakeFiles, join_path, open_lake_files
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
 #: The column that names the table of a row.
 TO: Final = "_to"
-MANIFESTS: Final = "_manifests"
 #: About how many bytes of files one task reads.
 TASK_BYTES: Final = 64 * 1024 * 1024
 
@@ -162,7 +162,8 @@ def write_frame(frame: DataFrame, files: LakeFiles, targets: Mapping[str, Target
     }  # fmt: skip
     frame.write.format(FilesSource.name()).options(**options).mode("append").save()
     content = files.read(manifest)
-    assert content is not None
+    if content is None:
+        raise StoreError(f"{files.path(manifest)} is gone, which names the files that were written: start again")
     files.remove_file(manifest)
     return _decode_manifest(content)
 

@@ -24,6 +24,8 @@ from waypost.spark.files import LakeFiles, join_path
 FILE_BYTES: Final = 128 * 1024 * 1024
 #: Rows that are compressed together. A reader that searches an id reads the groups that may have it.
 GROUP_ROWS: Final = 65_536
+#: Where Spark's tasks leave lists of the files that they wrote, until the driver has read them.
+MANIFESTS: Final = "_manifests"
 #: A column of text, and the smallest and largest value of it that is wanted.
 Bounds = tuple[str, str, str]
 #: The folder of rows whose column of the partition is null; readers expect this name.

@@ -23,6 +23,30 @@ TYPES: Final = re.compile(
 PARTITION_TYPES: Final = ("date", "long", "integer", "short", "byte")
 
 
+def format_type(kind: Any) -> str:
+    """Return a type of Spark as DDL. Names of fields are quoted: Spark itself does not quote them."""
+    from pyspark.sql.types import ArrayType as SparkArray
+    from pyspark.sql.types import MapType as SparkMap
+    from pyspark.sql.types import StructType as SparkStruct
+
+    if isinstance(kind, SparkStruct):
+        return f"STRUCT<{format_fields(kind, ': ')}>"
+    if isinstance(kind, SparkArray):
+        return f"ARRAY<{format_type(kind.elementType)}>"
+    if isinstance(kind, SparkMap):
+        return f"MAP<{format_type(kind.keyType)}, {format_type(kind.valueType)}>"
+    return str(kind.simpleString()).upper()
+
+
+def format_fields(struct: Any, between: str = " ") -> str:
+    """Return the fields of a struct of Spark as DDL, as a user gives the columns of a schema."""
+    if not all(field.name for field in struct.fields):
+        raise InvalidInput("a field of the schema has no name: give it one, or leave it out")
+    return ", ".join(
+        f"`{field.name.replace('`', '``')}`{between}{format_type(field.dataType)}" for field in struct.fields
+    )
+
+
 def make_delta_schema(schema: Any) -> Schema:
     """Return a schema of Spark as one of Delta, in which every column may be null."""
     made = {"type": "struct", "fields": _nullable_fields(schema.jsonValue()["fields"], "")}

@@ -33,9 +33,9 @@ from waypost.spark.files import LakeFiles, join_path
 #: The application id of every commit, so that any two writers of a table conflict.
 APP_ID: Final = "waypost"
 READER_VERSION, WRITER_VERSION = 1, 2
-#: How long the log of a table is kept, and files that are in no version of it any more.
+#: How long the log of a table is kept, and files that are in no version of it any more (see `vacuum`).
 LOG_KEPT: Final = "interval 7 days"
-FILES_KEPT_HOURS: Final = 24
+FILES_KEPT: Final = "interval 24 hours"
 COPY_AGAIN: Final = (
     "it was copied at another moment than the rest of the lake; copy the lake again while no run changes it"
 )
@@ -121,7 +121,7 @@ class DeltaFolder:
             self.files.create_folder(self.name)
         configuration: dict[str, str | None] = {
             "delta.logRetentionDuration": LOG_KEPT,
-            "delta.deletedFileRetentionDuration": f"interval {FILES_KEPT_HOURS} hours",
+            "delta.deletedFileRetentionDuration": FILES_KEPT,
         }
         if statistics:
             configuration["delta.dataSkippingStatsColumns"] = ",".join(statistics)
@@ -245,11 +245,6 @@ class DeltaFolder:
         partition = {name for file in snapshot.files[:1] for name in file.partition}
         schema = pa.schema([field for field in snapshot.schema if field.name not in partition])
         return read_rows(self.files, self.name, snapshot.files, schema, columns, filter)
-
-    def vacuum(self) -> int:
-        """Delete files that no version of the last day has; return how many."""
-        gone = self.open().vacuum(FILES_KEPT_HOURS, dry_run=False, full=True)
-        return len(gone)
 
 
 def _properties(step: int) -> CommitProperties:

@@ -54,7 +54,7 @@ MERGES: Final[dict[str, Callable[..., DataFrame]]] = {
 def compact(lake: Lake, spark: SparkSession, *, at_least: int = 2) -> int:
     """Merge small files of every table that has this many of them; return by how many files there are fewer."""
     changes: dict[str, Change] = {}
-    merged_rows = dict(lake.state.merged_rows)
+    merged_rows: dict[str, int] = {}
     for table in CLOSED_TABLES:
         small = [file for file in lake.data_files(table) if file.size < FILE_BYTES // 2]
         if len(small) >= max(2, at_least):
@@ -69,7 +69,10 @@ def compact(lake: Lake, spark: SparkSession, *, at_least: int = 2) -> int:
                 merged_rows[table.name] = sum(file.rows for file in made)
     if not changes:
         return 0
-    lake.commit("compact", changes, msgspec.structs.replace(lake.state, merged_rows=merged_rows))
+    lake.commit_beside_others(
+        "compact", changes,
+        lambda state: msgspec.structs.replace(state, merged_rows={**state.merged_rows, **merged_rows}),
+    )  # fmt: skip
     return sum(len(change.remove) - len(change.add) for change in changes.values())
 
 
@@ -115,8 +118,10 @@ def remove_old_rows(lake: Lake, keep_days: int, today: date) -> int:
             changes[table.name] = Change(tuple(made), tuple(old))
             gone += sum(file.rows for file in old) - sum(file.rows for file in made)
     if changes:
-        before = max(oldest_ms, lake.state.deleted_before_ms)
-        lake.commit("remove old rows", changes, msgspec.structs.replace(lake.state, deleted_before_ms=before))
+        lake.commit_beside_others(
+            "remove old rows", changes,
+            lambda state: msgspec.structs.replace(state, deleted_before_ms=max(oldest_ms, state.deleted_before_ms)),
+        )  # fmt: skip
     return gone
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,12 +25,12 @@ from waypost.checks import check_queue
 from waypost.errors import ConfigurationError, InvalidInput, StoreError
 from waypost.spark.delta.compaction import FILES_MAX, merge_small_files
 from waypost.spark.delta.data_source import TO, Target, write_frame
-from waypost.spark.delta.schemas import compare_schemas, make_delta_schema
+from waypost.spark.delta.schemas import compare_schemas, format_fields, format_type, make_delta_schema
 from waypost.spark.delta.steps import StepConflict
 from waypost.spark.delta.table import Change
 from waypost.spark.files import join_path, open_lake_files
 from waypost.spark.lake.journal import check_offsets, plan_ranges
-from waypost.spark.lake.lake import OLD_FOLDER, Lake, Source
+from waypost.spark.lake.lake import OLD_FOLDER, Lake, Source, retry_conflicts
 from waypost.spark.lake.pipeline import VACUUM_EVERY_MS, ignore_progress, make_source
 from waypost.spark.lake.tables import LakeTable
 from waypost.spark.source.bulk import Bulk, open_bulk
@@ -80,7 +81,7 @@ def rows_table(queue: str, schema: StructType | None) -> LakeTable:
     """The table of messages: with their value, or as they came if there is no schema."""
     if schema is None:
         return _table(f"messages/{folder_of(queue)}", {**ABOUT, "body": "BINARY", "text": "STRING"})
-    return _table(f"messages/{folder_of(queue)}", {**ABOUT, "value": schema.simpleString()})
+    return _table(f"messages/{folder_of(queue)}", {**ABOUT, "value": format_type(schema)})
 
 
 def corrupt_table(queue: str) -> LakeTable:
@@ -150,7 +151,7 @@ class Ingest:
             self.source: Source = known
         else:
             self.source = make_source(store, store_env, namespace, (queue,))
-        self._schema_text = None if schema is None else schema.simpleString()
+        self._schema_text = None if schema is None else format_fields(schema)
         if known is not None and (self.lake.state.schema is None) != (schema is None):
             raise ConfigurationError(
                 f"messages of {queue} are in the lake {'with' if schema is None else 'without'} a schema: give "
@@ -243,7 +244,6 @@ class Ingest:
         try:
             merge_messages(self.lake)
             if is_late:
-                self.lake.commit("vacuum", {}, msgspec.structs.replace(self.lake.state, vacuumed_ms=now))
                 self.lake.vacuum()
         except StepConflict:
             # Another process loads messages of this queue; its own run, or the next one, does it.
@@ -311,7 +311,7 @@ def merge_messages(lake: Lake, more_than: int = FILES_MAX) -> int:
             if change:
                 changes[table.name] = change
     if changes:
-        lake.commit("compact", changes, lake.state)
+        lake.commit_beside_others("compact", changes, lambda state: state)
     return sum(len(change.remove) - len(change.add) for change in changes.values())
 
 
@@ -332,7 +332,8 @@ def open_ingested(root: str) -> Iterator[Lake]:
 def tidy_messages(root: str, progress: Callable[[str], None]) -> None:
     """Merge all small files of ingested messages, and delete files that are in no table since a day."""
     for lake in open_ingested(root):
-        fewer, deleted = merge_messages(lake, 1), lake.vacuum()
+        fewer = retry_conflicts(lake, partial(merge_messages, lake, 1))
+        deleted = retry_conflicts(lake, lake.vacuum)
         name = lake.tables[0].name
         progress(f"{name}: {fewer} files fewer, deleted {deleted:,} files that are in no table since a day")
 

@@ -15,18 +15,21 @@ Spark is needed for `frame` and the views; everything else reads with pyarrow.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from waypost.errors import ConfigurationError, InvalidInput, StoreError
 from waypost.spark.delta.parquet import DataFile
-from waypost.spark.delta.steps import Steps
+from waypost.spark.delta.steps import StepConflict, Steps
 from waypost.spark.delta.table import Change, Snapshot
+from waypost.spark.delta.vacuum import are_deleted, vacuum
 from waypost.spark.files import LakeFiles, open_lake_files
 from waypost.spark.lake.tables import (
+    BRONZE_JOURNAL,
     DATE,
     SILVER_DELIVERIES,
     SILVER_MESSAGES,
@@ -47,6 +50,11 @@ STEPS = "_steps"
 #: The state of a lake of release 0.1, before its tables were Delta tables.
 OLD_FOLDER = "_state"
 OLD_STATE = "_state/pipeline.json"
+#: How often changes are committed that still fit, while other processes commit steps.
+COMMITS_MAX = 100
+#: How often changes are computed again that do not fit any more.
+TRIES_MAX = 5
+T = TypeVar("T")
 
 
 class Seen(msgspec.Struct, frozen=True):
@@ -88,8 +96,12 @@ class State(msgspec.Struct, frozen=True):
     #: By table of open rows, how many there were when all of them were last merged.
     merged_rows: dict[str, int] = msgspec.field(default_factory=dict)
     vacuumed_ms: int = 0
+    #: The step of the newest vacuum.
+    vacuum_step: int = 0
     #: By queue, the number of the last event that was left out because it was older than the beginning of the lake.
     left_out: dict[str, int] = msgspec.field(default_factory=dict)
+    #: By queue, the time that this beginning was chosen by.
+    begins_ms: dict[str, int] = msgspec.field(default_factory=dict)
     #: Events before this time were deleted from bronze.
     deleted_before_ms: int = 0
     #: Files of bronze that release 0.1 wrote and had not merged; the next run does.
@@ -201,10 +213,43 @@ class Lake:
         step, made = self.steps.commit(view.step, kind, content, changes, inputs)
         self._view = View(step.number, state, {**view.snapshots, **made})
 
+    def commit_beside_others(self, kind: str, changes: Mapping[str, Change], amend: Callable[[State], State]) -> None:
+        """Commit changes that stay right if other processes add rows meanwhile: the same rows in other files.
+
+        `amend` returns the state after it from the one before. Raises `StepConflict` if another process replaced one of
+        these files, or deleted those that are added: then they must be computed again.
+        """
+        computed_at = self.step
+        for _ in range(COMMITS_MAX):
+            try:
+                return self.commit(kind, changes, amend(self.state))
+            except StepConflict as conflict:
+                self.refresh(to_write=True)
+                if not self.still_fits(changes, computed_at):
+                    raise conflict from None
+        raise StepConflict(f"other processes changed the lake {self.files.address} {COMMITS_MAX} times meanwhile")
+
+    def still_fits(self, changes: Mapping[str, Change], computed_at: int) -> bool:
+        """Return whether the files are there that changes of an earlier step remove and add."""
+        for name, change in changes.items():
+            there = {file.path for file in self.data_files(name)}
+            if any(file.path not in there for file in change.remove):
+                return False
+        vacuum_step = self.state.vacuum_step
+        return vacuum_step <= computed_at or not are_deleted(self.steps, vacuum_step, changes)
+
     def vacuum(self) -> int:
-        """Delete files that are in no table since a day; return how many."""
-        names = [self.steps.table.name, *(table.name for table in self.tables)]
-        return sum(self.steps.folder(name).vacuum() for name in names)
+        """Delete files that no table needs since a day; return how many. `StepConflict` if others commit meanwhile."""
+
+        def commit() -> int:
+            now = time.time_ns() // 1_000_000
+            state = msgspec.structs.replace(self.state, vacuumed_ms=now, vacuum_step=self.step + 1)
+            self.commit("vacuum", {}, state)
+            return self.step
+
+        # What 0.1 had loaded and not merged is in no table yet.
+        kept = {BRONZE_JOURNAL.name: self.state.unmerged}
+        return vacuum(self.steps, self.table_names(), commit, kept)
 
     # ---- tables ------------------------------------------------------------------------------------------------
 
@@ -292,3 +337,18 @@ class Lake:
     def deliveries(self, spark: SparkSession) -> DataFrame:
         """Return all deliveries, ended or not, one row each."""
         return self.frame(spark, SILVER_DELIVERIES).unionByName(self.deliveries_now(spark))
+
+
+def retry_conflicts(lake: Lake, act: Callable[[], T]) -> T:
+    """Call a function that commits to a lake; again, a few times, if another process commits a step meanwhile."""
+    for turn in range(TRIES_MAX):
+        try:
+            return act()
+        except StepConflict:
+            if turn == TRIES_MAX - 1:
+                raise StepConflict(
+                    f"other processes changed the lake {lake.files.address} {TRIES_MAX} times meanwhile: try again, or "
+                    "stop the runs that follow the journal"
+                ) from None
+            lake.refresh(to_write=True)
+    raise AssertionError("the last turn returns or raises")

@@ -34,7 +34,7 @@ from waypost.spark.delta.table import Change
 from waypost.spark.lake import gold, silver
 from waypost.spark.lake.compaction import FILES_MAX, compact, remove_old_rows
 from waypost.spark.lake.journal import BATCH_ROWS, DRIVER_EVENTS_MAX, Written, check_offsets, plan_ranges, write_events
-from waypost.spark.lake.lake import Lake, Seen, Source, State
+from waypost.spark.lake.lake import Lake, Seen, Source, State, retry_conflicts
 from waypost.spark.lake.sums import JOURNAL_LEVEL, SUMS, merge_sums, sum_events, sum_late
 from waypost.spark.lake.tables import (
     BRONZE_JOURNAL,
@@ -270,10 +270,19 @@ class Pipeline:
             self.progress(f"bronze, silver, gold: {events:,} events in {format_count(batches, 'batch', 'batches')}")
 
     def _begin(self, bulk: Bulk, ends: Mapping[str, int], since_ms: int) -> None:
-        """Let queues of which the lake has nothing begin at a time."""
-        before = {queue: min(end, bulk.first_since(queue, since_ms) - 1) for queue, end in ends.items()}
+        """Let queues of which the lake has nothing begin at a time; refuse an earlier time than a queue has begun at.
+
+        Which event a time means is decided once: events are not quite in the order of their times, so the same time may
+        mean another event when the journal has grown.
+        """
         while True:
             state = self.lake.state
+            searched = [
+                queue
+                for queue in ends
+                if queue not in state.offsets or (queue in state.left_out and since_ms < state.begins_ms.get(queue, 0))
+            ]
+            before = {queue: min(ends[queue], bulk.first_since(queue, since_ms) - 1) for queue in searched}
             for queue, number in before.items():
                 if number < state.left_out.get(queue, 0):
                     raise ConfigurationError(
@@ -285,7 +294,8 @@ class Pipeline:
             if not new:
                 return
             begun = msgspec.structs.replace(
-                state, offsets={**state.offsets, **new}, left_out={**state.left_out, **new}
+                state, offsets={**state.offsets, **new}, left_out={**state.left_out, **new},
+                begins_ms={**state.begins_ms, **dict.fromkeys(new, since_ms)},
             )  # fmt: skip
             try:
                 self.lake.commit("begin", {}, begun)
@@ -320,7 +330,6 @@ class Pipeline:
             now = time.time_ns() // 1_000_000
             # In the future if the clock was ahead then.
             if abs(now - self.lake.state.vacuumed_ms) > VACUUM_EVERY_MS:
-                self.lake.commit("vacuum", {}, msgspec.structs.replace(self.lake.state, vacuumed_ms=now))
                 self.lake.vacuum()
         except StepConflict:
             # Another process changed the lake meanwhile; its own run, or the next one, compacts.
@@ -334,12 +343,13 @@ class Pipeline:
         self.lake.refresh(to_write=True)
         # Their files are in no table yet, so they would be deleted below.
         self._merge_unmerged()
-        fewer = compact(self.lake, self.spark)
+        fewer = retry_conflicts(self.lake, lambda: compact(self.lake, self.spark))
         self.progress(f"compaction: {fewer} files fewer")
         if keep_days is not None:
-            gone = remove_old_rows(self.lake, keep_days, datetime.now(UTC).date())
+            today = datetime.now(UTC).date()
+            gone = retry_conflicts(self.lake, lambda: remove_old_rows(self.lake, keep_days, today))
             self.progress(f"removed {gone:,} rows older than {keep_days} days")
-        deleted = self.lake.vacuum()
+        deleted = retry_conflicts(self.lake, self.lake.vacuum)
         self.progress(f"deleted {deleted:,} files that are in no table since a day")
 
     # ---- a step ----------------------------------------------------------------------------------------------

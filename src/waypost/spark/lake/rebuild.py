@@ -161,11 +161,7 @@ def is_current(lake: Lake, plan: Plan, day: Day) -> bool:
     """Return whether a plan is right after steps of others: they touched neither its files nor its day."""
     if any(plan.changes.get(table.name) for table in OPEN_TABLES):
         return False
-    for name, change in plan.changes.items():
-        there = {file.path for file in lake.data_files(name)}
-        if any(file.path not in there for file in change.remove):
-            return False
-    return not any(
+    return lake.still_fits(plan.changes, plan.rebuilt.step) and not any(
         file.path not in plan.files[table.name] for table in CLOSED_TABLES for file in day.files(lake, table)
     )
 
