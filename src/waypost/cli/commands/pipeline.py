@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from waypost.cli.commands import insight
 from waypost.cli.exit_codes import FOUND
 from waypost.cli.options import Run, add_command, check_sqlite_file, parse_day, parse_time_or_day
 from waypost.cli.output import write, write_json, write_stderr
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from waypost.spark.lake.audit import Audit, FindingEvent
     from waypost.spark.lake.freshness import RunReport
     from waypost.spark.lake.pipeline import Pipeline
+    from waypost.spark.source.credentials import Place
 
 #: The variable that passes a URL with a password to the tasks on this machine, which inherit it.
 STORE_VARIABLE = "WAYPOST_PIPELINE_STORE"
@@ -105,12 +107,25 @@ def add(commands: Any) -> None:
     what = upgrade.add_mutually_exclusive_group(required=True)
     what.add_argument("--lake", metavar="DIR", help="the lake: a folder, or a URI as s3://bucket/lake")
     what.add_argument("--output", metavar="DIR", help="the output of waypost.spark.consume")
+    _add_answers(actions)
+
+
+def _add_answers(actions: Any) -> None:
+    """Declare the actions that answer from a lake."""
     audit = _add_action(
         actions, "audit", run_audit, "compare the whole history with what the store holds",
         more="The last line is `0 unaccounted of N` when all is well; otherwise the exit code is 1.",
     )  # fmt: skip
     _add_store(audit)
     audit.add_argument("--queue", metavar="a,b", help="only these queues")
+    simulate = _add_action(
+        actions, "simulate", map_spark_errors(insight.run_simulate),
+        "serve the recorded history under other settings",
+        more="First the present settings are compared with what was observed; where they do not fit, no number is "
+        "given and the exit code is 1.",
+    )  # fmt: skip
+    _add_store(simulate)
+    insight.add_simulate(simulate)
     report = add_command(
         actions, "report", run_report, "write one HTML page with charts of the pipeline's tables", store=False,
         json_text="its path as one JSON object", more="The page works offline. This command does not need Spark.",
@@ -174,22 +189,30 @@ def _parse_settings(options: argparse.Namespace) -> dict[str, str]:
     return settings
 
 
+def store_of(options: argparse.Namespace) -> Place:
+    """Return the store that the options name, or that the lake remembers. A SQLite file must exist."""
+    from waypost.spark.lake.lake import Lake
+    from waypost.spark.source.credentials import Place
+
+    store, store_env = _choose_store(options)
+    source = Lake(options.lake).state.source
+    if store is not None or store_env is not None:
+        place = Place(url=store, url_env=store_env, namespace=options.namespace)
+    elif source is not None:
+        place = Place(url=source.url, url_env=source.url_env, namespace=source.namespace)
+    else:
+        raise ConfigurationError(f"the lake {options.lake} is new: give its store with --store")
+    check_sqlite_file(place.resolve(), place.namespace)
+    return place
+
+
 def estimate_events(options: argparse.Namespace) -> int:
     """Return about how many events a run will load. Fails at once if the store cannot be reached."""
     from waypost.spark.lake.lake import Lake, Seen
     from waypost.spark.source.bulk import open_bulk
-    from waypost.spark.source.credentials import Place
 
-    store, store_env = _choose_store(options)
     state = Lake(options.lake).state
-    if store is not None or store_env is not None:
-        place = Place(url=store, url_env=store_env, namespace=options.namespace)
-    elif state.source is not None:
-        place = Place(url=state.source.url, url_env=state.source.url_env, namespace=state.source.namespace)
-    else:
-        raise ConfigurationError(f"the lake {options.lake} is new: give its store with --store")
-    check_sqlite_file(place.resolve(), place.namespace)
-    with open_bulk(place) as bulk:
+    with open_bulk(store_of(options)) as bulk:
         queues = bulk.run(bulk.store.queues())
         if len(queues) > QUEUES_COUNTED_MAX:
             return LARGE
