@@ -9,6 +9,7 @@ from waypost.client import AsyncWaypost, Waypost
 from waypost.errors import WaypostError
 from waypost.message import Dead, Drop, Message, Outcome, Queue, Retry, Snooze, StoredMessage
 from waypost.middleware import Middleware, Outgoing
+from waypost.operations.backfill import Backfilled
 from waypost.operations.publish import CONTENT
 from waypost.policy import ByException, CatchUp, Constant, Exponential, Linear, NoRetry, RetryPolicy
 from waypost.release import VERSION
@@ -21,6 +22,7 @@ __version__ = VERSION
 __all__ = [
     "CONTENT",
     "AsyncWaypost",
+    "Backfilled",
     "ByException",
     "CatchUp",
     "Constant",

@@ -80,6 +80,9 @@ REPLAY_TTL_MS = 300_000
 SLEEPER_TTL_MS = 60_000
 #: Queues per poll: the longest step of an idle worker, which still takes only a few milliseconds.
 POLL_QUEUES_MAX = 256
+#: Instants of one backfill, unless the caller allows more, and the most that it can allow: all are held in memory.
+BACKFILL_INSTANTS = 10_000
+BACKFILL_INSTANTS_MAX = 1_000_000
 #: How long an unblock is kept that comes before the blocking read that it is meant for.
 UNBLOCK_TTL_MS = 10_000
 #: The largest shared record. Larger ones would make a page of them slow.
@@ -136,8 +139,11 @@ CHANGES_KEPT = 32
 JOURNAL_SLACK_PART = 64
 #: What the journal keeps at level `failures`.
 FAILURE_EVENTS = frozenset(
-    ("retried", "expired", "dead", "dropped", "cancelled", "dead_trimmed", "trimmed", "configured", "paused", "resumed")
-)
+    (
+        "retried", "expired", "dead", "dropped", "cancelled", "dead_trimmed", "trimmed", "configured", "paused",
+        "resumed", "skipped",
+    )
+)  # fmt: skip
 #: Reclaimed and released messages come before all others of their priority: their position is the lease end minus this.
 HEAD_OFFSET = 2**48
 

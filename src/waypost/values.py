@@ -19,7 +19,7 @@ SettleStatus = Literal["done", "retried", "snoozed", "dead", "dropped", "release
 ExtendStatus = Literal["ok", "lost", "cancel"]
 CancelStatus = Literal["cancelled", "requested", "finished", "unknown"]
 SaveStatus = Literal["saved", "conflict"]
-FireStatus = Literal["fired", "conflict", "early", "stale"]
+FireStatus = Literal["fired", "skipped", "conflict", "early", "stale", "running"]
 ObservedOutcome = Literal["success", "failure", "skipped", "unknown"]
 MessageState = Literal["ready", "delayed", "waiting", "leased", "dead", "done"]
 WorkerState = Literal["running", "quiet", "stopping"]
@@ -54,6 +54,7 @@ EventName = Literal[
     "paused",
     "resumed",
     "trimmed",
+    "skipped",
 ]
 
 
@@ -340,6 +341,8 @@ class StoredSchedule(Struct, frozen=True):
     missed: int = 0
     #: The newest instant that fired.
     last_ms: int | None = None
+    #: What schedulers remember of it (see `schedule.state`), packed: stores do not read it.
+    state: bytes = b""
 
 
 class ScheduleList(Struct, frozen=True):
@@ -361,7 +364,8 @@ class Fired(Struct, frozen=True):
     """What a fire did, and where the schedule stands now (None: it is gone).
 
     `fired`, or nothing: `conflict` (another client fired or changed it), `early` (not due by the store's clock),
-    `stale` (the decision is too old).
+    `stale` (the decision is too old), `running` (its run has not ended). `skipped`: its run has not ended, so nothing
+    was published, and the schedule is advanced.
     """
 
     status: FireStatus

@@ -427,6 +427,7 @@ UNDO_TEXTS = {
     "pause_schedule": "Resume the schedule.",
     "resume_schedule": "Pause the schedule.",
     "trigger_schedule": "Cancel the message that was published, if no worker has claimed it yet.",
+    "backfill_schedule": "Cancel the messages that no worker has claimed yet; their instants still count as fired.",
     "save_schedule": "Save it with its rule before, or remove it if it is new.",
     "remove_schedule": "Save the schedule again; its counts of fires start anew.",
     "redrive": _REDRIVEN,

@@ -24,8 +24,8 @@ LOGGED = {
     "bulk start": "bulk_redrive", "bulk pause": "change_bulk", "bulk resume": "change_bulk",
     "bulk cancel": "change_bulk", "timers cancel": "cancel", "timers reschedule": "reschedule",
     "schedules save": "save_schedule", "schedules pause": "pause_schedule", "schedules resume": "resume_schedule",
-    "schedules trigger": "trigger_schedule", "schedules remove": "remove_schedule", "workers": "stop_worker",
-    "doctor": "mend",
+    "schedules trigger": "trigger_schedule", "schedules backfill": "backfill_schedule",
+    "schedules remove": "remove_schedule", "workers": "stop_worker", "doctor": "mend",
 }  # fmt: skip
 #: Commands that read, publish, run something, or work on tables, lakes and bulk actions that are logged already.
 NOT_LOGGED = {
@@ -75,8 +75,10 @@ def test_each_command_that_changes_something_is_one_entry(sqlite_cli: CommandRun
     run("timers", "reschedule", "orders", "later", "--delay", "2h")
     run("timers", "cancel", "orders", "--key", "never")
     run("schedules", "save", "rollup", "--queue", "reports", "--every", "60", "--body", '"secret"')
-    for change in ("pause", "resume", "trigger", "remove"):
+    for change in ("pause", "resume", "trigger"):
         run("schedules", change, "rollup")
+    run("schedules", "backfill", "rollup", "--from", "2026-03-01", "--to", "2026-03-01T01:00:00Z")
+    run("schedules", "remove", "rollup")
     run("remove", "nothing", "--yes", code=1)
     run("workers", "stop", "shop-1", code=1)
     run("doctor", "--mend", "--yes", "--quiet", code=1)

@@ -74,6 +74,7 @@ TABLE: dict[str, tuple[Row, ...]] = {
     "schedules pause": (Row("schedules pause s"),),
     "schedules resume": (Row("schedules resume s"),),
     "schedules trigger": (Row("schedules trigger s"),),
+    "schedules backfill": (Row("schedules backfill rollup --from 2026-03-01 --to 2026-03-02"),),
     "schedules remove": (Row("schedules remove s"),),
     # Its store is that of the user's own client, which creates the file as in every program.
     "worker": (Row("worker shop:post", "none", option=""),),

@@ -343,7 +343,7 @@ def timers(cli: CommandRunner) -> None:
 
 
 @check_of("schedules preview", "schedules list", "schedules save", "schedules pause", "schedules resume",
-       "schedules trigger", "schedules remove")  # fmt: skip
+       "schedules trigger", "schedules backfill", "schedules remove")  # fmt: skip
 def schedules(cli: CommandRunner) -> None:
     preview = cli.run_bare("schedules", "preview", "0 9 * * *", "--start", "2026-03-06T00:00:00Z", "--count", "1")
     assert preview.startswith("2026-03-06T09:00:00Z")
@@ -361,6 +361,10 @@ def schedules(cli: CommandRunner) -> None:
     assert cli.json("schedules", "resume", "rollup") == {"name": "rollup", "changed": True}
     assert cli.run("schedules", "trigger", "rollup").startswith("published ")
     assert [message.body for message in cli.post.peek("reports")] == [{"a": 1}]
+    interval = ("--from", "2026-03-01", "--to", "2026-03-03T12:00:00Z")
+    assert cli.run("schedules", "backfill", "rollup", *interval, "--dry-run").startswith("would publish 3 messages, ")
+    assert cli.json("schedules", "backfill", "rollup", *interval)["published"] == 3
+    assert "in the future" in cli.refused("schedules", "backfill", "rollup", *interval[:3], "2999-01-01", code=2)
     assert cli.run("schedules", "remove", "rollup") == "removed\n"
     cli.run("schedules", "remove", "rollup", code=1)
     assert "no schedule" in cli.refused("schedules", "trigger", "rollup", code=1)

@@ -15,6 +15,8 @@ import psycopg
 import pytest
 
 from waypost import Retry, Waypost
+from waypost.operations.schedules import make_spec
+from waypost.schedule.rule import pack_spec
 from waypost.store.postgres import check, migrate, schema
 from waypost.testing.bench import fresh_namespace
 from waypost.testing.postgres import PostgresServer
@@ -33,6 +35,7 @@ def make(connection: psycopg.Connection[Any], version: int, namespace: str) -> N
 NEW = {
     "message": ("claims",), "entry": ("claims", "errors"), "total": ("over_cap",),
     "queue": ("made", "removed_ms", "removed_mark", "removed_until", "changes", "hide_bodies", "no_tracebacks"),
+    "schedule": ("state",),
 }  # fmt: skip
 
 #: A claim of this release by the function of an older one, which knows no bound on bytes, and made the nonce of the
@@ -50,6 +53,10 @@ OLD_CLAIM = """
             $10
         ) c
     $$
+"""
+#: A schedule saved as releases before version 15 did.
+OLD_SAVE = """
+    SELECT * FROM "{0}_save_schedule"('orders', 'rollup', NULL, NULL, 'v1', %s, false, 4102444800000, 4102444800000)
 """
 
 
@@ -77,7 +84,6 @@ def fill(monkeypatch: pytest.MonkeyPatch, url: str, namespace: str, version: int
             post.publish("orders", "keyed", key="order:7", window=3600, priority=9)
             first = post.publish("orders", "first", chain=True)
             post.publish("later", "blocked", after=[first])
-            post.save_schedule("rollup", queue="orders", cron="0 9 * * *", body={})
             for _ in range(3):
                 with post.receive("orders") as message:
                     assert message is not None
@@ -96,6 +102,7 @@ def test_an_older_version_with_messages_is_migrated(
     if version < 3:
         database.execute(OLD_CLAIM.format(name).encode())
     fill(monkeypatch, server.url, name, version)
+    database.execute(OLD_SAVE.format(name).encode(), (pack_spec(make_spec("rollup", cron="0 9 * * *")),))
     before = contents(database, name)
     assert migrate(server.url, namespace=name) == version
     after = contents(database, name)

@@ -57,7 +57,6 @@ UNPACKED = {
     "gone": "workers that one heartbeat removes, at most a hundred",
     "who, i, min(i + 999, #who)": "a thousand at a time",
     "wake(freshly_ready)": "wake names at most a chunk of sleepers",
-    "wake(worth(due_before))": "wake names at most a chunk of sleepers",
 }
 #: The names that scripts give to the keys of a queue.
 CONSTANTS = {

@@ -40,11 +40,19 @@ from waypost.errors import UnusableClient
 from waypost.message import Message, MessagePage, Queue, Retry, StoredMessage, queue_name, queue_type
 from waypost.middleware import Outgoing
 from waypost.operations import action_log, edit, manage, publish, publish_middleware, receive, records, schedules, wait
+from waypost.operations.backfill import Backfilled
 from waypost.operations.edit import UNCHANGED
 from waypost.operations.flow import Flow, drive_async
 from waypost.operations.publish import PublishOptions, split_transaction, validate_options
 from waypost.operations.settle_target import SettleTarget
-from waypost.policy import HEALTH_WINDOW_SECONDS, LEADER_TTL_MS, PAGE_MAX, RECORDS_MAX, RetryPolicy
+from waypost.policy import (
+    BACKFILL_INSTANTS,
+    HEALTH_WINDOW_SECONDS,
+    LEADER_TTL_MS,
+    PAGE_MAX,
+    RECORDS_MAX,
+    RetryPolicy,
+)
 from waypost.schedule.promoter import Promoter, PromoterTick
 from waypost.schedule.schedule import Schedule
 from waypost.schedule.scheduler import Scheduler, Tick
@@ -1081,6 +1089,31 @@ class AsyncWaypost(BaseClient):
         `QueueFull` if the queue has no room.
         """
         return await self._run(self._change_flow(schedules.trigger, name, queue))
+
+    async def backfill(
+        self,
+        name: str,
+        start: datetime,
+        end: datetime,
+        *,
+        queue: QueueName | None = None,
+        limit: int = BACKFILL_INSTANTS,
+        dry_run: bool = False,
+        progress: Callable[[int], object] | None = None,
+    ) -> Backfilled:
+        """Publish the messages of a schedule for the past: of the instants from `start` on, before `end`.
+
+        Instants that fired, in time or by an earlier backfill, are skipped: a rerun publishes nothing twice. A paused
+        schedule can be backfilled too. `limit` is the most instants that the interval may have (10,000); `progress` is
+        called with the number of instants done so far; `dry_run` only counts.
+
+        Raises `InvalidSchedule` for an interval that is empty, ends in the future or has too many instants,
+        `UnknownSchedule` if there is no such schedule, and `QueueFull` when the queue has no room for more: what was
+        published until then stays.
+
+            post.backfill("rollup", datetime(2026, 3, 1, tzinfo=UTC), datetime(2026, 3, 8, tzinfo=UTC))
+        """
+        return await self._run(self._backfill_flow(name, start, end, queue, limit, dry_run, progress))
 
     async def schedules(self, queue: QueueName | None = None, *, count: int = 1) -> list[Schedule]:
         """Return all schedules, or those of a `queue`, each with its next `count` fires."""

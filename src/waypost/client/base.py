@@ -56,6 +56,7 @@ from waypost.identity import Session
 from waypost.message import Message, MessagePage, Queue, StoredMessage, queue_name, queue_type
 from waypost.middleware import Middleware, Outgoing, observed_by, published_through
 from waypost.operations import bulk, manage, receive, schedules
+from waypost.operations.backfill import Backfilled, backfill
 from waypost.operations.flow import AfterCommit, ClientContext, Flow, OnEvent
 from waypost.operations.publish import OPTIONS, PublishOptions
 from waypost.operations.publish_middleware import PublishMiddleware
@@ -746,6 +747,21 @@ class BaseClient:
         """A flow that changes the schedule of a key or name, in a queue that this client may change."""
         check_text("schedule name or key", name, KEY_CHARACTERS_MAX)
         return change(self._context, name, None if queue is None else self._name(queue))
+
+    def _backfill_flow(
+        self,
+        name: str,
+        start: datetime,
+        end: datetime,
+        queue: QueueName | None,
+        limit: int,
+        dry_run: bool,
+        progress: Callable[[int], object] | None,
+    ) -> Flow[Backfilled]:
+        check_text("schedule name or key", name, KEY_CHARACTERS_MAX)
+        check_function("progress", progress)
+        place = None if queue is None else self._name(queue)
+        return backfill(self._context, name, place, start, end, limit=limit, dry_run=dry_run, progress=progress)
 
     def _schedules_flow(self, queue: QueueName | None, count: int) -> Flow[list[Schedule]]:
         check_count("count", count, 1, NEXT_FIRES_MAX)

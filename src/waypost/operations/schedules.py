@@ -33,6 +33,7 @@ from waypost.redaction import journal_copy
 from waypost.schedule.cron import read_cron
 from waypost.schedule.rule import Fire, Spec, Timeline, fire_id, interval_ms, pack_spec, unpack_spec
 from waypost.schedule.schedule import Schedule, describe
+from waypost.schedule.state import after_change, after_gap, pack_state, read_state
 from waypost.schedule.zones import zone_name
 from waypost.store.port import Draft
 from waypost.times import Duration, format_datetime, to_datetime
@@ -111,7 +112,7 @@ def make_spec(
     if spec.start_ms is not None and spec.end_ms is not None and spec.end_ms < spec.start_ms:
         raise InvalidSchedule("the end of a schedule lies before its start")
     # Refuse invalid headers and sizes now, not when it fires.
-    size = len(_envelope("0" * 24, spec, 0))
+    size = message_size(spec)
     if spec.missed == "all" and size * spec.max_catchup > CHUNK_BYTES_MAX:
         raise InvalidSchedule(
             f"CatchUp({spec.max_catchup}) of a message of {size:,} bytes is more than one step may publish "
@@ -149,6 +150,11 @@ def _envelope(message_id: str, spec: Spec, instant_ms: int) -> bytes:
         headers=_headers(spec, instant_ms),
     )
     return codec.make_envelope(message_id, codec.Encoded(spec.content, spec.body, spec.type_name), head)
+
+
+def message_size(spec: Spec) -> int:
+    """Return the size of one message of a schedule, in bytes."""
+    return len(_envelope("0" * 24, spec, 0))
 
 
 def _draft(context: ClientContext, queue: str, message_id: str, spec: Spec, instant_ms: int) -> Flow[Draft | None]:
@@ -263,6 +269,7 @@ def _standing(key: str, spec: Spec, found: StoredSchedule | None, now_ms: int) -
         if spec.fires_like(old):
             spec = structs.replace(spec, anchor_ms=old.anchor_ms)
             return structs.replace(found, version=version, spec=pack_spec(spec))
+        found = structs.replace(found, state=pack_state(after_change(read_state(found), found.last_ms, old)))
     spec = structs.replace(spec, anchor_ms=now_ms if spec.every_ms is not None else 0)
     fire = _first_fire(key, spec, now_ms, 0 if found is None else found.fires)
     if fire is None:
@@ -373,7 +380,8 @@ def set_paused(context: ClientContext, name: str, queue: str | None, paused: boo
             # Instants during the pause were not meant to fire, so they are not missed.
             fire = _first_fire(stored.key, unpack_spec(stored.spec), now_ms, stored.fires)
             next_ms, due_ms = (None, None) if fire is None else fire
-            wanted = structs.replace(wanted, next_ms=next_ms, due_ms=due_ms)
+            state = pack_state(after_gap(read_state(stored), stored.last_ms))
+            wanted = structs.replace(wanted, next_ms=next_ms, due_ms=due_ms, state=state)
         call = context.store.save_schedule(place, wanted, version=stored.version, next_ms=stored.next_ms)
         saved = yield from context.attempt(call)
         if saved.status == "saved":

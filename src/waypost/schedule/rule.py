@@ -13,6 +13,7 @@ from itertools import islice
 from typing import NamedTuple
 
 import msgspec
+from msgspec import structs
 
 from waypost.checks import DUE_MS_MAX, show
 from waypost.errors import InvalidSchedule, SchemaTooNew
@@ -102,6 +103,14 @@ def next_multiple(anchor_ms: int, every_ms: int, after_ms: int) -> int:
     return anchor_ms + ((after_ms - anchor_ms) // every_ms + 1) * every_ms
 
 
+def counted_from(spec: Spec, start_ms: int) -> Spec:
+    """Return a rule whose interval, if it has one without a start, is counted from before a time: for the past."""
+    if spec.every_ms is None or spec.start_ms is not None or spec.anchor_ms <= start_ms:
+        return spec
+    earlier = -(-(spec.anchor_ms - start_ms) // spec.every_ms)
+    return structs.replace(spec, anchor_ms=spec.anchor_ms - earlier * spec.every_ms)
+
+
 class Fire(NamedTuple):
     """An instant of the rule, and its due time: the instant plus its jitter."""
 
@@ -141,6 +150,14 @@ class Timeline:
             following = self._instant_after(instant)
             yield Fire(instant, instant + self._jitter(instant, following))
             instant = following
+
+    def has(self, instant_ms: int) -> bool:
+        """Whether a moment is an instant of the rule; of an interval, also before it was first saved."""
+        spec = self._spec
+        if spec.every_ms is None or spec.start_ms is not None:
+            return self._instant_after(instant_ms - 1) == instant_ms
+        in_time = spec.end_ms is None or instant_ms <= spec.end_ms
+        return in_time and (instant_ms - spec.anchor_ms) % spec.every_ms == 0
 
     def after(self, after_ms: int) -> Fire | None:
         """Return the first fire after a time, or None."""

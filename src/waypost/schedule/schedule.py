@@ -11,6 +11,7 @@ from waypost import codec
 from waypost.errors import InvalidSchedule
 from waypost.policy import CatchUp, Missed
 from waypost.schedule.rule import Fire, Spec, Timeline, unpack_spec
+from waypost.schedule.state import read_state
 from waypost.schedule.zones import zone_of
 from waypost.times import to_datetime, to_timedelta
 from waypost.values import StoredSchedule
@@ -38,6 +39,8 @@ class Schedule(Struct, frozen=True):
     fires: int
     missed_fires: int
     last_fire: datetime | None
+    #: Messages published by `backfill`, for instants of the past.
+    backfilled: int
     #: Whether `@post.cron` or `@post.every` of a program declared it.
     declared: bool
     priority: int
@@ -90,6 +93,7 @@ def describe(queue: str, stored: StoredSchedule, count: int = 1) -> Schedule:
         fires=stored.fires,
         missed_fires=stored.missed,
         last_fire=to_datetime(stored.last_ms),
+        backfilled=read_state(stored).backfilled,
         declared=spec.declared,
         priority=spec.priority,
         group=spec.group,

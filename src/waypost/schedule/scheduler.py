@@ -23,6 +23,7 @@ from waypost.policy import CHUNK_MESSAGES_MAX, LEADER_TTL_MS
 from waypost.schedule.election import Candidate, Election
 from waypost.schedule.missed import Decision, decide
 from waypost.schedule.rule import Fire, Spec, unpack_spec
+from waypost.schedule.state import after_fires, pack_state, read_state
 from waypost.store.port import Call, Draft, FireStep, Woken
 from waypost.times import to_ms, to_timedelta
 from waypost.values import Fired, ScheduleList, StoredSchedule
@@ -349,6 +350,9 @@ class Scheduler:
 
 def _step(stored: StoredSchedule, decision: Decision) -> FireStep:
     following = decision.following
+    first_ms = decision.fires[0].instant_ms if decision.fires else None
+    known = read_state(stored)
+    state = after_fires(known, stored.last_ms, first_ms, decision.missed > 0)
     return FireStep(
         key=stored.key,
         version=stored.version,
@@ -359,4 +363,5 @@ def _step(stored: StoredSchedule, decision: Decision) -> FireStep:
         missed=decision.missed,
         next_ms=None if following is None else following.instant_ms,
         due_ms=None if following is None else following.due_ms,
+        state=None if state == known and stored.state else pack_state(state),
     )

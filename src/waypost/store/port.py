@@ -488,7 +488,8 @@ class FireStep(Struct, frozen=True):
 
     key: str
     version: str
-    expected_ms: int
+    #: The next fire that the client read; None: there was none.
+    expected_ms: int | None
     #: The store's time must be between these.
     last_due_ms: int
     valid_until_ms: int
@@ -497,6 +498,25 @@ class FireStep(Struct, frozen=True):
     missed: int
     next_ms: int | None
     due_ms: int | None
+    #: What schedulers remember of it from now on; None: as before.
+    state: bytes | None = None
+    #: Set by steps that leave the next fire where it is, so that of two such steps one happens.
+    new_version: str | None = None
+    #: Published on request, not by the rule: also while it is paused, and not counted as fires.
+    by_hand: bool = False
+    #: Fire only if this run has ended.
+    after_run: AfterRun | None = None
+
+
+class AfterRun(Struct, frozen=True):
+    """A run that must have ended before a fire: its message is done, dead or otherwise not in the queue any more."""
+
+    run_id: str
+    #: While it runs: the state with which the schedule is advanced without a fire; None: nothing changes.
+    state: bytes | None = None
+    #: Then the journal says that so many instants were skipped, of which this is the newest.
+    skipped: int = 0
+    instant_ms: int = 0
 
 
 def check_chunk(items: Sequence[object]) -> None:

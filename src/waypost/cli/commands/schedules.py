@@ -1,4 +1,4 @@
-"""`waypost schedules`: preview a rule; list, save, pause, resume, trigger and remove schedules."""
+"""`waypost schedules`: preview a rule; list, save, pause, resume, trigger, backfill and remove schedules."""
 
 from __future__ import annotations
 
@@ -11,14 +11,30 @@ import msgspec
 
 from waypost.cli.action_log import Entry, logged_action
 from waypost.cli.exit_codes import FOUND, USAGE, CommandError
-from waypost.cli.options import add_command, integer_between, open_client, parse_duration, parse_time
+from waypost.cli.options import (
+    add_command,
+    integer_between,
+    open_client,
+    parse_duration,
+    parse_time,
+    parse_time_or_day,
+)
 from waypost.cli.output import format_table, write, write_json
+from waypost.cli.progress import Progress
 from waypost.client import Waypost
 from waypost.client.internals import edit_schedule
 from waypost.errors import InvalidBody, InvalidSchedule, InvalidTime
-from waypost.formatting import Placeholder, format_call
+from waypost.formatting import Placeholder, format_call, format_count
+from waypost.operations.backfill import Backfilled
 from waypost.operations.schedules import make_spec
-from waypost.policy import GRACE_SECONDS, PRIORITY_DEFAULT, CatchUp, Missed
+from waypost.policy import (
+    BACKFILL_INSTANTS,
+    BACKFILL_INSTANTS_MAX,
+    GRACE_SECONDS,
+    PRIORITY_DEFAULT,
+    CatchUp,
+    Missed,
+)
 from waypost.schedule.rule import Timeline
 from waypost.schedule.schedule import Schedule
 from waypost.schedule.zones import zone_of
@@ -38,7 +54,7 @@ DEFAULTS: dict[str, Any] = {
 def add(commands: Any) -> None:
     """Declare the arguments."""
     top = add_command(
-        commands, "schedules", None, "preview, list, save, pause, resume, trigger or remove", store=False,
+        commands, "schedules", None, "preview, list, save, pause, resume, trigger, backfill or remove", store=False,
         json_text=None,
         examples=('waypost schedules preview "0 9 * * mon-fri" --tz Europe/Madrid', "waypost schedules list --count 3",
                   'waypost schedules save rollup --queue reports --cron "0 9 * * *"',
@@ -71,6 +87,7 @@ def add(commands: Any) -> None:
         parser = add_command(actions, action, run_change, text, positional_url=True)
         parser.add_argument("name", help="its key or its name")
         parser.add_argument("--queue", help="only this queue")
+    _add_backfill(actions)
 
 
 def _add_save(actions: Any) -> None:
@@ -101,6 +118,29 @@ def _add_save(actions: Any) -> None:
     save.add_argument("--group", type=_or_none(str), help="of its messages")
     save.add_argument("--header", dest="headers", action="append", metavar="NAME=VALUE", help="may be repeated")
     save.add_argument("--reset", action="store_true", help="set all options not given to their defaults")
+
+
+def _add_backfill(actions: Any) -> None:
+    backfill = add_command(
+        actions, "backfill", run_backfill, "publish the fires of an interval of the past that have not fired",
+        positional_url=True,
+        more="Instants that fired, in time or by an earlier backfill, are skipped, so a rerun publishes nothing twice. "
+        "Instants from --from on and before --to count.",
+        examples=("waypost schedules backfill rollup --from 2026-03-01 --to 2026-03-08 --dry-run",
+                  "waypost schedules backfill rollup --from 2026-03-01T06:00:00Z --to 2026-03-01T09:00:00Z"),
+    )  # fmt: skip
+    backfill.add_argument("name", help="its key or its name")
+    backfill.add_argument("--queue", help="only this queue")
+    backfill.add_argument(
+        "--from", dest="start", type=parse_time_or_day, required=True, metavar="TIME",
+        help="2026-03-06T00:00:00Z, or a day, which begins in UTC",
+    )  # fmt: skip
+    backfill.add_argument("--to", dest="end", type=parse_time_or_day, required=True, metavar="TIME", help="before this")
+    backfill.add_argument("--dry-run", action="store_true", help="only count them")
+    backfill.add_argument(
+        "--limit", type=integer_between(1, BACKFILL_INSTANTS_MAX), default=BACKFILL_INSTANTS, metavar="N",
+        help=f"refuse an interval with more instants ({BACKFILL_INSTANTS:,})",
+    )  # fmt: skip
 
 
 def _or_none(read: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -269,3 +309,30 @@ def _trigger(options: argparse.Namespace, post: Waypost, entry: Entry) -> int:
     entry.undo = ActionUndo.of("trigger_schedule", {"queue": published.queue, "id": published.id})
     write_json(published) if options.json else write(entry.text)
     return 0
+
+
+def run_backfill(options: argparse.Namespace) -> int:
+    """Publish the fires of an interval of the past and return the exit code."""
+    start, end, where = options.start, options.end, {} if options.queue is None else {"queue": options.queue}
+    python = format_call("backfill", options.name, start, end, limit=options.limit, **where)
+    with open_client(options) as post:
+        found = post.backfill(options.name, start, end, queue=options.queue, limit=options.limit, dry_run=True)
+        if not options.dry_run:
+            bar = Progress(f"backfill of {found.key}", found.published + found.skipped, quiet=options.json)
+            with bar, logged_action(options, post, "backfill_schedule", found.queue, python) as entry:
+                found = post.backfill(
+                    options.name, start, end, queue=options.queue, limit=options.limit,
+                    progress=lambda done: bar.advance(done - bar.done),
+                )  # fmt: skip
+                entry.text, entry.undo = _describe_backfill(found), ActionUndo.of("backfill_schedule")
+    write_json(found) if options.json else write(_describe_backfill(found))
+    return 0
+
+
+def _describe_backfill(found: Backfilled) -> str:
+    published = format_count(found.published, "message")
+    text = f"would publish {published}" if found.dry_run else f"published {published}"
+    if found.first is not None and found.last is not None:
+        text += f", {_format_second(found.first)} to {_format_second(found.last)} UTC"
+    text += f"; skipped {found.skipped:,} that had fired"
+    return text + (f"; left {found.left:,} to the scheduler, which has not come to them yet" if found.left else "")

@@ -32,26 +32,48 @@ def fire_schedule(model: QueueModel, now: int, step: FireStep, drafts: Sequence[
     """Publish the fires of a schedule and advance it, if it is unchanged since the caller read it and is due."""
     found = model.schedules.get(step.key)
     status: FireStatus = "fired"
-    if found is None or found.paused or (found.version, found.next_ms) != (step.version, step.expected_ms):
+    paused = found is not None and found.paused and not step.by_hand
+    if found is None or paused or (found.version, found.next_ms) != (step.version, step.expected_ms):
         status = "conflict"
     elif now < step.last_due_ms:
         status = "early"
     elif now > step.valid_until_ms:
         status = "stale"
-    if status != "fired" or found is None:
+    elif step.after_run is not None and _is_running(model, step.after_run.run_id):
+        status = "running" if step.after_run.state is None else "skipped"
+    if found is None or status not in ("fired", "skipped"):
         return Fired(status, now, found)
-    # A full queue refuses here, before anything has changed.
-    model.publish(now, drafts, operation, schedule=step.key)
     moved = structs.replace(
         found,
+        version=step.new_version or found.version,
         next_ms=step.next_ms,
         due_ms=step.due_ms,
-        fires=found.fires + len(drafts),
         missed=found.missed + step.missed,
-        last_ms=found.last_ms if step.last_ms is None else step.last_ms,
     )
+    if status == "skipped" and step.after_run is not None:
+        after = step.after_run
+        moved = structs.replace(moved, state=after.state or b"")
+        model.note(
+            now, "skipped", operation, None, schedule=step.key, cause="overlap", reason=after.run_id,
+            due_ms=after.instant_ms, size=after.skipped,
+        )  # fmt: skip
+    else:
+        # A full queue refuses here, before anything has changed.
+        model.publish(now, drafts, operation, schedule=step.key)
+        moved = structs.replace(
+            moved,
+            fires=found.fires + (0 if step.by_hand else len(drafts)),
+            last_ms=found.last_ms if step.last_ms is None else step.last_ms,
+            state=found.state if step.state is None else step.state,
+        )
     model.schedules[step.key] = moved
-    return Fired("fired", now, moved)
+    return Fired(status, now, moved)
+
+
+def _is_running(model: QueueModel, run_id: str) -> bool:
+    """Whether the message of a run is not final: it waits, is leased, or waits for a retry."""
+    record = model.messages.get(run_id)
+    return record is not None and record.state != "dead"
 
 
 def trigger_schedule(model: QueueModel, now: int, key: str, draft: Draft, operation: Operation) -> Published | None:

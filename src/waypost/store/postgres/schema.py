@@ -20,12 +20,12 @@ from waypost.store.postgres.failures import map_connection_error, map_error
 from waypost.store.postgres.sources import connect
 
 #: Grows with every change of a table or a function.
-VERSION = 14
+VERSION = 15
 #: Changes of tables, each with the version that it leads to. A version that changes only functions has none.
 MIGRATIONS = (
     (1, "0001_tables"), (2, "0002_wake_at_commit"), (3, "0003_token_floor"), (4, "0004_over_cap"),
     (6, "0006_removed_queues"), (7, "0007_function_names"), (10, "0010_minute_counters"), (11, "0011_records"),
-    (12, "0012_error_texts"), (13, "0013_tracebacks"),
+    (12, "0012_error_texts"), (13, "0013_tracebacks"), (15, "0015_schedule_state"),
 )  # fmt: skip
 FUNCTIONS = (
     "base", "moves", "wake", "tidy", "chains", "accept", "publish", "claim", "settle", "extend", "cancel", "running",

@@ -180,7 +180,7 @@ _changed_reply = msgspec.json.Decoder(tuple[bool, list[str]]).decode
 
 SCHEDULE_COLUMNS = (
     "status, at_ms, wake, (s).key, (s).version, (s).spec, (s).paused, (s).next_ms, (s).due_ms, (s).fires, (s).missed, "
-    "(s).last_ms"
+    "(s).last_ms, (s).state"
 )
 _promoted_reply = msgspec.json.Decoder(tuple[int, int, int, int | None, list[str], Also | None]).decode
 _elected_reply = msgspec.json.Decoder(tuple[str, int, int]).decode
@@ -648,6 +648,7 @@ class PostgresStore:
         parameters = [
             text(queue), text(schedule.key), text(version), number(next_ms), text(schedule.version),
             data(schedule.spec), flag(schedule.paused), number(schedule.next_ms), number(schedule.due_ms),
+            data(schedule.state),
         ]  # fmt: skip
         command = self._command("save_schedule", len(parameters), SCHEDULE_COLUMNS)
         return PostgresCall("save_schedule", queue, command, parameters, decode)
@@ -682,10 +683,14 @@ class PostgresStore:
             reply = read_published(row[2])
             return Woken(Fired(row[0], row[1], _read_schedule(row)), reply.wake(queue), reply.also or ())
 
+        after = step.after_run
         parameters = [
             text(step.key), text(step.version), number(step.expected_ms), number(step.last_due_ms),
             number(step.valid_until_ms), number(step.last_ms), number(step.missed), number(step.next_ms),
-            number(step.due_ms), *_fired_drafts(drafts),
+            number(step.due_ms), data(step.state), text(step.new_version), flag(step.by_hand),
+            text(None if after is None else after.run_id), data(None if after is None else after.state),
+            number(0 if after is None else after.skipped), number(0 if after is None else after.instant_ms),
+            *_fired_drafts(drafts),
         ]  # fmt: skip
         return self._once("fire_schedule", queue, operation, parameters, decode, columns=SCHEDULE_COLUMNS)
 
@@ -837,10 +842,12 @@ def _wake(queue: str, names: list[str]) -> dict[str, list[str]]:
 
 
 def _read_schedule(row: tuple[Any, ...]) -> StoredSchedule | None:
-    key, version, spec, paused, next_ms, due_ms, fires, missed, last_ms = row[3:]
+    key, version, spec, paused, next_ms, due_ms, fires, missed, last_ms, state = row[3:]
     if key is None:
         return None
-    return StoredSchedule(key, version, bytes(spec), paused, next_ms, due_ms, fires, missed, last_ms)
+    return StoredSchedule(
+        key, version, bytes(spec), paused, next_ms, due_ms, fires, missed, last_ms, bytes(state or b"")
+    )
 
 
 def _fired_drafts(drafts: Sequence[Draft]) -> list[Parameter]:

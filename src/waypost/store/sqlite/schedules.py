@@ -12,7 +12,7 @@ from waypost.store.sqlite.queue_records import QueueRecords
 from waypost.store.sqlite.step import Step
 from waypost.values import Elected, Fired, FireStatus, Promoted, Published, Saved, ScheduleList, StoredSchedule
 
-_COLUMNS = "s.key, s.version, s.spec, s.paused, s.next_ms, s.due_ms, s.fires, s.missed, s.last_ms"
+_COLUMNS = "s.key, s.version, s.spec, s.paused, s.next_ms, s.due_ms, s.fires, s.missed, s.last_ms, s.state"
 _ONE = f"SELECT {_COLUMNS} FROM {{schedule}} s WHERE s.queue = ? AND s.key = ?"
 _ALL = f"SELECT {_COLUMNS} FROM {{schedule}} s WHERE s.queue = ? ORDER BY s.key"
 #: What is new or changed has a higher number than any had before; what is gone is noticed when it is to be fired.
@@ -20,13 +20,15 @@ _CHANGE = """
     INSERT INTO {meta} (name, value) VALUES ('schedule change', 1)
     ON CONFLICT DO UPDATE SET value = value + 1 RETURNING value"""
 _SAVE = """
-    INSERT INTO {schedule} (queue, key, version, spec, paused, next_ms, due_ms, change) VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+    INSERT INTO {schedule} (queue, key, version, spec, paused, next_ms, due_ms, state, change)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
     ON CONFLICT DO UPDATE SET version = excluded.version, spec = excluded.spec, paused = excluded.paused,
-        next_ms = excluded.next_ms, due_ms = excluded.due_ms, change = excluded.change"""
+        next_ms = excluded.next_ms, due_ms = excluded.due_ms, state = excluded.state, change = excluded.change"""
 _MOVE = """
     UPDATE {schedule} SET next_ms = ?, due_ms = ?, fires = fires + ?, missed = missed + ?,
-        last_ms = coalesce(?, last_ms)
+        last_ms = coalesce(?, last_ms), state = coalesce(?, state), version = coalesce(?, version)
     WHERE queue = ? AND key = ?"""
+_IS_RUNNING = "SELECT 1 FROM {message} WHERE queue = ? AND id = ? AND state <> {DEAD}"
 _REMOVE = "DELETE FROM {schedule} WHERE queue = ? AND key = ?"
 _SCHEDULED = """
     SELECT q.name, max(s.change) FROM {schedule} s JOIN {queue} q ON q.number = s.queue GROUP BY q.name"""
@@ -38,8 +40,10 @@ _OLDEST_DUE = "SELECT min(ready_ms) FROM {message} INDEXED BY {message:delayed} 
 
 
 def _read(row: tuple[Any, ...]) -> StoredSchedule:
-    key, version, spec, paused, next_ms, due_ms, fires, missed, last_ms = row
-    return StoredSchedule(key, version, bytes(spec), bool(paused), next_ms, due_ms, fires, missed, last_ms)
+    key, version, spec, paused, next_ms, due_ms, fires, missed, last_ms, state = row
+    return StoredSchedule(
+        key, version, bytes(spec), bool(paused), next_ms, due_ms, fires, missed, last_ms, bytes(state or b"")
+    )
 
 
 def _find(records: QueueRecords, key: str) -> StoredSchedule | None:
@@ -56,7 +60,7 @@ def save_schedule(records: QueueRecords, schedule: StoredSchedule, version: str 
     step = records.step
     change = step.execute(_CHANGE).fetchone()[0]
     s = schedule
-    step.execute(_SAVE, (records.number, s.key, s.version, s.spec, int(s.paused), s.next_ms, s.due_ms, change))
+    step.execute(_SAVE, (records.number, s.key, s.version, s.spec, int(s.paused), s.next_ms, s.due_ms, s.state, change))
     return Saved("saved", _find(records, schedule.key))
 
 
@@ -79,18 +83,35 @@ def fire_schedule(records: QueueRecords, step: FireStep, drafts: Sequence[Draft]
     """Publish the fires of a schedule and advance it, if it is unchanged since the caller read it and is due."""
     found = _find(records, step.key)
     status: FireStatus = "fired"
-    if found is None or found.paused or (found.version, found.next_ms) != (step.version, step.expected_ms):
+    paused = found is not None and found.paused and not step.by_hand
+    if found is None or paused or (found.version, found.next_ms) != (step.version, step.expected_ms):
         status = "conflict"
     elif records.now < step.last_due_ms:
         status = "early"
     elif records.now > step.valid_until_ms:
         status = "stale"
-    if status != "fired":
+    elif step.after_run is not None and _is_running(records, step.after_run.run_id):
+        status = "running" if step.after_run.state is None else "skipped"
+    if status not in ("fired", "skipped"):
         return Fired(status, records.now, found)
-    publish(records, drafts, operation, schedule=step.key)
-    moved = (step.next_ms, step.due_ms, len(drafts), step.missed, step.last_ms)
+    fires, last_ms, state = 0 if step.by_hand else len(drafts), step.last_ms, step.state
+    if status == "skipped" and step.after_run is not None:
+        after = step.after_run
+        fires, last_ms, state = 0, None, after.state
+        records.note(
+            "skipped", operation, schedule=step.key, cause="overlap", reason=after.run_id, due_ms=after.instant_ms,
+            size=after.skipped,
+        )  # fmt: skip
+    else:
+        publish(records, drafts, operation, schedule=step.key)
+    moved = (step.next_ms, step.due_ms, fires, step.missed, last_ms, state, step.new_version)
     records.step.execute(_MOVE, (*moved, records.number, step.key))
-    return Fired("fired", records.now, _find(records, step.key))
+    return Fired(status, records.now, _find(records, step.key))
+
+
+def _is_running(records: QueueRecords, run_id: str) -> bool:
+    """Whether the message of a run is not final: it waits, is leased, or waits for a retry."""
+    return records.step.execute(_IS_RUNNING, (records.number, run_id)).fetchone() is not None
 
 
 def trigger_schedule(records: QueueRecords, key: str, draft: Draft, operation: str) -> Published | None:

@@ -40,6 +40,7 @@ ADDED = {
     ("journal", "error"): "TEXT",
     ("worker", "request"): "TEXT",
     ("worker", "request_ms"): "INTEGER",
+    ("schedule", "state"): "BLOB",
 } | {("minute", counter): "INTEGER" for counter in MINUTE_COUNTERS[MINUTE_COUNTERS_FIRST:]}
 #: Tables that the first release did not have; they are made in the same way.
 ADDED_TABLES = ("record",)

@@ -304,6 +304,7 @@ CREATE TABLE {schedule} (
     missed INTEGER NOT NULL DEFAULT 0,
     last_ms INTEGER,
     change INTEGER NOT NULL,
+    state BLOB,
     PRIMARY KEY (queue, key)
 ) WITHOUT ROWID;
 

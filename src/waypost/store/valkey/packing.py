@@ -403,7 +403,8 @@ def unpack_entry(queue: str, last: int, data: bytes) -> Iterator[EventRecord]:
         elif kind == b"T":
             event, cause, size, length = TEXT_ITEM.unpack_from(data, at)
             at += TEXT_ITEM.size
-            yield text_event(queue, number, at_ms, EVENTS[event - 1], cause, size, data[at : at + length].decode())
+            text = data[at : at + length].decode()
+            yield text_event(queue, number, at_ms, EVENTS[event - 1], cause, size, text, operation)
             at += length
         else:
             event_name = "published"
@@ -447,10 +448,18 @@ def split_failure(text: bytes) -> tuple[str | None, str | None, str | None]:
     return reason or None, error_type or None, error or None
 
 
-def text_event(queue: str, number: int, at_ms: int, event: Any, cause: int, size: int, text: str) -> EventRecord:
+def text_event(
+    queue: str, number: int, at_ms: int, event: Any, cause: int, size: int, text: str, operation: str | None
+) -> EventRecord:
     """An event of the queue itself."""
     if event == "trimmed":
         return EventRecord(queue, number, at_ms, event, cause=CAUSES[cause - 1], reason=text, size=size)
+    if event == "skipped":
+        run, instant, schedule = text.split("\0", 2)
+        return EventRecord(
+            queue, number, at_ms, event, schedule=schedule, cause="overlap", reason=run, due_ms=int(instant), size=size,
+            operation_id=operation,
+        )  # fmt: skip
     return EventRecord(queue, number, at_ms, event, cause=text or None)
 
 
@@ -493,8 +502,10 @@ def _follows(event: str, status: bytes, cause: str | None) -> bool:
 
 # ---- schedules ---------------------------------------------------------------------------------------------------
 
-#: next, due and last instant (0: none), fires, missed, paused, length of the version.
+#: next, due and last instant (0: none), fires, missed, flags (1 paused, 2 has a state), length of the version. Then the
+#: version; length (4) and bytes of the state, if it has one; the spec. The first release knows no state.
 SCHEDULE_HEAD = Struct(">QQQQQBB")
+PAUSED, HAS_STATE = 1, 2
 
 
 def pack_schedule(schedule: StoredSchedule) -> bytes:
@@ -502,16 +513,21 @@ def pack_schedule(schedule: StoredSchedule) -> bytes:
     version = schedule.version.encode()
     head = SCHEDULE_HEAD.pack(
         schedule.next_ms or 0, schedule.due_ms or 0, schedule.last_ms or 0, schedule.fires, schedule.missed,
-        schedule.paused, len(version),
+        schedule.paused * PAUSED + bool(schedule.state) * HAS_STATE, len(version),
     )  # fmt: skip
-    return head + version + schedule.spec
+    state = len(schedule.state).to_bytes(4, "big") + schedule.state if schedule.state else b""
+    return head + version + state + schedule.spec
 
 
 def unpack_schedule(key: str, data: bytes) -> StoredSchedule:
     """Unpack what `pack_schedule` packed."""
-    next_ms, due_ms, last_ms, fires, missed, paused, length = SCHEDULE_HEAD.unpack_from(data)
-    version = data[SCHEDULE_HEAD.size : SCHEDULE_HEAD.size + length].decode()
+    next_ms, due_ms, last_ms, fires, missed, flags, length = SCHEDULE_HEAD.unpack_from(data)
+    at = SCHEDULE_HEAD.size + length
+    version, state = data[SCHEDULE_HEAD.size : at].decode(), b""
+    if flags & HAS_STATE:
+        end = at + 4 + int.from_bytes(data[at : at + 4], "big")
+        state, at = bytes(data[at + 4 : end]), end
     return StoredSchedule(
-        key, version, bytes(data[SCHEDULE_HEAD.size + length :]), paused == 1, next_ms or None, due_ms or None,
-        fires, missed, last_ms or None,
+        key, version, bytes(data[at:]), bool(flags & PAUSED), next_ms or None, due_ms or None, fires, missed,
+        last_ms or None, state,
     )  # fmt: skip

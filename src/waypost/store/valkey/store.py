@@ -22,6 +22,7 @@ from waypost.policy import (
     PolicyRecord,
 )
 from waypost.store.port import (
+    AfterRun,
     AsyncExecutor,
     Call,
     Capabilities,
@@ -101,7 +102,9 @@ SETTLE_STATUS: dict[int, SettleStatus] = {
     ord("d"): "done", ord("r"): "retried", ord("s"): "snoozed", ord("x"): "dead", ord("p"): "dropped",
     ord("b"): "released", ord("c"): "cancelled", ord("e"): "replaced", ord("l"): "lost",
 }  # fmt: skip
-FIRE_STATUS: dict[bytes, FireStatus] = {b"f": "fired", b"c": "conflict", b"e": "early", b"s": "stale"}
+FIRE_STATUS: dict[bytes, FireStatus] = {
+    b"f": "fired", b"k": "skipped", b"c": "conflict", b"e": "early", b"s": "stale", b"r": "running"
+}  # fmt: skip
 EXTEND_STATUS: dict[int, ExtendStatus] = {ord("o"): "ok", ord("l"): "lost", ord("c"): "cancel"}
 RESCHEDULE_STATUS: dict[int, RescheduleStatus] = {ord("m"): "moved", ord("d"): "due", ord("u"): "unknown"}
 CANCEL_STATUS: dict[int, CancelStatus] = {
@@ -741,10 +744,12 @@ class ValkeyStore:
             return Woken(Fired(FIRE_STATUS[reply[0]], int(reply[1]), found), *packing.unpack_woken(queue, reply[3:]))
 
         check_chunk(drafts)
+        state = b"" if step.state is None else b"1" + step.state
         arguments = [
             step.key.encode(), step.version.encode(), _number(step.expected_ms), _number(step.last_due_ms),
             _number(step.valid_until_ms), _number(step.last_ms), _number(step.missed), _number(step.next_ms),
-            _number(step.due_ms), *(packing.pack_routed(draft) for draft in drafts),
+            _number(step.due_ms), state, (step.new_version or "").encode(), b"%d" % step.by_hand,
+            *_after_run(step.after_run), *(packing.pack_routed(draft) for draft in drafts),
         ]  # fmt: skip
         return self._call("fire_schedule", queue, operation, arguments, decode)
 
@@ -880,6 +885,14 @@ def _ids(joined: bytes) -> list[str]:
 def _damaged_ids(joined: bytes) -> tuple[str, ...]:
     """Ids of damaged records; what is no id of ours may hold any bytes."""
     return tuple(id.decode(errors="backslashreplace") for id in joined.split(b"\0")) if joined else ()
+
+
+def _after_run(after: AfterRun | None) -> list[bytes]:
+    """A run that must have ended, the state to go on with while it has not, and what is skipped then."""
+    if after is None:
+        return [b"", b"", b"0", b"0"]
+    state = b"" if after.state is None else b"1" + after.state
+    return [after.run_id.encode(), state, b"%d" % after.skipped, b"%d" % after.instant_ms]
 
 
 def _number(value: int | None) -> bytes:

@@ -10,7 +10,7 @@ import pytest
 from waypost.errors import QueueFull
 from waypost.identity import Operation
 from waypost.policy import PROMOTE_MAX
-from waypost.store.port import Draft, FireStep
+from waypost.store.port import AfterRun, Draft, FireStep
 from waypost.testing.bench import QUEUE, Bench
 from waypost.values import Fired, Promoted, Saved, StoredSchedule
 
@@ -339,6 +339,148 @@ class TestFires:
     def test_an_unknown_schedule_cannot_be_triggered(self, bench: Bench) -> None:
         assert bench.run(bench.store.trigger_schedule(QUEUE, KEY, bench.draft(), bench.operation())).result is None
         assert bench.ids("ready") == []
+
+
+class TestState:
+    """What schedulers remember of a schedule is written with its fires and its saves, and not read by the store."""
+
+    @pytest.mark.promise("CRON-8")
+    def test_a_state_is_kept_by_fires_that_bring_none_and_written_by_saves(self, bench: Bench) -> None:
+        seen = saved(bench, state=b"\0one\xff")
+        assert (seen.state, listed(bench)) == (b"\0one\xff", [seen])
+        bench.after(60)
+        kept = fire(bench, seen).schedule
+        assert kept is not None
+        assert (kept.state, kept.spec, kept.version) == (b"\0one\xff", b"\0spec\xff", "v1")
+        bench.after(60)
+        written = fire(bench, kept, state=b"a longer state than before").schedule
+        assert written is not None
+        assert (written.state, written.spec) == (b"a longer state than before", b"\0spec\xff")
+        changed = saved(bench, version="v2", seen=written, state=b"", paused=True)
+        assert (changed.state, changed.paused, changed.spec, changed.fires) == (b"", True, b"\0spec\xff", 2)
+        assert listed(bench) == [changed]
+
+    @pytest.mark.promise("CRON-8")
+    def test_of_two_steps_that_do_not_move_the_next_fire_one_happens(self, bench: Bench) -> None:
+        seen = saved(bench)
+        drafts = [bench.draft(), bench.draft()]
+        by_hand: dict[str, Any] = {
+            "last_due_ms": 0, "last_ms": None, "next_ms": seen.next_ms, "due_ms": seen.due_ms, "by_hand": True,
+        }  # fmt: skip
+        first = fire(bench, seen, drafts, new_version="version 2", state=b"s", **by_hand)
+        assert first.status == "fired"
+        assert first.schedule is not None
+        assert (first.schedule.version, first.schedule.state) == ("version 2", b"s")
+        assert (first.schedule.next_ms, first.schedule.due_ms) == (seen.next_ms, seen.due_ms)
+        assert (first.schedule.fires, first.schedule.last_ms, first.schedule.spec) == (0, None, b"\0spec\xff")
+        again = fire(bench, seen, new_version="v3", state=b"t", **by_hand)
+        assert (again.status, again.schedule) == ("conflict", first.schedule)
+        assert bench.ids("ready") == [draft.id for draft in drafts]
+        assert {event.schedule for event in bench.events("published")} == {KEY}
+        bench.check_invariants()
+
+    @pytest.mark.promise("CRON-8")
+    def test_a_step_by_hand_publishes_for_a_paused_schedule_and_for_one_that_has_ended(self, bench: Bench) -> None:
+        paused = saved(bench, paused=True)
+        by_hand: dict[str, Any] = {"last_due_ms": 0, "last_ms": None, "by_hand": True}
+        done = fire(
+            bench, paused, new_version="v2", state=b"s", next_ms=paused.next_ms, due_ms=paused.due_ms, **by_hand
+        )
+        assert done.status == "fired"
+        assert done.schedule is not None
+        assert done.schedule.paused
+        ended = saved(bench, "ended", next_ms=None, due_ms=None)
+        step = FireStep(ended.key, ended.version, None, 0, 2**50, None, 0, None, None, b"s", "v2", by_hand=True)
+        call = bench.store.fire_schedule(QUEUE, step, [bench.draft()], bench.operation())
+        result = bench.run(call).result
+        assert result.status == "fired"
+        assert result.schedule is not None
+        assert (result.schedule.next_ms, result.schedule.state) == (None, b"s")
+        assert len(bench.ids("ready")) == 2
+
+
+class TestOverlap:
+    """A fire that must come after a run: the run has ended when its message is final."""
+
+    @staticmethod
+    def run_then(bench: Bench) -> tuple[StoredSchedule, Draft]:
+        """Fire once; return the schedule, due again, and the draft of its run."""
+        run, seen = bench.draft(), saved(bench)
+        bench.after(60)
+        fired = fire(bench, seen, [run]).schedule
+        assert fired is not None
+        bench.after(60)
+        return fired, run
+
+    @staticmethod
+    def after(run: Draft, **more: Any) -> AfterRun:
+        given: dict[str, Any] = {"state": b"skipped", "skipped": 2, "instant_ms": 1_234_567} | more
+        return AfterRun(run.id, **given)
+
+    @pytest.mark.promise("CRON-8", "SEE-3")
+    def test_a_fire_is_skipped_while_its_run_waits_and_journalled_with_the_reason(self, bench: Bench) -> None:
+        seen, run = self.run_then(bench)
+        skipped = fire(bench, seen, after_run=self.after(run), state=b"fired", missed=1)
+        assert skipped.status == "skipped"
+        assert skipped.schedule is not None
+        assert (skipped.schedule.next_ms, skipped.schedule.due_ms) == (bench.now_ms + 60_000, bench.now_ms + 60_000)
+        assert (skipped.schedule.fires, skipped.schedule.missed) == (1, 1)
+        assert (skipped.schedule.last_ms, skipped.schedule.state) == (seen.last_ms, b"skipped")
+        assert listed(bench) == [skipped.schedule]
+        assert bench.ids("ready") == [run.id]
+        (event,) = bench.events("skipped")
+        assert (event.schedule, event.cause, event.reason) == (KEY, "overlap", run.id)
+        assert (event.due_ms, event.size, event.message_id) == (1_234_567, 2, None)
+        bench.check_invariants()
+
+    @pytest.mark.promise("CRON-8")
+    def test_without_a_state_to_go_on_with_nothing_changes_while_it_runs(self, bench: Bench) -> None:
+        seen, run = self.run_then(bench)
+        waiting = fire(bench, seen, after_run=self.after(run, state=None), state=b"fired", new_version="v9")
+        assert (waiting.status, waiting.schedule) == ("running", seen)
+        bench.settle(bench.claim_one())
+        done = fire(bench, seen, after_run=self.after(run, state=None), state=b"fired", new_version="v9")
+        assert done.status == "fired"
+        assert done.schedule is not None
+        assert (done.schedule.state, done.schedule.version) == (b"fired", "v9")
+        assert bench.events("skipped") == []
+
+    @pytest.mark.promise("CRON-8")
+    @pytest.mark.parametrize("ended", ["done", "dead", "cancelled"])
+    def test_a_run_has_ended_when_its_message_is_final(self, bench: Bench, ended: str) -> None:
+        seen, run = self.run_then(bench)
+        if ended == "cancelled":
+            bench.cancel(run.id)
+        elif ended == "done":
+            bench.settle(bench.claim_one())
+        else:
+            bench.settle(bench.claim_one(), "dead", reason="rejected")
+        assert fire(bench, seen, after_run=self.after(run), state=b"fired").status == "fired"
+
+    @pytest.mark.promise("CRON-8")
+    @pytest.mark.parametrize("state", ["leased", "retry", "redriven"])
+    def test_a_run_that_is_handled_waits_for_a_retry_or_was_redriven_has_not_ended(
+        self, bench: Bench, state: str
+    ) -> None:
+        seen, run = self.run_then(bench)
+        lease = bench.claim_one()
+        if state == "retry":
+            bench.settle(lease, "retry", after=30)
+        elif state == "redriven":
+            bench.settle(lease, "dead", reason="rejected")
+            bench.redrive()
+        assert fire(bench, seen, after_run=self.after(run), state=b"fired").status == "skipped"
+
+    @pytest.mark.promise("CRON-8", "CRON-6")
+    def test_a_repeat_of_a_skipped_fire_gets_the_first_answer(self, bench: Bench) -> None:
+        seen, run = self.run_then(bench)
+        operation, drafts = bench.operation(), [bench.draft()]
+        first = fire(bench, seen, drafts, operation=operation, after_run=self.after(run))
+        bench.settle(bench.claim_one())
+        again = fire(bench, seen, drafts, operation=operation, after_run=self.after(run))
+        assert (first.status, again.status, again.at_ms) == ("skipped", "skipped", first.at_ms)
+        assert bench.ids("ready") == []
+        assert len(bench.events("skipped")) == 1
 
 
 class TestLeaders:

@@ -5,7 +5,7 @@
 CREATE OR REPLACE FUNCTION {journal_keeps}(p_level text, p_event text) RETURNS boolean LANGUAGE sql IMMUTABLE AS $body$
     SELECT p_level IN ('all', 'full') OR p_level = 'failures' AND p_event IN (
         'retried', 'expired', 'dead', 'dropped', 'cancelled', 'dead_trimmed', 'trimmed', 'configured', 'paused',
-        'resumed')
+        'resumed', 'skipped')
 $body$;
 
 -- Store time in milliseconds. Tests bring their own.

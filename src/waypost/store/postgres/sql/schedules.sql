@@ -6,7 +6,7 @@
 -- Write a schedule if it is as the caller saw it. What was counted stays.
 CREATE OR REPLACE FUNCTION {save_schedule}(
     p_queue text, p_key text, p_seen_version text, p_seen_next bigint, p_version text, p_spec bytea, p_paused boolean,
-    p_next bigint, p_due bigint
+    p_next bigint, p_due bigint, p_state bytea
 ) RETURNS TABLE (status text, at_ms bigint, wake text, s {schedule}) LANGUAGE plpgsql {settings} AS $body$
 #variable_conflict use_column
 DECLARE
@@ -17,13 +17,13 @@ BEGIN
     PERFORM pg_advisory_xact_lock_shared({lock_key}('removal'), hashtext(p_queue));
     q := {open_queue}(p_queue);
     IF p_seen_version IS NULL THEN
-        INSERT INTO {schedule} (queue, key, version, spec, paused, next_ms, due_ms, change)
-        VALUES (q.number, p_key, p_version, p_spec, p_paused, p_next, p_due, nextval('{sequence}'))
+        INSERT INTO {schedule} (queue, key, version, spec, paused, next_ms, due_ms, state, change)
+        VALUES (q.number, p_key, p_version, p_spec, p_paused, p_next, p_due, p_state, nextval('{sequence}'))
         ON CONFLICT (queue, key) DO NOTHING;
         v_saved := FOUND;
     ELSE
         UPDATE {schedule} t SET version = p_version, spec = p_spec, paused = p_paused, next_ms = p_next, due_ms = p_due,
-            change = nextval('{sequence}')
+            state = p_state, change = nextval('{sequence}')
         WHERE t.queue = q.number AND t.key = p_key AND t.version = p_seen_version
             AND t.next_ms IS NOT DISTINCT FROM p_seen_next;
         v_saved := FOUND;
@@ -54,12 +54,15 @@ END $body$;
 CREATE OR REPLACE FUNCTION {fire_schedule}(
     p_queue text, p_clock bigint, p_session bytea, p_number bigint, p_ttl bigint, p_key text, p_version text,
     p_expected bigint, p_last_due bigint, p_valid_until bigint, p_last bigint, p_missed bigint, p_next bigint,
-    p_due bigint, p_envelopes bytea[], p_priorities smallint[], p_groups text[], p_copies bytea[]
+    p_due bigint, p_state bytea, p_new_version text, p_by_hand boolean, p_run text, p_running_state bytea,
+    p_skipped bigint, p_skipped_ms bigint, p_envelopes bytea[], p_priorities smallint[], p_groups text[],
+    p_copies bytea[]
 ) RETURNS TABLE (status text, at_ms bigint, wake text, s {schedule}) LANGUAGE plpgsql {settings} AS $body$
 #variable_conflict use_column
 DECLARE
     q {queue} := {open_queue}(p_queue);
     v {schedule};
+    v_fires integer := CASE WHEN p_by_hand THEN 0 ELSE cardinality(p_envelopes) END;
     v_now bigint := {clock}(p_clock);
     v_status text := 'fired';
     v_wake text := '["", null, [], []]';
@@ -72,21 +75,39 @@ BEGIN
     END IF;
     -- A client that waited for the row has a later time, and finds another next fire.
     v_now := {clock}(p_clock);
-    IF v.key IS NULL OR v.paused OR v.version <> p_version OR v.next_ms IS DISTINCT FROM p_expected THEN
+    IF v.key IS NULL OR (v.paused AND NOT p_by_hand) OR v.version <> p_version OR v.next_ms IS DISTINCT FROM p_expected THEN
         v_status := 'conflict';
     ELSIF v_now < p_last_due THEN
         v_status := 'early';
     ELSIF v_now > p_valid_until THEN
         v_status := 'stale';
-    ELSE
+    ELSIF p_run IS NOT NULL AND EXISTS (
+        SELECT 1 FROM {message} t WHERE t.queue = q.number AND t.id = p_run AND t.state + 0 <> {DEAD})
+    THEN
+        -- Its run has not ended: it waits, is leased, or waits for a retry.
+        v_status := CASE WHEN p_running_state IS NULL THEN 'running' ELSE 'skipped' END;
+    END IF;
+    IF v_status = 'skipped' THEN
+        IF {journal_keeps}(q.journal, 'skipped') THEN
+            INSERT INTO {entry} (queue, count, xid, seq, at_ms, event, operation, schedule, dues, causes, reasons, sizes)
+            VALUES (
+                q.number, 1, pg_current_xact_id()::text::bigint, nextval('{sequence}'), v_now, 'skipped',
+                {operation_id}(p_session, p_number), p_key, ARRAY[p_skipped_ms], ARRAY['overlap'], ARRAY[p_run],
+                ARRAY[p_skipped]);
+        END IF;
+        UPDATE {schedule} t SET next_ms = p_next, due_ms = p_due, missed = t.missed + p_missed, state = p_running_state,
+            version = coalesce(p_new_version, t.version)
+        WHERE t.queue = q.number AND t.key = p_key RETURNING * INTO v;
+    ELSIF v_status = 'fired' THEN
         IF cardinality(p_envelopes) > 0 THEN
             v_wake := {publish}(
                 p_queue, v_now, p_session, p_number, 0, p_envelopes, p_priorities, p_groups, NULL, NULL, p_copies,
                 NULL, NULL, NULL, NULL);
             PERFORM {label_fires}(q.number, p_key);
         END IF;
-        UPDATE {schedule} t SET next_ms = p_next, due_ms = p_due, fires = t.fires + cardinality(p_envelopes),
-            missed = t.missed + p_missed, last_ms = coalesce(p_last, t.last_ms)
+        UPDATE {schedule} t SET next_ms = p_next, due_ms = p_due, fires = t.fires + v_fires,
+            missed = t.missed + p_missed, last_ms = coalesce(p_last, t.last_ms), state = coalesce(p_state, t.state),
+            version = coalesce(p_new_version, t.version)
         WHERE t.queue = q.number AND t.key = p_key RETURNING * INTO v;
     END IF;
     IF {store_result}(

@@ -2,8 +2,8 @@
 --
 -- Arguments: key, the version that was seen or '' for none, the next fire that was seen or '', the packed schedule.
 -- Touches: schedules, queue.
--- A schedule: next_ms due_ms last_ms fires missed (8 bytes each, 0: none) paused (1), length (1) and text of its version,
--- then the spec, which is not read.
+-- A schedule: next_ms due_ms last_ms fires missed (8 bytes each, 0: none) flags (1: 1 paused, 2 has a state), length (1) and
+-- text of its version, length (4) and bytes of its state if it has one, then the spec. State and spec are not read.
 -- Invariant: what another client changed or fired meanwhile is not overwritten; what was counted stays.
 -- Reply: '1' or '0' (did it happen), the schedule as it is now or ''.
 
