@@ -263,8 +263,10 @@ class Consumer:
                     await self._listener.pass_wake_up_on(self._executor)
                     continue  # a handler may have ended meanwhile, and interrupts only a sleep
                 # No free capacity is a reason not to claim; outcomes that the store does not accept are not.
-                await waiter.sleep_for_room(owes_none=len(self.settler) < UNSETTLED_MAX)
-                self._claim_due = False
+                try:
+                    await waiter.sleep_for_room(owes_none=len(self.settler) < UNSETTLED_MAX)
+                finally:
+                    self._claim_due = False
                 wait = None
                 continue
             self._listener.follow_session()
@@ -437,8 +439,12 @@ class Consumer:
         if soonest_ms is not None:
             self._waiter.wake_at(time.monotonic() + soonest_ms / 1000)
         if self._waiter.machine.state is WaitState.SLEEPING_FOR_ROOM:
-            self._waiter.interrupt()
+            self._end_sleep_for_room()
         self._on_work(sent_to)
+
+    def _end_sleep_for_room(self) -> None:
+        self._claim_due = True
+        self._waiter.interrupt()
 
     # ---- running -----------------------------------------------------------------------------------------
 
@@ -480,7 +486,7 @@ class Consumer:
                 turn = clock()
                 continue
             if self._claim_due:
-                await asyncio.sleep(0)
+                await self._let_others_run(slot)
                 turn = clock()
                 continue
             now = clock()
@@ -504,14 +510,21 @@ class Consumer:
                 if slot.task is not None and slot.task.cancelling():
                     await self._clear_cancellation(slot)
                 if slot.started - turn > TURN_SECONDS:
-                    await asyncio.sleep(0)
+                    await self._let_others_run(slot)
                     turn = clock()
             state = machine.state
             if state is WaitState.SLEEPING_FOR_ROOM and len(ready) <= self._low:
-                self._claim_due = True
-                self._waiter.interrupt()
+                self._end_sleep_for_room()
             elif state is WaitState.SLEEPING_UNTIL_IDLE and self._is_idle():
                 self._waiter.interrupt()
+
+    async def _let_others_run(self, slot: Slot) -> None:
+        try:
+            await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            if self._is_given_up(slot):
+                raise
+            await self._clear_cancellation(slot)
 
     def _is_given_up(self, slot: Slot) -> bool:
         """Whether the event loop is being closed, which cancels all tasks; a handler can cancel only its own."""
