@@ -27,6 +27,7 @@ from pathlib import Path
 
 from tests.fault.figure import Figure
 from tests.fault.idle_figures import CONNECTIONS, many_queues, many_queues_in_a_file
+from tests.fault.lake_figures import lake_figures
 from tests.fault.lease_figures import disconnected, late_answers, poison_by_exit
 from tests.fault.proxy import Proxy
 from tests.fault.relay_figures import relay_figures
@@ -471,7 +472,7 @@ FIGURES: tuple[Callable[[Place], Iterator[Figure]], ...] = (
     daylight_saving, outbox, effects_once, slow_link, leases, exits,
 )  # fmt: skip
 #: The names that `--only` accepts, and those that `--counts` excludes because they are rates over time.
-NAMES = (*(take.__name__ for take in FIGURES), "wakes", "tokens", "idle", "relays", "simulator")
+NAMES = (*(take.__name__ for take in FIGURES), "wakes", "tokens", "idle", "relays", "simulator", "lake")
 TIMED_NAMES = ("idle",)
 #: What requests that change something contain; replies to the handshake of a new connection always pass.
 VERBS = {"valkey": b"EVALSHA", "postgresql": b'"($1'}
@@ -536,10 +537,12 @@ def main(arguments: list[str]) -> int:
             for figure in readings:
                 short += not figure.ok
                 print(figure.on(store), flush=True)
-        for line in relay_figures(quick=options.quick) if wanted("relays") else ():
-            short += not line.ok
-            print(line, flush=True)
-        for line in simulator_figures(quick=options.quick, seed=options.seed) if wanted("simulator") else ():
+        others: dict[str, Callable[[], Iterator[Figure]]] = {
+            "relays": lambda: relay_figures(quick=options.quick),
+            "simulator": lambda: simulator_figures(quick=options.quick, seed=options.seed),
+            "lake": lambda: lake_figures(quick=options.quick),
+        }
+        for line in (line for name, measure in others.items() if wanted(name) for line in measure()):
             short += not line.ok
             print(line, flush=True)
     return 1 if short else 0

@@ -17,6 +17,7 @@ PARTS = (
     ("repeats", "slow_link"),
     ("leases", "exits", "simulator"),
     ("wakes", "tokens"),
+    ("lake",),
 )
 
 
