@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.spark.shop import Shop
+from waypost.spark import terminal
 from waypost.spark.lake.pipeline import SETTINGS, Pipeline
 from waypost.spark.session import session
 from waypost.store.postgres import migrate
@@ -70,6 +72,17 @@ def pipeline(spark: SparkSession, tmp_path: Path) -> Callable[..., Pipeline]:
         return Pipeline(spark, str(tmp_path / lake), store=shop.url, namespace=shop.namespace, **options)
 
     return make
+
+
+@pytest.fixture
+def running_session(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands in this process use the running session."""
+
+    @contextmanager
+    def running(*arguments: Any) -> Iterator[SparkSession]:
+        yield spark
+
+    monkeypatch.setattr(terminal, "quiet_session", running)
 
 
 @pytest.fixture(scope="session")

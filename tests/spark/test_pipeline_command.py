@@ -9,15 +9,13 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
 
 from tests.spark.drivers import QUICK, run_killed
 from tests.spark.lakes import live, plant, rows, tables, totals
@@ -25,7 +23,6 @@ from tests.spark.readers import Killed, kill_at, read_by_others, read_by_spark, 
 from tests.spark.shop import Shop
 from waypost import Waypost
 from waypost.cli.main import main
-from waypost.spark import terminal
 from waypost.spark.delta import vacuum as vacuums
 from waypost.spark.delta.parquet import FileWriter
 from waypost.spark.delta.table import DeltaFolder
@@ -40,17 +37,6 @@ from waypost.testing.servers import ValkeyServer
 
 pytestmark = pytest.mark.xdist_group("spark")
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def here(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands in this process use the running session."""
-
-    @contextmanager
-    def running(*arguments: Any) -> Iterator[SparkSession]:
-        yield spark
-
-    monkeypatch.setattr(terminal, "quiet_session", running)
 
 
 @pytest.mark.promise("SPARK-4")
@@ -214,7 +200,7 @@ def test_the_audit_command_prints_its_verdict_and_no_log_of_spark(orders: Shop, 
     assert [line.partition(":")[0] for line in done.stderr.splitlines()] == ["bronze, silver, gold", "audit"]
 
 
-@pytest.mark.usefixtures("here")
+@pytest.mark.usefixtures("running_session")
 def test_commands_answer_with_lines_and_exit_codes(
     orders: Shop, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -237,7 +223,7 @@ def test_commands_answer_with_lines_and_exit_codes(
 
 
 @pytest.mark.promise("SPARK-4", "SPARK-5", "FACE-2")
-@pytest.mark.usefixtures("here")
+@pytest.mark.usefixtures("running_session")
 def test_commands_answer_on_every_store(shop: Shop, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lake = str(tmp_path / "a lake")
     shop.post.publish_many("orders", [{"id": n} for n in range(5)])
@@ -309,7 +295,11 @@ def test_the_password_of_a_store_is_not_in_its_lake_nor_in_the_report(tmp_path: 
 
 @pytest.mark.promise("SPARK-5")
 def test_an_audit_of_one_queue_ignores_the_others_and_keeps_the_queues_of_the_lake(
-    here: None, orders: Shop, pipeline: Callable[..., Pipeline], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    running_session: None,
+    orders: Shop,
+    pipeline: Callable[..., Pipeline],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     for queue, count in (("a", 3), ("b", 5)):
         orders.post.publish_many(queue, range(count))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,13 +13,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from msgspec import structs
-from pyspark.sql import SparkSession
 
 from tests.spark.lakes import live, plant, rows, tables
 from tests.spark.shop import Shop
 from waypost.cli.main import main
 from waypost.errors import ConfigurationError, InvalidInput
-from waypost.spark import terminal
 from waypost.spark.delta.parquet import write_rows
 from waypost.spark.delta.steps import StepConflict
 from waypost.spark.delta.table import Change
@@ -49,17 +46,6 @@ DAY_MS = 86_400_000
 NOON = datetime(2020, 3, 1, 12, tzinfo=UTC)
 REFUSED = "2020-03-01 cannot be rebuilt: events before 2020-03-02 were deleted"
 CLOSED = (SILVER_DELIVERIES, SILVER_MESSAGES)
-
-
-@pytest.fixture
-def here(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands in this process use the running session."""
-
-    @contextmanager
-    def running(*arguments: Any) -> Iterator[SparkSession]:
-        yield spark
-
-    monkeypatch.setattr(terminal, "quiet_session", running)
 
 
 def move(shop: Shop, days: int) -> None:
@@ -316,7 +302,7 @@ def test_a_day_whose_events_were_deleted_is_refused_and_later_ones_keep_what_bro
 
 
 @pytest.mark.promise("SPARK-4", "FACE-2")
-@pytest.mark.usefixtures("here")
+@pytest.mark.usefixtures("running_session")
 def test_the_commands_take_times_and_days(orders: Shop, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lake = str(tmp_path / "a lake")
     for day in range(3):
