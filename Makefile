@@ -53,10 +53,11 @@ MORE_TESTS := tests/spark/test_object_store.py::test_a_pipeline_does_everything_
 everything: .venv/ready system
 	$(PYTEST) $(PARALLEL) tests $(addprefix --ignore ,$(MORE)) $(addprefix --deselect ,$(MORE_TESTS)) -k "not ($(MORE_STORES))"
 
-more: .venv/ready system  ## What `test` leaves out: Spark Connect, a standalone Spark, async clients on further servers, Django 6
+more: .venv/ready system  ## What `test` leaves out: Spark Connect, a standalone Spark, async clients on further servers, Django 6, the wheel on each Python
 	$(PYTEST) $(MORE) $(MORE_TESTS)
 	$(PYTEST) $(PARALLEL) tests -k "$(MORE_STORES)"
 	$(RUN) -m scripts.django6
+	$(RUN) -m scripts.package_versions
 
 test: lint types imports everything oldest-part  ## All tests: every store, the fault tests, examples, docs. REQUIRE_ALL=1: a test that cannot run fails
 
