@@ -308,7 +308,7 @@ class AsyncWaypost(BaseClient):
         - `chain=True` begins a chain, which `message.then` continues and `wait_chain` waits for. `after` (chain ids, or
           what `publish` returned for their first messages) holds this message back until those chains have ended.
         - `timeout` (1 s) is how long it waits for room in a full queue whose policy is `block`.
-        - `transaction` (a SQLAlchemy session or connection, a connection of psycopg, asyncpg, Django or sqlite3) makes
+        - `transaction` (a session or connection of SQLAlchemy, psycopg, asyncpg, Django, Tortoise or SQLite) makes
           the message a part of it: it exists if and only if that transaction commits, which is left to you.
 
         Raises `QueueFull` if there is no room, `KeyInUse` with `on_conflict="error"`, `InvalidBody`, `BodyTooLarge` or
