@@ -91,6 +91,7 @@ bench-setup: .venv/ready  ## Environments of other queues, to compare with: some
 
 bench: .venv/ready  ## Benchmarks: the core, the worker, latency and timers, and other queues that are set up
 	$(RUN) -m benchmarks.core --quick
+	$(RUN) -m benchmarks.publish --quick
 	$(RUN) -m benchmarks.worker --quick
 	$(RUN) -m benchmarks.latency --quick
 	$(RUN) -m benchmarks.timers --quick

@@ -25,6 +25,7 @@ from waypost.client.handler_types import (
     TypedBatchDecorator,
     TypedDecorator,
 )
+from waypost.client.in_progress import SharedCalls
 from waypost.client.options import (
     DeadFilters,
     HandlerOptions,
@@ -134,9 +135,7 @@ class AsyncReception(Generic[T]):
             return False
         self._client._blocks.discard(message)
         try:
-            return await self._client._run(
-                publish_middleware.finish(self._client._context, message, error, self._retry, stopped=is_stop(error))
-            )
+            return await self._client._finish(message, error, self._retry)
         finally:
             self._client._gate.received(-1)
 
@@ -169,9 +168,7 @@ class AsyncConsumed(Message[T]):
         self._ended = True
         self._client._blocks.discard(self)
         try:
-            return await self._client._run(
-                publish_middleware.finish(self._client._context, self, error, self._retry, stopped=is_stop(error))
-            )
+            return await self._client._finish(self, error, self._retry)
         finally:
             self._client._gate.received(-1)
 
@@ -179,11 +176,19 @@ class AsyncConsumed(Message[T]):
 class _Connection:
     """The executor of one event loop; connections cannot move between loops."""
 
-    __slots__ = ("executor", "lock")
+    __slots__ = ("lock", "opened", "shared_calls")
 
     def __init__(self, lock: asyncio.Lock) -> None:
         self.lock = lock
-        self.executor: AsyncExecutor | None = None
+        self.opened: AsyncExecutor | None = None
+        #: What tasks of this loop do at the same time.
+        self.shared_calls = SharedCalls(on_loop=True)
+
+    @property
+    def executor(self) -> AsyncExecutor:
+        """The executor of an opened connection."""
+        assert self.opened is not None
+        return self.opened
 
 
 class AsyncWaypost(BaseClient):
@@ -237,8 +242,8 @@ class AsyncWaypost(BaseClient):
             await asyncio.to_thread(self._wakeups.flush)
         connections, self._connections = self._connections, None
         connection = None if connections is None else connections.get(asyncio.get_running_loop())
-        if connection is not None and connection.executor is not None:
-            await connection.executor.close()
+        if connection is not None and connection.opened is not None:
+            await connection.opened.close()
 
     async def __aenter__(self) -> Self:
         return await self.open()
@@ -247,6 +252,9 @@ class AsyncWaypost(BaseClient):
         await self.close()
 
     async def _connected(self) -> AsyncExecutor:
+        return (await self._connection()).executor
+
+    async def _connection(self) -> _Connection:
         import asyncio
 
         self._check_usable()
@@ -257,11 +265,11 @@ class AsyncWaypost(BaseClient):
             connection = self._connections.get(loop)
             if connection is None:
                 connection = self._connections[loop] = _Connection(asyncio.Lock())
-        if connection.executor is None:
+        if connection.opened is None:
             async with connection.lock:
-                if connection.executor is None:
-                    connection.executor = await self._store.connect_async(start_timeout=self._start_timeout)
-        return connection.executor
+                if connection.opened is None:
+                    connection.opened = await self._store.connect_async(start_timeout=self._start_timeout)
+        return connection
 
     def _connect_blocks(self) -> Executor:
         from waypost.worker.executor_adapters import LoopExecutor
@@ -272,8 +280,8 @@ class AsyncWaypost(BaseClient):
             # The caller's asyncio client: renewals share the event loop of the block.
             connections = [] if self._connections is None else list(self._connections.items())
             for loop, connection in connections:
-                if connection.executor is not None and loop.is_running():
-                    return LoopExecutor(connection.executor, loop)
+                if connection.opened is not None and loop.is_running():
+                    return LoopExecutor(connection.opened, loop)
             raise
 
     async def _run(self, flow: Flow[T]) -> T:
@@ -281,6 +289,13 @@ class AsyncWaypost(BaseClient):
 
     async def _call(self, call: Call[T]) -> T:
         return await drive_async(await self._connected(), self._context.attempt(call))
+
+    async def _finish(self, message: Message[Any], error: BaseException | None, retry: RetryPolicy) -> bool:
+        connection = await self._connection()
+        flow = publish_middleware.finish(
+            self._context, message, error, retry, stopped=is_stop(error), lines=connection.shared_calls.settles
+        )
+        return await drive_async(connection.executor, flow)
 
     def _settle_target(self, retry: RetryPolicy, *, renew: bool) -> SettleTarget:
         held = self._blocks if renew else None
@@ -320,8 +335,17 @@ class AsyncWaypost(BaseClient):
         with self._gate.publish():
             if self._registry.middleware or "transaction" in options:
                 return (await self._published_through(queue, [body], options, self._send_one))[0]  # type: ignore[no-any-return]
-            return await self._run(
-                publish.publish(self._context, name, body, validate_options(options), queue_type(queue))
+            connection = await self._connection()
+            return await drive_async(
+                connection.executor,
+                publish.publish(
+                    self._context,
+                    name,
+                    body,
+                    validate_options(options),
+                    queue_type(queue),
+                    connection.shared_calls.publishes,
+                ),
             )
 
     async def _send_one(self, outgoing: Outgoing) -> list[Published]:
@@ -329,10 +353,11 @@ class AsyncWaypost(BaseClient):
         if transaction is not None:
             return await self._send_within(transaction, outgoing, validate_options(options))
         (body,) = outgoing.bodies
+        name, connection = self._name(outgoing.queue), await self._connection()
         flow = publish.publish(
-            self._context, self._name(outgoing.queue), body, validate_options(options), outgoing.type
+            self._context, name, body, validate_options(options), outgoing.type, connection.shared_calls.publishes
         )
-        return [await self._run(flow)]
+        return [await drive_async(connection.executor, flow)]
 
     async def _send_within(self, transaction: object, outgoing: Outgoing, options: PublishOptions) -> list[Published]:
         from waypost.outbox.transaction_adapters import run_in_transaction, wake_after_commit

@@ -37,7 +37,7 @@ from waypost.checks import (
     show,
 )
 from waypost.client.handler_types import HandlerPublish, with_publish
-from waypost.client.in_progress import Blocks, Gate
+from waypost.client.in_progress import Blocks, Gate, SharedCalls
 from waypost.client.options import (
     RULE_OPTIONS,
     DeadFilters,
@@ -208,6 +208,8 @@ class BaseClient:
             publish_middleware=PublishMiddleware(lambda: self._registry.middleware, awaited=self._awaited),
         )
         self._gate = Gate(self, self._context)
+        #: What threads do at the same time.
+        self._shared_calls = SharedCalls(on_loop=False)
         # Weak: a program may make workers for as long as it lives. One that runs is kept by its run.
         self._workers: WeakSet[Stoppable] = WeakSet()
         #: Those that a drain found, whose reports it gives.

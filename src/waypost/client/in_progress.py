@@ -1,4 +1,4 @@
-"""What is in progress in a client: publishes, and received messages whose leases are renewed."""
+"""What is in progress in a client: publishes, calls that are shared, and received messages whose leases are renewed."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from waypost.errors import QueueDrained
 from waypost.message import Message
+from waypost.operations.gathering import Lines
+from waypost.operations.publish import PublishLines, SharedPublish
+from waypost.operations.receive import SettleLines, SharedSettle
 from waypost.operations.settle_target import HeldMessages
 from waypost.worker.handler import current_slot
 
@@ -63,6 +66,16 @@ class Gate:
     def _in_handler(self) -> bool:
         slot = current_slot.get()
         return slot is not None and slot.consumer.owner is self._owner and bool(slot.messages)
+
+
+class SharedCalls:
+    """Publishes and settles that are made at the same time, by the threads of a client or on one of its event loops."""
+
+    __slots__ = ("publishes", "settles")
+
+    def __init__(self, *, on_loop: bool) -> None:
+        self.publishes: PublishLines = Lines(SharedPublish(), on_loop=on_loop)
+        self.settles: SettleLines = Lines(SharedSettle(), on_loop=on_loop)
 
 
 class _QueueBlocks:

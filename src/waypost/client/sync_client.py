@@ -133,9 +133,7 @@ class Reception(Generic[T]):
             return False
         self._client._blocks.discard(message)
         try:
-            return self._client._run(
-                publish_middleware.finish(self._client._context, message, error, self._retry, stopped=is_stop(error))
-            )
+            return self._client._finish(message, error, self._retry)
         finally:
             self._client._gate.received(-1)
 
@@ -168,9 +166,7 @@ class Consumed(Message[T]):
         self._ended = True
         self._client._blocks.discard(self)
         try:
-            return self._client._run(
-                publish_middleware.finish(self._client._context, self, error, self._retry, stopped=is_stop(error))
-            )
+            return self._client._finish(self, error, self._retry)
         finally:
             self._client._gate.received(-1)
 
@@ -242,6 +238,13 @@ class Waypost(BaseClient):
     def _call(self, call: Call[T]) -> T:
         return drive(self._connected(), self._context.attempt(call))
 
+    def _finish(self, message: Message[Any], error: BaseException | None, retry: RetryPolicy) -> bool:
+        return self._run(
+            publish_middleware.finish(
+                self._context, message, error, retry, stopped=is_stop(error), lines=self._shared_calls.settles
+            )
+        )
+
     def _settle_target(self, retry: RetryPolicy, *, renew: bool) -> SettleTarget:
         held = self._blocks if renew else None
         return SettleTarget(self._context, retry, begin_transaction, executor=self._connected, held=held)
@@ -280,15 +283,25 @@ class Waypost(BaseClient):
         with self._gate.publish():
             if self._registry.middleware or "transaction" in options:
                 return (self._published_through(queue, [body], options, self._send_one))[0]  # type: ignore[no-any-return]
-            return self._run(publish.publish(self._context, name, body, validate_options(options), queue_type(queue)))
+            return self._run(
+                publish.publish(
+                    self._context,
+                    name,
+                    body,
+                    validate_options(options),
+                    queue_type(queue),
+                    self._shared_calls.publishes,
+                )
+            )
 
     def _send_one(self, outgoing: Outgoing) -> list[Published]:
         transaction, options = split_transaction(outgoing.options)
         if transaction is not None:
             return self._send_within(transaction, outgoing, validate_options(options))
         (body,) = outgoing.bodies
+        name = self._name(outgoing.queue)
         flow = publish.publish(
-            self._context, self._name(outgoing.queue), body, validate_options(options), outgoing.type
+            self._context, name, body, validate_options(options), outgoing.type, self._shared_calls.publishes
         )
         return [self._run(flow)]
 

@@ -42,6 +42,8 @@ from waypost.views import Observed
 from waypost.wake.wakeups import NO_WAKEUPS, WakeEvent, Wakeups
 
 if TYPE_CHECKING:
+    import asyncio
+
     from waypost.operations.publish_middleware import PublishMiddleware
 
 T = TypeVar("T")
@@ -94,11 +96,48 @@ class UserCall:
         self.awaited = awaited
 
 
+class Turn:
+    """A wait for another task of the same event loop, or for another thread. Its result is whether it was ended.
+
+    In a thread it also ends by itself, so that the flow can check what it waits for.
+    """
+
+    __slots__ = ("_future", "_lock")
+
+    def __init__(self, future: asyncio.Future[None] | None) -> None:
+        self._future = future
+        self._lock: threading.Lock | None = None
+        if future is None:
+            self._lock = threading.Lock()
+            self._lock.acquire()
+
+    def end(self) -> None:
+        """End the wait: from the same event loop, or from any thread. Ending it again has no effect."""
+        if self._lock is not None:
+            if self._lock.locked():
+                self._lock.release()
+        elif self._future is not None and not self._future.done():
+            self._future.set_result(None)
+
+    def wait(self) -> bool:
+        """Wait in a thread."""
+        assert self._lock is not None
+        return self._lock.acquire(timeout=TURN_SECONDS)
+
+    async def wait_async(self) -> bool:
+        """Wait on the event loop."""
+        assert self._future is not None
+        await self._future
+        return True
+
+
+#: After this time a thread checks what it waits for.
+TURN_SECONDS = 0.25
 #: How soon a call that waits for a message notices a drain.
 DRAIN_CHECK_SECONDS = 0.25
 
 
-Step: TypeAlias = "Call[Any] | Together | Sleep | UserCall"
+Step: TypeAlias = "Call[Any] | Together | Sleep | UserCall | Turn"
 Flow: TypeAlias = Generator[Step, Any, T]
 
 
@@ -123,6 +162,8 @@ def drive(executor: Executor, flow: Flow[T]) -> T:
                             break
                 elif type(step) is UserCall:
                     result = step.call()
+                elif isinstance(step, Turn):
+                    result = step.wait()
                 else:
                     result = executor.run(step)  # type: ignore[arg-type]
             except BaseException as error:
@@ -152,6 +193,8 @@ async def drive_async(executor: AsyncExecutor, flow: Flow[T]) -> T:
                             break
                 elif type(step) is UserCall:
                     result = await (step.call() if step.awaited else asyncio.to_thread(step.call))
+                elif isinstance(step, Turn):
+                    result = await step.wait_async()
                 else:
                     result = await executor.run(step)  # type: ignore[arg-type]
             except BaseException as error:
@@ -330,15 +373,23 @@ class ClientContext:
         budget: float | None = None,
         fenced: bool = False,
         identify: Callable[[], None] | None = None,
+        attempted: Callable[[], None] | None = None,
     ) -> Flow[T]:
-        """Run a call with an operation number; if the connection fails, send the same operation again."""
+        """Run a call with an operation number; if the connection fails, send the same operation again.
+
+        `attempted` is called when the first attempt has ended, in whatever way.
+        """
         if self.session.time.is_stale:
             yield from self.know_time()
         sending: Sending[T] | None = None
         started, operation = self.monotonic(), self.replay_windows.begin(queue)
         try:
             # The first attempt is inlined: most calls need no other.
-            result: T = yield (call := make(operation))
+            try:
+                result: T = yield (call := make(operation))
+            finally:
+                if attempted is not None:
+                    attempted()
             return result
         except (StoreUnavailable, OutcomeUnknown, *REFUSALS) as error:
             sending = Sending(
@@ -509,11 +560,16 @@ class Sending(Generic[T]):
         """Return the call to send."""
         return self._make(self.operation)
 
-    def run(self) -> Flow[T]:
-        """Send it until there is a reply."""
+    def run(self, attempted: Callable[[], None] | None = None) -> Flow[T]:
+        """Send it until there is a reply. `attempted` is called when the first attempt has ended, in whatever way."""
         while True:
             try:
-                result: T = yield (call := self.call())
+                try:
+                    result: T = yield (call := self.call())
+                finally:
+                    if attempted is not None:
+                        attempted()
+                        attempted = None
                 return result
             except (StoreUnavailable, OutcomeUnknown, *REFUSALS) as error:
                 pause = self.failed(call.name, error)

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from msgspec import structs
 
@@ -34,8 +34,10 @@ from waypost.errors import (
     StoreUnavailable,
     WaypostError,
 )
+from waypost.identity import Operation
 from waypost.message import error_text, error_type
 from waypost.operations.flow import REFUSALS, AfterCommit, ClientContext, Flow, Sending, Sleep, Together
+from waypost.operations.gathering import Lines, send_in_line
 from waypost.operations.outgoing import deliver_outgoing
 from waypost.policy import (
     BATCH_MAX,
@@ -50,7 +52,7 @@ from waypost.policy import (
     check_priority,
 )
 from waypost.redaction import journal_copy
-from waypost.store.port import Call, Draft
+from waypost.store.port import Call, Draft, Woken
 from waypost.times import Duration
 from waypost.values import ObservedOutcome, Published, chain_id, split_chain_id
 from waypost.wake.port import ALL_SLEEPERS
@@ -219,9 +221,17 @@ def _check_chains_exist(context: ClientContext, chains: Sequence[str], *, within
 
 
 def publish(
-    context: ClientContext, queue: str, body: object, options: PublishOptions, as_type: Any = None
+    context: ClientContext,
+    queue: str,
+    body: object,
+    options: PublishOptions,
+    as_type: Any = None,
+    lines: PublishLines | None = None,
 ) -> Flow[Published]:
-    """Publish one message; `as_type` is the declared type of the queue's bodies."""
+    """Publish one message; `as_type` is the declared type of the queue's bodies.
+
+    With `lines` it may share a call with others that are published at the same time.
+    """
     encoded = codec.encode_body(body, as_type)
     if options.after:
         yield from _check_chains_exist(context, options.after)
@@ -244,7 +254,11 @@ def publish(
     )
     try:
         try:
-            results = yield from _publish_once(context, queue, (draft,))
+            if lines is None or options.after or (draft.key is not None and context.store.transactions is not None):
+                # A key may be held by an open transaction of the caller: only this publish waits for its end.
+                results = yield from _publish_once(context, queue, (draft,))
+            else:
+                results = [(yield from send_in_line(context, queue, draft, lines.of(queue)))]
         except QueueFull as full:
             results, refused = yield from _publish_when_there_is_room(context, queue, (draft,), options.timeout, full)
             if refused is not None:
@@ -272,6 +286,29 @@ def _publish_once(context: ClientContext, queue: str, drafts: Sequence[Draft]) -
             queue, lambda operation: context.store.publish(queue, drafts, operation), identify=identify
         )
     )
+
+
+class SharedPublish:
+    """Single publishes may share a call."""
+
+    fenced = False
+
+    def call(
+        self, context: ClientContext, queue: str, items: Sequence[Draft], operation: Operation
+    ) -> Call[Woken[list[Published]]]:
+        return context.store.publish(queue, items, operation)
+
+    def with_new_ids(self, context: ClientContext, queue: str, items: Sequence[Draft]) -> Sequence[Draft]:
+        return with_new_ids(context, queue, items)
+
+    def key(self, item: Draft) -> str | None:
+        return item.key
+
+    def size(self, item: Draft) -> int:
+        return len(item.envelope)
+
+
+PublishLines: TypeAlias = Lines[Draft, Published]
 
 
 #: The event for each status: its name, outcome and cause.

@@ -115,6 +115,7 @@ def finish(
     retry: RetryPolicy,
     *,
     stopped: bool = False,
+    lines: receive.SettleLines | None = None,
 ) -> Flow[bool]:
     """Settle a message at the end of its block, after its continuations have passed the middleware."""
     if error is None and message.settled is None:
@@ -123,7 +124,7 @@ def finish(
         except Exception as failure:
             yield from receive.finish(context, message, failure, retry)
             raise
-    return (yield from receive.finish(context, message, error, retry, stopped=stopped))
+    return (yield from receive.finish(context, message, error, retry, stopped=stopped, lines=lines))
 
 
 def pass_sent_on(context: ClientContext, message: Message[Any]) -> Flow[None]:

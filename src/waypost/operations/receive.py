@@ -22,6 +22,7 @@ from waypost.errors import (
 from waypost.identity import Operation
 from waypost.message import Message, Outcome, error_text, error_type
 from waypost.operations.flow import REFUSALS, ClientContext, Flow, Sending, Sleep
+from waypost.operations.gathering import Lines, send_in_line
 from waypost.operations.outgoing import deliver_outgoing
 from waypost.policy import (
     POLL_FIRST_SECONDS,
@@ -487,6 +488,30 @@ def settling(
     return lambda operation: context.store.settle(queue, journalled, operation)
 
 
+class SharedSettle:
+    """Single settles without continuations may share a call."""
+
+    #: Token and nonce guard it: one that is too old to be repeated is sent as a new one, and settles or is `lost`.
+    fenced = True
+
+    def call(
+        self, context: ClientContext, queue: str, items: Sequence[Settlement], operation: Operation
+    ) -> Call[Woken[list[SettleStatus]]]:
+        return settling(context, queue, items)(operation)
+
+    def with_new_ids(self, context: ClientContext, queue: str, items: Sequence[Settlement]) -> Sequence[Settlement]:
+        return items
+
+    def key(self, item: Settlement) -> str:
+        return item.id
+
+    def size(self, item: Settlement) -> int:
+        return len(item.id)
+
+
+SettleLines: TypeAlias = Lines[Settlement, SettleStatus]
+
+
 def settle(
     context: ClientContext,
     queue: str,
@@ -494,11 +519,18 @@ def settle(
     settlements: Sequence[Settlement],
     *,
     budget: float | None = None,
+    lines: SettleLines | None = None,
 ) -> Flow[list[SettleStatus]]:
-    """Settle deliveries of one queue in one step; record and log lost leases; deliver continuations."""
-    # Token and nonce guard it: one that is too old to be repeated is sent as a new one, and settles or is `lost`.
-    woken = yield from context.operate(queue, settling(context, queue, settlements), budget=budget, fenced=True)
-    statuses = context.wake_and_report(woken)
+    """Settle deliveries of one queue in one step; record and log lost leases; deliver continuations.
+
+    With `lines` a single one that is simply done may share a call with others that end at the same time.
+    """
+    statuses: list[SettleStatus]
+    if lines is not None and len(settlements) == 1 and settlements[0].is_plain_done:
+        statuses = [(yield from send_in_line(context, queue, settlements[0], lines.of(queue)))]
+    else:
+        woken = yield from context.operate(queue, settling(context, queue, settlements), budget=budget, fenced=True)
+        statuses = context.wake_and_report(woken)
     for message, status in zip(messages, statuses, strict=True):
         message.settled = status
         if status == "lost":
@@ -539,6 +571,7 @@ def finish(
     retry: RetryPolicy,
     *,
     stopped: bool = False,
+    lines: SettleLines | None = None,
 ) -> Flow[bool]:
     """Settle a message at the end of its block. Return True if `error` was an outcome.
 
@@ -563,7 +596,7 @@ def finish(
     interrupted = settlement.outcome == "release"
     budget = min(RELEASE_BUDGET_SECONDS, context.retry_budget) if interrupted else None
     try:
-        yield from settle(context, message.queue, [message], [settlement], budget=budget)
+        yield from settle(context, message.queue, [message], [settlement], budget=budget, lines=lines)
     except WaypostError as failure:
         if context.on_event is not None:
             emit_settled(context, message, settlement, "unsettled", *how(failure))

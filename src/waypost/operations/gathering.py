@@ -1,0 +1,343 @@
+"""Calls together: single publishes, or single settles, that are made at the same time share calls.
+
+While a publish of a queue is under way, further ones of the same client form a line. When the call has been answered,
+the first in line sends all of them as one call, and each gets its own result. One that finds no call under way is sent
+at once: nothing waits for company. Tasks of one event loop share a line, and so do threads of one client.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+import time
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+from waypost.errors import OutcomeUnknown, StoreUnavailable, WaypostError
+from waypost.identity import Operation
+from waypost.operations.flow import ClientContext, Flow, Sending, Turn
+from waypost.policy import CHUNK_BYTES_MAX, CHUNK_MESSAGES_MAX
+from waypost.store.port import Call, Woken
+
+if TYPE_CHECKING:
+    import asyncio
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+#: A call that is not answered within this time, as on a broken connection, holds back nothing: the line goes on.
+OVERTAKE_SECONDS = 0.25
+
+
+class Shared(Protocol[Item, Result]):
+    """A call that takes one item or many, and returns their results in order."""
+
+    #: Doing it twice is harmless, because a lease guards it.
+    fenced: bool
+
+    def call(
+        self, context: ClientContext, queue: str, items: Sequence[Item], operation: Operation
+    ) -> Call[Woken[list[Result]]]:
+        """Return the call for these items."""
+        ...
+
+    def with_new_ids(self, context: ClientContext, queue: str, items: Sequence[Item]) -> Sequence[Item]:
+        """Return the same items with other ids: another process may have used theirs."""
+        ...
+
+    def key(self, item: Item) -> Hashable:
+        """Return what only one item of a call may have, or None."""
+        ...
+
+    def size(self, item: Item) -> int:
+        """Return its size in bytes."""
+        ...
+
+
+class _Place(Turn, Generic[Item, Result]):
+    """An item in line. Its wait ends with a result, an error, or something to do."""
+
+    __slots__ = ("alone", "batch", "error", "gone", "item", "leads", "result")
+
+    def __init__(self, item: Item, future: asyncio.Future[None] | None) -> None:
+        super().__init__(future)
+        self.item = item
+        self.result: Result | None = None
+        self.error: Exception | None = None
+        #: It is the first in line and sends the next call.
+        self.leads = False
+        #: A call that it has to send, begun by itself or by a caller that was cancelled.
+        self.batch: _Batch[Item, Result] | None = None
+        #: It is sent in a call of its own: the store refused the call with all.
+        self.alone = False
+        #: Its caller was cancelled.
+        self.gone = False
+
+
+class _Batch(Generic[Item, Result]):
+    """Items that are sent in one call, and the operation that sends them."""
+
+    __slots__ = ("items", "places", "sending")
+
+    def __init__(
+        self, shared: Shared[Item, Result], context: ClientContext, queue: str, places: list[_Place[Item, Result]]
+    ) -> None:
+        self.places = places
+        self.items: Sequence[Item] = [place.item for place in places]
+
+        def identify() -> None:
+            self.items = shared.with_new_ids(context, queue, self.items)
+
+        self.sending: Sending[Woken[list[Result]]] = Sending(
+            context,
+            queue,
+            lambda operation: shared.call(context, queue, self.items, operation),
+            fenced=shared.fenced,
+            identify=identify,
+        )
+
+
+class Line(Generic[Item, Result]):
+    """The items for one queue that wait for the call under way."""
+
+    __slots__ = ("_lock", "_on_loop", "_owner", "_since", "_timer", "_under_way", "_waiting", "shared")
+
+    def __init__(self, shared: Shared[Item, Result], *, on_loop: bool) -> None:
+        self.shared = shared
+        self._on_loop = on_loop
+        self._lock = threading.Lock()
+        #: Calls that the line waits for: one, unless a slow one was overtaken.
+        self._under_way = 0
+        #: When the last of them began.
+        self._since = 0.0
+        #: The thread that sends: what it publishes meanwhile, as in a log handler, must not wait for itself.
+        self._owner = 0
+        self._waiting: list[_Place[Item, Result]] = []
+        self._timer: asyncio.TimerHandle | None = None
+
+    def join(self, item: Item) -> _Place[Item, Result] | None:
+        """Return a place in line, or None if the caller can send its own call now."""
+        with self._lock:
+            if self._under_way == 0:
+                self._under_way = 1
+                self._begin()
+                return None
+            place: _Place[Item, Result] = _Place(item, self._future() if self._on_loop else None)
+            # On a loop nothing else of this thread runs until the first step of a call has begun to wait.
+            place.alone = not self._on_loop and self._owner == threading.get_ident()
+            if not place.alone:
+                self._waiting.append(place)
+            return place
+
+    def next(self) -> None:
+        """The call under way has ended: the first in line sends the next one."""
+        with self._lock:
+            self._next()
+
+    def take(self, first: _Place[Item, Result]) -> list[_Place[Item, Result]]:
+        """Return the places whose items fit into one call, beginning with this one. Equal keys stay in line."""
+        shared = self.shared
+        places, keys, room = [first], {shared.key(first.item)}, CHUNK_BYTES_MAX - shared.size(first.item)
+        with self._lock:
+            self._begin()
+            left: list[_Place[Item, Result]] = []
+            for place in self._waiting:
+                key, size = shared.key(place.item), shared.size(place.item)
+                if size > room or len(places) == CHUNK_MESSAGES_MAX or (key is not None and key in keys):
+                    left.append(place)
+                else:
+                    places.append(place)
+                    keys.add(key)
+                    room -= size
+            self._waiting = left
+        return places
+
+    def leave(self, place: _Place[Item, Result]) -> None:
+        """The caller was cancelled: its item is not sent, or its call goes on without it."""
+        with self._lock:
+            place.gone = True
+            if place in self._waiting:
+                self._waiting.remove(place)
+            elif place.batch is not None:
+                self._hand_on(place.batch)
+            elif place.leads:
+                self._next()
+
+    def hand_on(self, batch: _Batch[Item, Result]) -> None:
+        """The sender was cancelled: another caller of the batch goes on."""
+        with self._lock:
+            self._hand_on(batch)
+
+    def overtake(self, place: _Place[Item, Result]) -> bool:
+        """Return whether this place, which has waited in a thread, no longer waits for the call under way."""
+        with self._lock:
+            if time.monotonic() - self._since >= OVERTAKE_SECONDS and place in self._waiting:
+                self._waiting.remove(place)
+                self._under_way += 1
+                self._since = time.monotonic()
+                place.leads = True
+        return place.leads
+
+    def _begin(self) -> None:
+        self._since = time.monotonic()
+        self._owner = threading.get_ident()
+
+    def _next(self) -> None:
+        self._owner = 0
+        if self._waiting:
+            self._lead(self._waiting.pop(0))
+        else:
+            self._under_way -= 1
+
+    def _lead(self, place: _Place[Item, Result]) -> None:
+        place.leads = True
+        self._since = time.monotonic()
+        place.end()
+
+    def _hand_on(self, batch: _Batch[Item, Result]) -> None:
+        # The store answers a repeat of an operation without doing it twice.
+        batch.sending.may_have_run = True
+        for place in batch.places:
+            if not place.gone and place.batch is None:
+                place.batch = batch
+                place.end()
+                return
+        batch.sending.end()
+
+    def _future(self) -> asyncio.Future[None]:
+        import asyncio
+
+        loop = asyncio.get_running_loop()
+        if self._timer is None:
+            self._timer = loop.call_later(OVERTAKE_SECONDS, self._on_timer, loop)
+        return loop.create_future()
+
+    def _on_timer(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Let the first in line go if the call under way takes long. Rings at most every `OVERTAKE_SECONDS`."""
+        with self._lock:
+            self._timer = None
+            if not self._waiting:
+                return
+            left = OVERTAKE_SECONDS - (time.monotonic() - self._since)
+            if left <= 0:
+                self._under_way += 1
+                self._lead(self._waiting.pop(0))
+            self._timer = loop.call_later(max(left, 0.01), self._on_timer, loop)
+
+
+class Lines(Generic[Item, Result]):
+    """The lines of a client's queues: one object for its threads, one for each of its event loops."""
+
+    __slots__ = ("_by_queue", "_on_loop", "_shared")
+
+    def __init__(self, shared: Shared[Item, Result], *, on_loop: bool) -> None:
+        self._shared = shared
+        self._on_loop = on_loop
+        self._by_queue: dict[str, Line[Item, Result]] = {}
+
+    def of(self, queue: str) -> Line[Item, Result]:
+        """Return the line of a queue."""
+        line = self._by_queue.get(queue)
+        if line is None:
+            line = self._by_queue.setdefault(queue, Line(self._shared, on_loop=self._on_loop))
+        return line
+
+
+class _Lead:
+    """The right to send, passed on once: when the first attempt has ended, or by a caller that gives up before."""
+
+    __slots__ = ("_line", "_passed")
+
+    def __init__(self, line: Line[Any, Any]) -> None:
+        self._line = line
+        self._passed = False
+
+    def pass_on(self) -> None:
+        if not self._passed:
+            self._passed = True
+            self._line.next()
+
+
+def send_in_line(context: ClientContext, queue: str, item: Item, line: Line[Item, Result]) -> Flow[Result]:
+    """Send one item, with others if a call is under way, and return its own result."""
+    place = line.join(item)
+    if place is not None and not place.alone:
+        try:
+            while not (yield place):
+                if line.overtake(place):
+                    break
+        except BaseException:
+            line.leave(place)
+            raise
+    if place is None or place.leads:
+        lead = _Lead(line)
+        try:
+            places = [] if place is None else line.take(place)
+            if place is None or len(places) == 1:
+                return (yield from _send_alone(context, queue, item, line.shared, lead.pass_on))
+            place.batch = _Batch(line.shared, context, queue, places)
+            yield from _send(context, line, place, place.batch, lead.pass_on)
+        finally:
+            lead.pass_on()
+    elif place.batch is not None:
+        yield from _send(context, line, place, place.batch, None)
+    if place.alone:
+        return (yield from _send_alone(context, queue, item, line.shared))
+    if place.error is not None:
+        raise place.error
+    return place.result  # type: ignore[return-value]
+
+
+def _send_alone(
+    context: ClientContext,
+    queue: str,
+    item: Item,
+    shared: Shared[Item, Result],
+    attempted: Callable[[], None] | None = None,
+) -> Flow[Result]:
+    items: Sequence[Item] = (item,)
+
+    def identify() -> None:
+        nonlocal items
+        items = shared.with_new_ids(context, queue, items)
+
+    woken = yield from context.operate(
+        queue,
+        lambda operation: shared.call(context, queue, items, operation),
+        fenced=shared.fenced,
+        identify=identify,
+        attempted=attempted,
+    )
+    return context.wake_and_report(woken)[0]
+
+
+def _send(
+    context: ClientContext,
+    line: Line[Item, Result],
+    sender: _Place[Item, Result],
+    batch: _Batch[Item, Result],
+    attempted: Callable[[], None] | None,
+) -> Flow[None]:
+    """Send a batch and give each of its places its result or its error."""
+    woken: Woken[list[Result]] | None = None
+    try:
+        yield from context.know_time()
+        woken = yield from batch.sending.run(attempted)
+        for place, result in zip(batch.places, woken.result, strict=True):
+            place.result = result
+    except (StoreUnavailable, OutcomeUnknown) as error:
+        for place in batch.places:
+            place.error = error if place is sender else copy.copy(error)
+    except WaypostError:
+        # What can be done is found by sending each alone: the others are refused one by one.
+        for place in batch.places:
+            place.alone = True
+    except BaseException:
+        sender.gone = True
+        line.hand_on(batch)
+        raise
+    batch.sending.end()
+    for place in batch.places:
+        place.end()
+    if woken is not None:
+        context.wake_and_report(woken)
