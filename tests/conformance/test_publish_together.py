@@ -232,7 +232,7 @@ def test_publishers_that_wait_for_room_wait_alone(store: HoldingStore) -> None:
     run(store, test)
 
 
-def test_a_sender_that_is_cancelled_leaves_its_call_to_the_others(store: HoldingStore) -> None:
+def test_a_sender_that_is_cancelled_passes_its_call_on(store: HoldingStore) -> None:
     async def test(post: AsyncWaypost) -> None:
         first = await held(store, *(post.publish("orders", number) for number in range(4)))
         # The lone first one is cancelled while its call is under way, then the sender of the others.
@@ -264,7 +264,7 @@ def test_a_publish_that_is_cancelled_in_line_is_not_sent(store: HoldingStore) ->
     run(store, test)
 
 
-def test_one_that_is_cancelled_when_its_turn_comes_holds_up_nobody(store: HoldingStore) -> None:
+def test_one_that_is_cancelled_when_its_turn_comes_delays_no_other(store: HoldingStore) -> None:
     async def test(post: AsyncWaypost) -> None:
         tasks = await held(store, *(post.publish("orders", number) for number in range(4)))
         line = next(iter(post._connections.values())).shared_calls.publishes.of("orders")  # type: ignore[union-attr]
@@ -436,7 +436,7 @@ def test_a_publish_from_a_hook_or_a_log_handler_waits_for_nothing(store: Holding
         assert sorted(message.body for message in post.messages("orders")) == ["first", "logged", "observed"]
 
 
-def test_an_interrupted_thread_leaves_its_call_to_the_others(store: HoldingStore) -> None:
+def test_an_interrupted_thread_passes_its_call_on(store: HoldingStore) -> None:
     with Waypost(store=store) as post, ThreadPoolExecutor(4) as threads:
         store.faults = [None, "interrupt"]
         publishes = [lambda number=number: post.publish("orders", number) for number in range(4)]

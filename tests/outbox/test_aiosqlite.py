@@ -18,7 +18,7 @@ from tests.outbox.transaction_kinds import TABLE
 from waypost import AsyncWaypost, NoRetry
 from waypost.errors import ConfigurationError, InvalidInput
 from waypost.outbox import AsyncInbox, inbox_sql
-from waypost.store.sqlite import aiosqlite_internals
+from waypost.store import aiosqlite_internals
 
 SALE = text("INSERT INTO shop (n) VALUES (:n)")
 

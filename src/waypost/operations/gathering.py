@@ -152,7 +152,7 @@ class Line(Generic[Item, Result]):
             self._waiting = left
         return places
 
-    def leave(self, place: _Place[Item, Result]) -> None:
+    def withdraw(self, place: _Place[Item, Result]) -> None:
         """The caller was cancelled: its item is not sent, or its call goes on without it."""
         with self._lock:
             place.gone = True
@@ -267,7 +267,7 @@ def send_in_line(context: ClientContext, queue: str, item: Item, line: Line[Item
                 if line.overtake(place):
                     break
         except BaseException:
-            line.leave(place)
+            line.withdraw(place)
             raise
     if place is None or place.leads:
         lead = _Lead(line)

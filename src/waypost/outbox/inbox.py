@@ -23,7 +23,7 @@ from typing import Any
 from waypost.errors import ConfigurationError, InvalidName
 from waypost.message import Message
 from waypost.outbox.transaction_adapters import Transaction, adapt, check_mode
-from waypost.store.sqlite.aiosqlite_internals import connection_of, is_aiosqlite, run_in_thread
+from waypost.store.aiosqlite_internals import connection_of, is_aiosqlite, run_in_thread
 from waypost.times import Duration
 
 TABLE = "waypost_inbox"

@@ -248,7 +248,7 @@ class DjangoTransaction(Transaction):
 
 def check_sqlite(connection: Any, advice: str = "") -> None:
     """Refuse a connection that is in no transaction and would begin none before it writes."""
-    from waypost.store.sqlite.aiosqlite_internals import connection_of, is_aiosqlite
+    from waypost.store.aiosqlite_internals import connection_of, is_aiosqlite
     from waypost.store.sqlite.transactions import begins_transactions
 
     if is_aiosqlite(connection):

@@ -12,8 +12,8 @@ from contextlib import asynccontextmanager, closing, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from waypost.errors import ConfigurationError, InvalidInput, WaypostError
+from waypost.store.aiosqlite_internals import connection_of, is_aiosqlite, run_in_thread
 from waypost.store.port import AsyncExecutor, Call, Executor, Woken, blocks
-from waypost.store.sqlite.aiosqlite_internals import connection_of, is_aiosqlite, run_in_thread
 from waypost.store.sqlite.chains import deliver_notices
 from waypost.store.sqlite.connection import same_file
 from waypost.store.sqlite.schema import TRANSACTION_WAKES, check_schema, complete

@@ -7,12 +7,14 @@ switch of threads.
 
 from __future__ import annotations
 
-import sqlite3
 import sys
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from waypost.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import sqlite3
 
 T = TypeVar("T")
 
@@ -25,6 +27,8 @@ def is_aiosqlite(connection: object) -> bool:
 
 def connection_of(connection: Any) -> sqlite3.Connection:
     """Return the connection of sqlite3 behind one of aiosqlite. Only `run_in_thread` may use it to execute."""
+    import sqlite3
+
     try:
         inner = connection._conn
     except ValueError:
