@@ -23,7 +23,6 @@ from typing import Any
 from waypost.errors import ConfigurationError, InvalidName
 from waypost.message import Message
 from waypost.outbox.transaction_adapters import Transaction, adapt, check_mode
-from waypost.store.aiosqlite_internals import connection_of, is_aiosqlite, run_in_thread
 from waypost.times import Duration
 
 TABLE = "waypost_inbox"
@@ -147,6 +146,8 @@ class AsyncInbox(_Table):
         """Record a message in the caller's transaction; return whether it was not recorded before."""
         adapter: Any = self._adapt(transaction, awaited=True)
         connection = await adapter.begin() if adapter.awaited else adapter.begin()
+        from waypost.store.aiosqlite_internals import connection_of, is_aiosqlite, run_in_thread
+
         if is_aiosqlite(connection):
             return await run_in_thread(connection, self._first_in_sqlite, connection_of(connection), message)
         if _is_sqlite(connection):
@@ -160,6 +161,8 @@ class AsyncInbox(_Table):
         """Delete up to a thousand entries older than `keep`; return how many. `first` does so now and then."""
         adapter: Any = self._adapt(transaction, awaited=True)
         connection = await adapter.begin() if adapter.awaited else adapter.begin()
+        from waypost.store.aiosqlite_internals import connection_of, is_aiosqlite, run_in_thread
+
         if is_aiosqlite(connection):
             return await run_in_thread(connection, self._forget_in_sqlite, connection_of(connection))
         if _is_sqlite(connection):
