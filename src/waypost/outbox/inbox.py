@@ -144,10 +144,10 @@ class AsyncInbox(_Table):
 
     async def first(self, message: Message[Any], transaction: object) -> bool:
         """Record a message in the caller's transaction; return whether it was not recorded before."""
-        adapter: Any = self._adapt(transaction, awaited=True)
-        connection = await adapter.begin() if adapter.awaited else adapter.begin()
         from waypost.store.aiosqlite_internals import connection_of, is_aiosqlite, run_in_thread
 
+        adapter: Any = self._adapt(transaction, awaited=True)
+        connection = await adapter.begin() if adapter.awaited else adapter.begin()
         if is_aiosqlite(connection):
             return await run_in_thread(connection, self._first_in_sqlite, connection_of(connection), message)
         if _is_sqlite(connection):
@@ -159,10 +159,10 @@ class AsyncInbox(_Table):
 
     async def forget(self, transaction: object) -> int:
         """Delete up to a thousand entries older than `keep`; return how many. `first` does so now and then."""
-        adapter: Any = self._adapt(transaction, awaited=True)
-        connection = await adapter.begin() if adapter.awaited else adapter.begin()
         from waypost.store.aiosqlite_internals import connection_of, is_aiosqlite, run_in_thread
 
+        adapter: Any = self._adapt(transaction, awaited=True)
+        connection = await adapter.begin() if adapter.awaited else adapter.begin()
         if is_aiosqlite(connection):
             return await run_in_thread(connection, self._forget_in_sqlite, connection_of(connection))
         if _is_sqlite(connection):
