@@ -16,6 +16,7 @@ import faulthandler
 import logging
 import os
 import signal
+import tempfile
 from collections import Counter
 from collections.abc import Generator, Iterator
 
@@ -47,6 +48,10 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # In the background of a shell; the programs that tests start and interrupt would ignore it as well.
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Commands remember there of what they have warned today.
+    state = tempfile.TemporaryDirectory(prefix="waypost-state-")
+    os.environ["XDG_STATE_HOME"] = state.name
+    config.add_cleanup(state.cleanup)
     config.stash[NOT_RUN] = Counter()
     config.stash[STDERR] = os.dup(2)
     config.addinivalue_line("markers", "needs(*parts): the programs of scripts/system_parts.py that this test starts")

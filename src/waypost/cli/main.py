@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, NoReturn
 
 from waypost import __version__
@@ -48,6 +49,7 @@ from waypost.cli.exit_codes import CODES, INTERRUPTED, exit_code_of
 from waypost.cli.options import URLS, did_you_mean
 from waypost.cli.output import escape_lines, redact_secrets, write_stderr
 from waypost.cli.positional_urls import set_url, split_urls
+from waypost.cli.warning_days import warnings_once_per_day
 from waypost.errors import InvalidName, MissingExtra, WaypostError
 
 #: Each module declares the arguments of its command in `add(commands)`, with the function that runs it.
@@ -228,7 +230,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if urls:
             set_url(options, urls)
-        code = run(options)
+        # What runs until it is stopped warns at each start.
+        with nullcontext() if hasattr(options, "log_level") else warnings_once_per_day():
+            code = run(options)
         sys.stdout.flush()  # here, where a closed pipe is handled
         return code
     except ModuleNotFoundError as error:
