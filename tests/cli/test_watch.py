@@ -10,7 +10,7 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -18,19 +18,24 @@ from typing import Any
 import pytest
 from textual.widgets import DataTable, Static
 
+from scripts import watch_screens
 from tests.cli.conftest import CommandRunner
 from tests.fault.proxy import Proxy
 from tests.waiting import WAIT_SECONDS_MAX
-from waypost import Waypost
-from waypost.cli.watch.collector import (
-    HEADERS,
-    IDLE_COMMANDS_PER_SECOND,
-    TICK_SECONDS,
-    Collector,
+from waypost import NoRetry, Waypost
+from waypost.cli.watch.collector import IDLE_COMMANDS_PER_SECOND, TICK_SECONDS, Collector
+from waypost.cli.watch.columns import (
+    COLUMNS,
+    NAME_WIDTH_MIN,
+    choose_columns,
     format_duration,
     format_number,
+    sort_lines,
+    sparkline,
 )
-from waypost.cli.watch.screen import Question, WatchScreen
+from waypost.cli.watch.detail import format_detail
+from waypost.cli.watch.screen import Help, Question, QueueView, WatchScreen
+from waypost.store.port import Heartbeat, ServedQueue
 from waypost.store.postgres import migrate
 from waypost.testing.bench import fresh_namespace
 
@@ -89,12 +94,15 @@ def counted(request: pytest.FixtureRequest) -> Iterator[tuple[Counter, Waypost]]
             yield proxy, post
 
 
-@pytest.mark.parametrize("queues", [1, 30])
-def test_an_idle_watch_sends_less_than_two_requests_a_second(counted: tuple[Counter, Waypost], queues: int) -> None:
+@pytest.mark.parametrize(("queues", "opened"), [(1, None), (30, None), (30, "queue-7")])
+def test_an_idle_watch_sends_less_than_two_requests_a_second(
+    counted: tuple[Counter, Waypost], queues: int, opened: str | None
+) -> None:
     proxy, post = counted
     for number in range(queues):
         post.publish(f"queue-{number}", 1)
     watcher = Collector(post)
+    watcher.opened = opened
     now = 1_000.0
     for _ in range(3):  # the first ticks read everything once, and find that nothing changes
         watcher.tick(now)
@@ -182,12 +190,13 @@ def test_the_view_shows_queues_and_acts_on_the_one_chosen(cli: CommandRunner) ->
         view = WatchScreen(cli.post)
         async with view.run_test(size=(80, 24)) as pilot:
             await until(pilot, lambda: len(rows(view)) == 2)
-            assert [row[:2] for row in rows(view)] == [["mails", "0"], ["orders", "1"]]
-            await until(pilot, lambda: "redrive dead letters" in screen(view)[-1] and "orders" in screen(view)[3])
+            assert [row[:2] for row in rows(view)] == [["mails", "0"], ["! orders", "1"]]
+            await until(pilot, lambda: "redrive" in screen(view)[-1] and "orders" in screen(view)[3])
             seen = screen(view)
-            assert seen[0] == "2 queues, 1 ready, 0 leased, 2 dead, 0 workers"
-            assert seen[1].split() == list(HEADERS)
-            assert re.fullmatch(r"orders +1 +0 +0 +0 +\S+ +\S+ +0 +– +– +0 +–", seen[3].strip())
+            assert seen[0] == "2 queues, 1 ready, 0 leased, 2 dead, 0 workers, 1 unserved"
+            names = ["ready", "delayed", "leased", "dead", "oldest", "done/s", "workers", "state"]
+            assert seen[1].split() == ["queue▾", *names]
+            assert re.fullmatch(r"! orders +1 +0 +0 +0 +\S+ +0 +0 no worker", seen[3].strip())
             await pilot.press("p")
             await until(pilot, lambda: status(view) == "mails is paused")
             assert rows(view)[0][0] == "‖ mails"
@@ -207,7 +216,7 @@ def test_the_view_shows_queues_and_acts_on_the_one_chosen(cli: CommandRunner) ->
             await until(pilot, lambda: status(view) == "orders has no dead letters")
             cli.post.publish("new", 1)
             cli.post.publish("orders", 2)
-            await until(pilot, lambda: ["orders", "2"] in [row[:2] for row in rows(view)])
+            await until(pilot, lambda: ["! orders", "2"] in [row[:2] for row in rows(view)])
             await pilot.press("q")
 
     asyncio.run(scenario())
@@ -230,30 +239,196 @@ def test_the_view_reports_an_unreachable_store_and_goes_on_when_it_is_back(valke
                     proxy.refuse()
                     proxy.cut()
                     await until(pilot, lambda: status(view).startswith("the store does not answer"))
-                    assert [row[:2] for row in rows(view)] == [["orders", "1"]]
+                    assert [row[:2] for row in rows(view)] == [["! orders", "1"]]
                     proxy.heal()
                     await until(pilot, lambda: status(view) == "")
 
         asyncio.run(scenario())
 
 
-def on_a_terminal(cli: CommandRunner, program: str, printed_text: bytes, keys: bytes = b"") -> tuple[int, bytes]:
-    """Run a program on a new terminal, press keys once it has printed a text; return its exit code and its output."""
+# ---- what is wrong, one queue, filter, sort ------------------------------------------------------------------------
+
+
+def fail_once(cli: CommandRunner, queue: str, text: str) -> None:
+    """Publish a message and make it a dead letter by an error."""
+    cli.post.publish(queue, 1)
+    with pytest.raises(LookupError), cli.post.receive(queue, retry=NoRetry()):
+        raise LookupError(text)
+
+
+def register(post: Waypost, name: str, queue: str, status: str = "green", *reasons: str) -> None:
+    executor = post.store.connect(start_timeout=20)
+    try:
+        served = (ServedQueue(queue, 10, 1, 5),)
+        executor.run(post.store.heartbeat(Heartbeat(name, status=status, reasons=reasons, queues=served), 60_000))
+    finally:
+        executor.close()
+
+
+@pytest.mark.promise("FACE-6")
+def test_a_queue_that_is_open_is_described_in_full(cli: CommandRunner) -> None:
+    cli.bury("orders", 1, 2, reason="too big")
+    fail_once(cli, "orders", "no such order")
+    cli.post.publish("orders", 4)
+    with cli.post.receive("orders"):
+        pass
+    register(cli.post, "shop-1:4711", "orders", "red", "no claim was possible for 95 s")
+    watcher = Collector(cli.post)
+    assert watcher.detail("orders") is None
+    watcher.opened = "orders"
+    watcher.tick(0.0)
+    watcher.poll_now("orders", 1.0)
+    found = watcher.detail("orders")
+    assert found is not None
+    assert [(one.count, one.reason, one.error_type) for one in found.dead_reasons] == [
+        (2, "too big", None), (1, "retries_exhausted", "LookupError"),
+    ]  # fmt: skip
+    assert (found.dead_read, [event.error for event in found.errors]) == (3, ["no such order"])
+    assert sum(one.counts["published"] for one in found.minutes) == 4
+    assert (found.line.trend[-1] + found.line.trend[-2], found.line.red_workers, found.line.unserved) == (1, 1, False)
+    printed = str(format_detail(found, 60))
+    assert max(map(len, printed.splitlines())) <= 60
+    for text in ("1 worker of 1 red", "     2  too big", "no claim was possible for 95 s", "LookupError:", "orders"):
+        assert text in printed
+    # The number of dead letters is the same, and they are others.
+    cli.post.redrive("orders", reason="too big", limit=1)
+    with cli.post.receive("orders") as message:
+        assert message is not None
+        message.dead("too small")
+    watcher.tick(20.0)
+    later = watcher.detail("orders")
+    assert later is not None
+    assert {one.reason for one in later.dead_reasons} == {"too big", "too small", "retries_exhausted"}
+
+
+@pytest.mark.promise("FACE-6")
+def test_what_is_wrong_is_red_and_marked(sqlite_cli: CommandRunner) -> None:
+    post = sqlite_cli.post
+    fail_once(sqlite_cli, "dead", "no such order")
+    for queue in ("lonely", "paused", "red", "well"):
+        post.publish(queue, 1)
+    post.pause("paused")
+    register(post, "shop-1", "red", "red", "no claim was possible for 95 s")
+    for queue in ("well", "paused"):
+        register(post, f"shop-{queue}", queue)
+
+    async def scenario() -> None:
+        view = WatchScreen(post)
+        async with view.run_test(size=(140, 24)) as pilot:
+            await until(pilot, lambda: len(rows(view)) == 5)
+            table = view.query_one("#queues", DataTable)
+            names = [column.key.value for column in table.columns.values()]
+            colors: dict[str, set[str]] = {}
+            for number in range(5):
+                cells = dict(zip(names, table.get_row_at(number), strict=True))
+                colors[str(cells["queue"])] = {name for name, cell in cells.items() if "red" in str(cell.style)}
+            assert colors == {
+                "dead": {"dead"}, "! lonely": {"queue", "workers", "state"}, "‖ paused": set(),
+                "! red": {"queue", "workers", "state"}, "well": set(),
+            }  # fmt: skip
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.promise("FACE-6")
+def test_keys_open_a_queue_filter_sort_and_help(sqlite_cli: CommandRunner) -> None:
+    sqlite_cli.bury("orders", 1, reason="too big")
+    sqlite_cli.post.publish_many("mails", range(3))
+
+    def names(view: WatchScreen) -> list[str]:
+        return [row[0].removeprefix("! ") for row in rows(view)]
+
+    async def scenario() -> None:
+        view = WatchScreen(sqlite_cli.post)
+        async with view.run_test(size=(70, 24)) as pilot:
+            await until(pilot, lambda: names(view) == ["mails", "orders"])
+            await pilot.press("s")
+            await until(pilot, lambda: names(view) == ["mails", "orders"] and "ready▾" in screen(view)[1])
+            await pilot.press("s", "s")
+            await until(pilot, lambda: names(view) == ["orders", "mails"] and status(view) == "sorted by dead")
+            await pilot.press("slash", "O", "R")
+            await until(pilot, lambda: names(view) == ["orders"])
+            await pilot.press("enter")
+            await until(pilot, lambda: view.focused is view.query_one("#queues"))
+            await pilot.press("enter")
+            await until(pilot, lambda: any("1  too big" in line for line in screen(view)))
+            assert isinstance(view.screen, QueueView)
+            await pilot.press("slash", "p")
+            await until(pilot, lambda: any("paused: r resumes it" in line for line in screen(view)))
+            await pilot.press("r", "escape")
+            await until(pilot, lambda: not isinstance(view.screen, QueueView))
+            assert names(view) == ["orders"]
+            await pilot.press("escape")
+            await until(pilot, lambda: names(view) == ["orders", "mails"])
+            await pilot.press("question_mark")
+            await until(pilot, lambda: isinstance(view.screen, Help))
+            await pilot.press("q")
+            await until(pilot, lambda: not isinstance(view.screen, Help))
+            await pilot.resize_terminal(140, 24)
+            await until(pilot, lambda: "published/s" in screen(view)[1])
+
+    asyncio.run(scenario())
+    assert not sqlite_cli.post.stats("orders").paused
+
+
+@pytest.mark.promise("FACE-6")
+def test_columns_fit_every_width_and_have_the_names_of_stats(sqlite_cli: CommandRunner) -> None:
+    for width in range(50, 220):
+        chosen = choose_columns(width, NAME_WIDTH_MIN)
+        assert sum(column.width for column in chosen) + NAME_WIDTH_MIN <= width
+    assert {"ready", "dead", "leased", "oldest", "workers"} <= {one.name for one in choose_columns(70, 18)}
+    assert len(choose_columns(160, 20)) == len(COLUMNS)
+    sqlite_cli.post.publish("orders", 1)
+    assert set(sqlite_cli.run("stats").split()[:9]) <= {"queue", *(column.name for column in COLUMNS)}
+    assert sqlite_cli.run("watch", "--once").split()[:10] == [
+        "queue", "ready", "delayed", "waiting", "leased", "dead", "done", "oldest", "published/s", "done/s",
+    ]  # fmt: skip
+
+
+def test_lines_are_sorted_with_the_most_first_and_by_name_within(sqlite_cli: CommandRunner) -> None:
+    for queue, number in (("a", 1), ("b", 3), ("c", 1)):
+        sqlite_cli.post.publish_many(queue, range(number))
+    watcher = Collector(sqlite_cli.post)
+    watcher.tick(0.0)
+    for column in COLUMNS:
+        assert len(sort_lines(watcher.lines(), column.name)) == 3
+    assert [line.queue for line in sort_lines(watcher.lines(), "ready")] == ["b", "a", "c"]
+    assert [line.queue for line in sort_lines(watcher.lines(), "queue")] == ["a", "b", "c"]
+
+
+def test_a_sparkline_has_a_bar_for_each_value() -> None:
+    assert sparkline([]) == ""
+    assert sparkline([0, 0]) == "··"
+    assert sparkline([0, 1, 4, 8]) == "·▂▅█"
+
+
+# ---- on a terminal -------------------------------------------------------------------------------------------------
+
+
+def on_a_terminal(
+    cli: CommandRunner, program: str, steps: Sequence[tuple[bytes, bytes]] = (), **environment: str
+) -> tuple[int, bytes]:
+    """Run a program on a new terminal; return its exit code and its output.
+
+    Each step is a text, and the keys that are pressed once it was printed, after those of the step before.
+    """
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-c", program, "watch", *cli.options], stdin=theirs, stdout=theirs, stderr=theirs,
-        env=os.environ | {"PYTHONPATH": str(ROOT / "src"), "TERM": "xterm", "COLUMNS": "80", "LINES": "24"},
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src"), "TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
+        | environment,
     )  # fmt: skip
     os.close(theirs)
-    printed, deadline = b"", time.monotonic() + WAIT_SECONDS_MAX
+    printed, seen, left = b"", 0, list(steps)
+    deadline = time.monotonic() + WAIT_SECONDS_MAX
     try:
         while time.monotonic() < deadline:
             if not select.select([ours], [], [], 0.1)[0]:
                 continue
             printed += os.read(ours, 65_536)
-            if keys and printed_text in printed:
-                os.write(ours, keys)
-                keys = b""
+            if left and left[0][0] in printed[seen:]:
+                seen = len(printed)
+                os.write(ours, left.pop(0)[1])
     except OSError:
         pass  # the other end is closed
     finally:
@@ -264,16 +439,45 @@ def on_a_terminal(cli: CommandRunner, program: str, printed_text: bytes, keys: b
 
 
 PROGRAM = "import sys; from waypost.cli.main import main; sys.exit(main())"
+#: Sequences that set a color of the text or of what is behind it.
+COLOR = re.compile(rb"\x1b\[(?:[0-9;]*;)?(?:3[0-8]|4[0-8]|9[0-7]|10[0-7])[;m]")
 
 
-def test_a_real_terminal_shows_the_view_until_q_is_pressed(sqlite_cli: CommandRunner) -> None:
-    sqlite_cli.post.publish("orders", 1)
-    code, printed = on_a_terminal(sqlite_cli, PROGRAM, b"orders", b"q")
+@pytest.mark.promise("FACE-6")
+def test_a_real_terminal_is_driven_by_keys(sqlite_cli: CommandRunner) -> None:
+    sqlite_cli.bury("orders", 1, reason="too big")
+    sqlite_cli.post.publish("mails", 1)
+    steps = [
+        (b"quit", b"\x1b[B\r"),
+        (b"recent errors", b"\x1b"),
+        (b"filter", b"s"),
+        (b"sorted by ready", b"/"),
+        (b"part of a name", b"mai"),
+        (b"/mai", b"\x11"),  # control and q
+    ]
+    code, printed = on_a_terminal(sqlite_cli, PROGRAM, steps)
     assert (code, b"Traceback" in printed) == (0, False), printed
-    assert b"1 queue, 1 ready, 0 leased" in printed
+    assert b"2 queues, 1 ready, 0 leased" in printed
+    assert b"too big" in printed
+    assert COLOR.search(printed)
+
+
+def test_the_view_has_no_colors_if_no_color_is_set(sqlite_cli: CommandRunner) -> None:
+    sqlite_cli.bury("orders", 1, reason="too big")
+    code, printed = on_a_terminal(sqlite_cli, PROGRAM, [(b"quit", b"\r"), (b"recent errors", b"q")], NO_COLOR="1")
+    assert (code, b"Traceback" in printed) == (0, False), printed
+    assert COLOR.findall(printed) == []
+    assert re.search(rb"\x1b\[(?:1;)?7[;m]", printed)  # the cursor is reversed
 
 
 def test_without_its_extra_the_view_names_it_and_the_alternative(sqlite_cli: CommandRunner) -> None:
-    code, printed = on_a_terminal(sqlite_cli, "import sys; sys.modules['textual'] = None; " + PROGRAM, b"")
+    code, printed = on_a_terminal(sqlite_cli, "import sys; sys.modules['textual'] = None; " + PROGRAM)
     assert code == 2
     assert b'pip install "waypost[cli]"; --once works without it' in printed
+
+
+@pytest.mark.promise("FACE-6")
+def test_the_screens_in_the_documentation_are_those_of_the_view() -> None:
+    page = watch_screens.PAGE.read_text()
+    found = watch_screens.BEGIN + page.partition(watch_screens.BEGIN)[2].partition(watch_screens.END)[0]
+    assert found + watch_screens.END == watch_screens.written(), "run python -m scripts.watch_screens"

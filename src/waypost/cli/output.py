@@ -429,7 +429,7 @@ def print_queues(queues: Sequence[Stats]) -> None:
     if not queues:
         write("no queues")
         return
-    headers = ("queue", "ready", "delayed", "waiting", "leased", "dead", "done", "oldest", "")
+    headers = ("queue", "ready", "delayed", "waiting", "leased", "dead", "done", "oldest", "state")
     rows = [
         (stats.queue, one.ready, one.delayed, one.waiting, one.leased, one.dead_kept, one.done,
          format_age(stats.oldest_ready_age), "paused" if stats.paused else "")

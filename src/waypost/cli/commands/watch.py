@@ -5,12 +5,20 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from waypost.cli.exit_codes import USAGE, CommandError
 from waypost.cli.options import add_command, open_client
-from waypost.cli.output import format_table, quiet_log, write, write_json
-from waypost.cli.watch.collector import HEADERS, Collector, format_cells, format_totals
+from waypost.cli.output import format_table, quiet_log, terminal_width, write, write_json
+from waypost.cli.watch.collector import Collector, QueueLine
+from waypost.cli.watch.columns import (
+    choose_columns,
+    format_name,
+    format_totals,
+    needed_name_width,
+    printed_columns,
+)
 from waypost.errors import MissingExtra
 
 
@@ -18,8 +26,9 @@ def add(commands: Any) -> None:
     """Declare the arguments."""
     parser = add_command(
         commands, "watch", run, "watch all queues live, and act on them", positional_url=True,
-        more="p pauses the queue under the cursor, r resumes it, d makes its dead letters ready again (after a "
-        "question), q quits. An idle store gets less than two commands a second.",
+        more="Enter opens the queue under the cursor: dead letters by reason, workers, recent errors, rates. / filters "
+        "by name, s sorts, p pauses a queue, r resumes it, d makes its dead letters ready again after a question, ? "
+        "lists the keys, q quits. What is wrong is red. An idle store gets less than two commands a second.",
         examples=("waypost watch valkey://127.0.0.1:6379", "waypost watch --once", "waypost watch --json"),
         json_text="the current state once, as one JSON document",
     )  # fmt: skip
@@ -52,7 +61,18 @@ def print_once(options: argparse.Namespace) -> int:
         write_json({"queues": lines, "workers": collector.workers})
         return 0
     if lines:
-        for row in format_table(HEADERS, map(format_cells, lines), flexible=(0,), gap=1):
+        for row in format_lines(lines):
             write(row)
     write(format_totals(lines, collector.workers))
     return 0
+
+
+def format_lines(lines: Sequence[QueueLine]) -> list[str]:
+    """Return the table of queues: all columns in full, or on a terminal those that fit, in short."""
+    width = terminal_width()
+    columns = printed_columns() if width is None else choose_columns(width, needed_name_width(lines, width))
+    rows = [
+        (format_name(line), *((column.format_exact if width is None else column.format)(line) for column in columns))
+        for line in lines
+    ]
+    return format_table(("queue", *(column.name for column in columns)), rows, flexible=(0,), gap=1)

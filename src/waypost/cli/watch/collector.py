@@ -2,20 +2,21 @@
 
 All queues are polled at the start. Then a queue that changed is polled every second; the others share a budget of one
 and a half commands a second, the longest not polled first. So an idle store gets less than two commands a second,
-however many queues it has.
+however many queues it has. A queue that is open is polled within the same budget, for more minutes; its dead letters
+are read again only if their number changed.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
-from typing import Any
+from datetime import datetime, timedelta
 
+from waypost.cli.commands.workers import list_unserved
 from waypost.client import Waypost
-from waypost.formatting import format_count
-from waypost.views import RegisteredWorker, Stats
+from waypost.formatting import error_line
+from waypost.views import Event, Minute, RegisteredWorker, Stats
 
 #: How often the view is refreshed.
 TICK_SECONDS = 1.0
@@ -27,7 +28,14 @@ SAVED_COMMANDS_MAX = 3.0
 LIST_SECONDS = 10.0
 #: How many of the last wait and run times are kept.
 SAMPLES = 200
-MINUTES = 2
+#: Minutes in the trend of a queue, and of the queue that is open.
+TREND_MINUTES = 12
+OPEN_MINUTES = 60
+#: The last errors of a queue that are kept.
+ERRORS = 20
+#: Dead letters of the open queue that are read, in one page, to count their reasons; and how often at the most.
+DEAD_READ_MAX = 500
+DEAD_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +49,47 @@ class QueueLine:
     waiting: int
     leased: int
     dead: int
+    done: int
     oldest_ready_age: timedelta | None
     published_per_second: float
     done_per_second: float
     #: The median of the last wait and run times in the journal; None if it has none.
     wait_time: timedelta | None
     run_time: timedelta | None
-    #: Registered workers that serve it.
+    #: Registered workers that serve it, and how many of them are red.
     workers: int
+    red_workers: int
+    #: Whether it has messages, and no worker and no other program handles them.
+    unserved: bool
+    #: Messages done in each of the last minutes, the current one last.
+    trend: tuple[int, ...]
     #: Events that the slowest reader of its journal has not read; None if it has no reader.
     lag: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeadReason:
+    """How many dead letters have a reason and a class of error."""
+
+    count: int
+    reason: str | None
+    error_type: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class QueueDetail:
+    """All that the view of one queue shows."""
+
+    line: QueueLine
+    #: The last minutes, oldest first; those in which nothing happened are left out.
+    minutes: list[Minute]
+    at: datetime
+    #: The most frequent first, of the dead letters that were read.
+    dead_reasons: list[DeadReason]
+    dead_read: int
+    workers: list[RegisteredWorker]
+    #: Failures in the journal, the newest first.
+    errors: list[Event]
 
 
 @dataclass(slots=True)
@@ -65,6 +104,28 @@ class QueueState:
     read_to: int = 0
     waits: deque[timedelta] = field(default_factory=lambda: deque(maxlen=SAMPLES))
     runs: deque[timedelta] = field(default_factory=lambda: deque(maxlen=SAMPLES))
+    errors: deque[Event] = field(default_factory=lambda: deque(maxlen=ERRORS))
+    done_by_minute: dict[datetime, int] = field(default_factory=dict)
+    #: Of the open queue: its minutes, the reasons of its dead letters, and what was known when they were read.
+    minutes: list[Minute] = field(default_factory=list)
+    reasons: list[DeadReason] = field(default_factory=list)
+    dead_read: int = 0
+    dead_before: tuple[int, int] | None = None
+    dead_at: float = float("-inf")
+
+    def add_done(self, stats: Stats, count: int) -> None:
+        """Count messages that were done since the last poll in the current minute."""
+        minute = stats.at.replace(second=0, microsecond=0)
+        self.done_by_minute[minute] = self.done_by_minute.get(minute, 0) + count
+        oldest = minute - timedelta(minutes=TREND_MINUTES)
+        self.done_by_minute = {at: done for at, done in self.done_by_minute.items() if at > oldest}
+
+    def trend(self) -> tuple[int, ...]:
+        """Return the messages done in each of the last minutes, the current one last."""
+        minute = self.stats.at.replace(second=0, microsecond=0)
+        return tuple(
+            self.done_by_minute.get(minute - timedelta(minutes=ago), 0) for ago in range(TREND_MINUTES - 1, -1, -1)
+        )
 
 
 class Collector:
@@ -77,8 +138,9 @@ class Collector:
         self._budget = 0.0
         self._ticked_at: float | None = None
         self._listed_at = float("-inf")
-        #: The queue under the cursor is polled first.
+        #: The queue under the cursor is polled first; of the open one more is read.
         self.selected: str | None = None
+        self.opened: str | None = None
 
     def tick(self, now: float) -> None:
         """Poll the queues that are due."""
@@ -97,16 +159,21 @@ class Collector:
         unchanged = [
             name for name, state in self._states.items() if not state.changed and now - state.polled_at >= TICK_SECONDS
         ]
-        unchanged.sort(key=lambda name: (name != self.selected, self._states[name].polled_at))
+        first = self.opened or self.selected
+        unchanged.sort(key=lambda name: (name != first, self._states[name].polled_at))
         for name in unchanged:
             if self._budget < 1:
                 break
             self._budget -= 1
             self._poll(name, now)
+        if self.opened in self._states:
+            self._read_dead(self.opened, self._states[self.opened], now)
 
     def poll_now(self, queue: str, now: float) -> None:
-        """Poll a queue that was just changed."""
+        """Poll a queue that was just changed or opened."""
         self._poll(queue, now)
+        if queue == self.opened:
+            self._read_dead(queue, self._states[queue], now)
 
     def _list_queues(self, now: float) -> None:
         """List the queues and workers, and poll new queues."""
@@ -120,12 +187,14 @@ class Collector:
             del self._states[name]
 
     def _poll(self, name: str, now: float) -> None:
-        stats = self._post.stats(name, 0 if name in self._states else MINUTES)
         state = self._states.get(name)
+        minutes = TREND_MINUTES if state is None else OPEN_MINUTES if name == self.opened else 0
+        stats = self._post.stats(name, minutes)
         if state is None:
             state = self._states[name] = QueueState(stats, now)
             state.published_per_second, state.done_per_second = recent_rates(stats)
             state.read_to = max(0, stats.journal_last - SAMPLES)
+            state.done_by_minute = {one.at: one.counts.get("done", 0) for one in stats.minutes}
         else:
             before, state.stats, state.polled_at = state.stats, stats, now
             state.changed = has_changed(before, stats)
@@ -133,6 +202,9 @@ class Collector:
             if passed > 0:
                 state.published_per_second = max(0, stats.ledger.published - before.ledger.published) / passed
                 state.done_per_second = max(0, stats.ledger.done - before.ledger.done) / passed
+            state.add_done(stats, max(0, stats.ledger.done - before.ledger.done))
+        if name == self.opened:
+            state.minutes = stats.minutes
         if state.read_to < stats.journal_last:
             self._read_times(name, state)
 
@@ -146,6 +218,19 @@ class Collector:
                 state.waits.append(event.wait_time)
             elif event.event == "done" and event.run_time is not None:
                 state.runs.append(event.run_time)
+            if event.error_type or event.error:
+                state.errors.append(event)
+
+    def _read_dead(self, name: str, state: QueueState, now: float) -> None:
+        """Count the reasons of the dead letters of the open queue, if there are other ones than before."""
+        known = (state.stats.ledger.dead, state.stats.ledger.dead_kept)
+        if known == state.dead_before or now - state.dead_at < DEAD_SECONDS:
+            return
+        state.dead_before, state.dead_at = known, now
+        letters = self._post.page(name, "dead", limit=DEAD_READ_MAX).messages if known[1] else []
+        counted = Counter((letter.reason, letter.error_type or error_line(letter.error)) for letter in letters)
+        state.reasons = [DeadReason(count, *key) for key, count in counted.most_common()]
+        state.dead_read = len(letters)
 
     def lines(self) -> list[QueueLine]:
         """Return the figures of all queues, by name."""
@@ -154,6 +239,9 @@ class Collector:
     def _line(self, name: str, state: QueueState) -> QueueLine:
         stats, ledger = state.stats, state.stats.ledger
         readers = stats.journal_readers.values()
+        serving = self._serving(name)
+        # Programs that use receive or consume are not registered; they wait on the queue, or hold leases of it.
+        attended = stats.sleepers or ledger.leased or not list_unserved(self._workers, [name])
         return QueueLine(
             queue=name,
             paused=stats.paused,
@@ -162,14 +250,31 @@ class Collector:
             waiting=ledger.waiting,
             leased=ledger.leased,
             dead=ledger.dead_kept,
+            done=ledger.done,
             oldest_ready_age=stats.oldest_ready_age,
             published_per_second=round(state.published_per_second, 2),
             done_per_second=round(state.done_per_second, 2),
             wait_time=median(state.waits),
             run_time=median(state.runs),
-            workers=sum(any(queue.name == name for queue in worker.queues) for worker in self._workers),
+            workers=len(serving),
+            red_workers=sum(worker.status == "red" for worker in serving),
+            unserved=bool(ledger.ready or ledger.delayed) and not attended,
+            trend=state.trend(),
             lag=stats.journal_last - min(readers) if readers else None,
         )
+
+    def detail(self, name: str) -> QueueDetail | None:
+        """Return what is known of one queue, None if there is no such queue."""
+        state = self._states.get(name)
+        if state is None:
+            return None
+        return QueueDetail(
+            self._line(name, state), state.minutes, state.stats.at, state.reasons, state.dead_read,
+            self._serving(name), list(state.errors)[::-1],
+        )  # fmt: skip
+
+    def _serving(self, name: str) -> list[RegisteredWorker]:
+        return [worker for worker in self._workers if any(queue.name == name for queue in worker.queues)]
 
     @property
     def workers(self) -> Sequence[RegisteredWorker]:
@@ -195,60 +300,3 @@ def recent_rates(stats: Stats) -> tuple[float, float]:
     seconds = 60 + (stats.at - minute).total_seconds()
     published = sum(one.counts.get("published", 0) for one in counted)
     return published / seconds, sum(one.counts.get("done", 0) for one in counted) / seconds
-
-
-# ---- formatting ----------------------------------------------------------------------------------------------------
-
-#: The mark of a paused queue. It stands before the name: a narrow column would cut it off after it.
-PAUSED = "‖"
-HEADERS = ("queue", "ready", "timers", "leased", "dead", "oldest", "in/s", "out/s", "wait", "run", "work", "lag")
-
-
-def format_cells(line: QueueLine) -> tuple[str, ...]:
-    """Return the cells of a queue, a few characters for each figure."""
-    return (
-        f"{PAUSED} {line.queue}" if line.paused else line.queue,
-        format_number(line.ready),
-        format_number(line.delayed),
-        format_number(line.leased),
-        format_number(line.dead),
-        format_duration(line.oldest_ready_age),
-        format_number(line.published_per_second),
-        format_number(line.done_per_second),
-        format_duration(line.wait_time),
-        format_duration(line.run_time),
-        str(line.workers),
-        "–" if line.lag is None else format_number(line.lag),
-    )
-
-
-def format_number(number: float) -> str:
-    """Format a number in at most five characters."""
-    for size, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if number >= size:
-            scaled = number / (1e3 if unit == "k" else size)
-            return f"{scaled:.0f}{unit}" if scaled >= 100 else f"{scaled:.1f}{unit}"
-    return f"{number:.0f}" if number == int(number) or number >= 100 else f"{number:.1f}"
-
-
-def format_duration(duration: timedelta | None) -> str:
-    """Format a duration in at most five characters."""
-    if duration is None:
-        return "–"
-    seconds = duration.total_seconds()
-    if seconds < 1:
-        return f"{seconds * 1000:.0f}ms"
-    for size, unit in ((1, "s"), (60, "m"), (3600, "h")):
-        if seconds / size < 100:
-            return f"{seconds / size:.1f}{unit}"
-    return f"{seconds / 86_400:.0f}d"
-
-
-def format_totals(lines: Sequence[QueueLine], workers: Sequence[Any]) -> str:
-    """Return the totals of the store in one line."""
-    return (
-        f"{format_count(len(lines), 'queue')}, {sum(line.ready for line in lines):,} ready, "
-        f"{sum(line.leased for line in lines):,} leased, {sum(line.dead for line in lines):,} dead, "
-        f"{format_count(len(workers), 'worker')}"
-        + (f", {paused} paused ({PAUSED})" if (paused := sum(line.paused for line in lines)) else "")
-    )

@@ -1,45 +1,125 @@
-"""The live screen of `waypost watch`: a table of queues, and keys that act on the selected one."""
+"""The live screen of `waypost watch`: a list of queues, the view of one, and keys that act on it."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import threading
 import time
 from typing import ClassVar
 
 from rich.text import Text
-from textual import work
+from textual import events, work
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Vertical
-from textual.screen import ModalScreen
-from textual.widgets import DataTable, Footer, Static
+from textual.containers import Vertical, VerticalScroll
+from textual.screen import ModalScreen, Screen
+from textual.widgets import DataTable, Footer, Input, Static
 
 from waypost.cli.action_log import logged_action
 from waypost.cli.output import redact_secrets
-from waypost.cli.watch.collector import HEADERS, TICK_SECONDS, Collector, QueueLine, format_cells, format_totals
+from waypost.cli.watch.collector import TICK_SECONDS, Collector, QueueDetail, QueueLine
+from waypost.cli.watch.columns import (
+    NUMBERS,
+    SORTS,
+    Column,
+    choose_columns,
+    format_name,
+    list_totals,
+    needed_name_width,
+    sort_lines,
+    state_color,
+)
+from waypost.cli.watch.detail import format_detail
 from waypost.client import Waypost
 from waypost.errors import WaypostError
 from waypost.formatting import format_call, printable
 from waypost.views import ActionUndo
 
-#: The columns of figures, each with a space before it; together with a short name they fit 80 columns.
-WIDTHS = {
-    "ready": 6, "timers": 7, "leased": 7, "dead": 6, "oldest": 7, "in/s": 6, "out/s": 6, "wait": 6, "run": 6, "work": 5,
-    "lag": 6,
-}  # fmt: skip
-NAME_WIDTH_MIN = 12
+HELP = """\
+Enter   open the queue under the cursor; Escape goes back
+/       only queues whose names have a text; Escape shows all
+s       sort by name, ready, oldest, dead, done/s, what is wrong
+p  r    pause, resume the queue
+d       make its dead letters ready again, after a question
+?  q    this list, quit
+
+!  no worker serves it, or one of its workers is red
+‖  paused
+trend: messages done by minute, the current minute last
+Columns are those of `waypost stats`; wider terminals have more."""
+SORTED = "▾"
+SCROLL_BAR_WIDTH = 2
+#: Keys of the list only.
+LIST_ACTIONS = ("filter", "sort")
 
 
-def align_right(text: str) -> Text:
-    """Return a figure aligned to the right."""
-    return Text(text, justify="right")
-
-
-def format_row(line: QueueLine) -> list[str | Text]:
+def format_row(line: QueueLine, columns: tuple[Column, ...]) -> list[Text]:
     """Return the cells of a table row. A name is text, never markup."""
-    name, *figures = format_cells(line)
-    return [Text(printable(name), overflow="ellipsis"), *map(align_right, figures)]
+    name = Text(printable(format_name(line)), state_color(line) or "", overflow="ellipsis")
+    return [name, *(format_cell(column.format(line), column, column.color(line)) for column in columns)]
+
+
+def format_cell(text: str, column: Column, color: str | None) -> Text:
+    """Return a cell: figures to the right, texts with a space before them."""
+    style = f"bold {color}" if color else ""
+    if column.name in NUMBERS:
+        return Text(text, style, justify="right")
+    return Text(f" {text}", style, overflow="ellipsis")
+
+
+class Help(ModalScreen[None]):
+    """The keys. Any key closes it."""
+
+    DEFAULT_CSS = """
+    Help { align: center middle; }
+    Help > Vertical { width: 70; max-width: 100%; height: auto; border: round $primary; padding: 0 1; }
+    """
+
+    def compose(self) -> ComposeResult:
+        """Show the keys."""
+        yield Vertical(Static(HELP, markup=False))
+
+    def on_key(self, event: events.Key) -> None:
+        """Close, once: a second key may come before the screen is gone."""
+        event.stop()
+        if self.is_current:
+            self.dismiss()
+
+
+class QueueTable(DataTable[Text]):
+    """The list of queues."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "select_cursor", "open")]
+
+
+class QueueView(Screen[None]):
+    """The view of one queue."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "app.close", "back")]
+    DEFAULT_CSS = """
+    QueueView #status { height: 1; color: $warning; }
+    """
+
+    def __init__(self, queue: str) -> None:
+        super().__init__()
+        self.queue = queue
+        self.body = Static("loading …", markup=False)
+        self.status = Static("", id="status", markup=False)
+
+    def compose(self) -> ComposeResult:
+        """Show the queue, a status line, and the keys."""
+        with VerticalScroll():
+            yield self.body
+        yield self.status
+        yield Footer()
+
+    def show(self, detail: QueueDetail | None) -> None:
+        """Show what is known of the queue by now."""
+        if detail is None:
+            self.body.update(Text(f"there is no queue {printable(self.queue)} any more"))
+        else:
+            self.body.update(format_detail(detail, self.size.width - SCROLL_BAR_WIDTH))
 
 
 class Question(ModalScreen[bool]):
@@ -63,8 +143,9 @@ class Question(ModalScreen[bool]):
         yield Vertical(Static(self.text, markup=False), Static("y: yes    n: no", markup=False))
 
     def action_answer(self, answer: bool) -> None:
-        """Close with an answer."""
-        self.dismiss(answer)
+        """Close with an answer, once: a second key may come before the screen is gone."""
+        if self.is_current:
+            self.dismiss(answer)
 
 
 class WatchScreen(App[None]):
@@ -73,51 +154,64 @@ class WatchScreen(App[None]):
     TITLE = "waypost"
     ENABLE_COMMAND_PALETTE = False
     CSS = """
-    #totals { height: 1; text-style: bold; }
+    #totals { height: auto; max-height: 2; text-style: bold; }
     #status { height: 1; color: $warning; }
+    #filter { height: 1; border: none; padding: 0; display: none; }
     DataTable { height: 1fr; }
+    DataTable:nocolor > .datatable--cursor { text-style: reverse; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("p", "pause", "pause"),
-        Binding("r", "resume", "resume"),
-        Binding("d", "redrive", "redrive dead letters"),
+        Binding("escape", "close", "back", show=False),
+        Binding("slash", "filter", "filter", key_display="/"),
+        Binding("s", "sort", "sort"),
+        Binding("p", "pause", "pause", key_display="p/r"),
+        Binding("r", "resume", "resume", show=False),
+        Binding("d", "redrive", "redrive"),
+        Binding("question_mark", "help", "help", key_display="?"),
         Binding("q", "quit", "quit"),
     ]
 
     def __init__(self, post: Waypost) -> None:
-        super().__init__()
+        # Without colors of its own, so that NO_COLOR removes all of them; otherwise they would become shades of gray.
+        super().__init__(ansi_color=True if os.environ.get("NO_COLOR") else None)
         self._client = post
         self._collector = Collector(post)
         self._store_lock = threading.Lock()
+        self._table = QueueTable(id="queues", cursor_type="row", cell_padding=0)
+        self._totals = Static("loading …", id="totals", markup=False)
+        self._status = Static("", id="status", markup=False)
+        self._filter = Input(placeholder="part of a name", id="filter")
+        #: What was read last, and of that the queues in the list, in its order.
+        self._all: list[QueueLine] = []
         self._lines: list[QueueLine] = []
+        self._columns: tuple[Column, ...] = ()
+        self._layout: tuple[int, tuple[str, ...], str] | None = None
+        self._sort = SORTS[0]
         self._unreachable = False
 
     def compose(self) -> ComposeResult:
         """Show a line of totals, the table, a status line, and the keys."""
-        yield Static("loading …", id="totals", markup=False)
-        yield DataTable[str | Text](id="queues", cursor_type="row", cell_padding=0)
-        yield Static("", id="status", markup=False)
+        yield self._totals
+        yield self._table
+        yield self._filter
+        yield self._status
         yield Footer()
 
     def on_mount(self) -> None:
-        """Create the columns and start polling."""
-        listing = self._table
-        # The name gets the rest of the width.
-        room = self.size.width - sum(WIDTHS.values())
-        for header in HEADERS:
-            width = WIDTHS.get(header) or max(NAME_WIDTH_MIN, room)
-            listing.add_column(align_right(header) if header in WIDTHS else header, key=header, width=width)
-        listing.focus()
+        """Start polling."""
+        self._table.focus()
         self._poll()
         self.set_interval(TICK_SECONDS, self._poll)
 
-    @property
-    def _table(self) -> DataTable[str | Text]:
-        return self.query_one("#queues", DataTable)
+    def on_resize(self) -> None:
+        """Choose the columns that fit."""
+        self._show_lines()
 
     @property
     def selected(self) -> str | None:
-        """The queue under the cursor."""
+        """The queue that is open, or the one under the cursor."""
+        if isinstance(self.screen, QueueView):
+            return self.screen.queue
         row = self._table.cursor_row
         return self._lines[row].queue if 0 <= row < len(self._lines) else None
 
@@ -142,44 +236,145 @@ class WatchScreen(App[None]):
             self._store_lock.release()
 
     def _refresh_table(self) -> None:
-        lines = self._collector.lines()
-        listing = self._table
-        if [line.queue for line in lines] != [line.queue for line in self._lines]:
-            selected = self.selected
-            listing.clear()
+        self._all = self._collector.lines()
+        self._totals.update(self._describe_totals())
+        self._show_lines()
+        if isinstance(self.screen, QueueView):
+            self.screen.show(self._collector.detail(self.screen.queue))
+
+    def _describe_totals(self) -> Text:
+        """Return the filter and the totals, what is wrong in color."""
+        text = Text(f"/{printable(self._filter.value)}  " if self._filter.value else "")
+        for number, (part, color) in enumerate(list_totals(self._all, self._collector.workers)):
+            text.append(", " if number else "")
+            text.append(part, color or "")
+        return text
+
+    def _show_lines(self) -> None:
+        """Show the queues that fit the filter, in order, in the columns that fit the terminal."""
+        wanted = self._filter.value.lower()
+        lines = sort_lines([line for line in self._all if wanted in line.queue.lower()], self._sort)
+        width = self.size.width
+        name_width = needed_name_width(self._all, width)
+        columns = choose_columns(width, name_width)
+        selected, before = self.selected, [line.queue for line in self._lines]
+        layout = (width, tuple(column.name for column in columns), self._sort)
+        names = [line.queue for line in lines]
+        if layout != self._layout:
+            self._layout, self._columns = layout, columns
+            self._table.clear(columns=True)
+            self._add_columns(width - sum(column.width for column in columns))
+        elif names == before:
             for line in lines:
-                listing.add_row(*format_row(line), key=line.queue)
-            names = [line.queue for line in lines]
-            if selected in names:
-                listing.move_cursor(row=names.index(selected))
+                for header, cell in zip(("queue", *layout[1]), format_row(line, columns), strict=True):
+                    self._table.update_cell(line.queue, header, cell)
+            self._lines = lines
+            return
         else:
-            for line in lines:
-                for header, cell in zip(HEADERS, format_row(line), strict=True):
-                    listing.update_cell(line.queue, header, cell)
+            self._table.clear()
+        for line in lines:
+            self._table.add_row(*format_row(line, columns), key=line.queue)
         self._lines = lines
-        self.query_one("#totals", Static).update(format_totals(lines, self._collector.workers))
+        if selected in names:
+            self._table.move_cursor(row=names.index(selected))
+
+    def _add_columns(self, name_width: int) -> None:
+        """Add the columns to the table; the name gets the rest of the width."""
+        for name, column in (("queue", None), *((one.name, one) for one in self._columns)):
+            label = f"{name}{SORTED}" if name == self._sort else name
+            if column is None:
+                self._table.add_column(Text(label), key=name, width=name_width)
+            else:
+                self._table.add_column(format_cell(label, column, None), key=name, width=column.width)
 
     def _set_status(self, text: str) -> None:
-        self.query_one("#status", Static).update(printable(redact_secrets(text)))
+        safe = printable(redact_secrets(text))
+        self._status.update(safe)
+        if isinstance(self.screen, QueueView):
+            self.screen.status.update(safe)
+
+    # ---- what is shown -------------------------------------------------------------------------------------------
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Whether a key does something here: those of the list do nothing while a queue is open."""
+        return not (action in LIST_ACTIONS and isinstance(self.screen, QueueView))
+
+    def on_data_table_row_selected(self) -> None:
+        """Open the queue under the cursor."""
+        queue = self.selected
+        if queue is None:
+            return
+        view = QueueView(queue)
+        self._collector.opened = queue
+        self.push_screen(view)
+        self._poll_opened(queue)
+
+    @work(thread=True)
+    def _poll_opened(self, queue: str) -> None:
+        """Read what the view of a queue shows, at once."""
+        try:
+            with self._store_lock:
+                self._collector.poll_now(queue, time.monotonic())
+        except WaypostError as error:
+            self.call_from_thread(self._set_status, f"the store does not answer: {error}")
+            return
+        self.call_from_thread(self._refresh_table)
+
+    def action_close(self) -> None:
+        """Go back to the list; there, show all queues again."""
+        if isinstance(self.screen, QueueView):
+            self._collector.opened = None
+            self.pop_screen()
+        else:
+            self._filter.value = ""
+            self._close_filter()
+
+    def action_filter(self) -> None:
+        """Ask for a part of the names."""
+        self._filter.display = True
+        self._filter.focus()
+
+    def on_input_changed(self) -> None:
+        """Show the queues that fit what was typed so far."""
+        self._totals.update(self._describe_totals())
+        self._show_lines()
+
+    def on_input_submitted(self) -> None:
+        """Go back to the list of the queues that fit."""
+        self._close_filter()
+
+    def _close_filter(self) -> None:
+        self._filter.display = False
+        self._table.focus()
+
+    def action_sort(self) -> None:
+        """Sort by the next column."""
+        self._sort = SORTS[(SORTS.index(self._sort) + 1) % len(SORTS)]
+        self._show_lines()
+        self._set_status(f"sorted by {'what is wrong' if self._sort == 'state' else self._sort}")
+
+    def action_help(self) -> None:
+        """Show the keys."""
+        self.push_screen(Help())
 
     # ---- actions -------------------------------------------------------------------------------------------------
 
     def action_pause(self) -> None:
-        """Pause the queue under the cursor."""
+        """Pause the queue that is open or under the cursor."""
         if self.selected is not None:
             self._start_action("pause", self.selected)
 
     def action_resume(self) -> None:
-        """Resume the queue under the cursor."""
+        """Resume the queue that is open or under the cursor."""
         if self.selected is not None:
             self._start_action("resume", self.selected)
 
     def action_redrive(self) -> None:
-        """Redrive the dead letters of the queue under the cursor, after a question."""
+        """Redrive the dead letters of the queue that is open or under the cursor, after a question."""
         queue = self.selected
         if queue is None:
             return
-        dead = next(line.dead for line in self._lines if line.queue == queue)
+        dead = next((line.dead for line in self._all if line.queue == queue), 0)
         if dead == 0:
             self._set_status(f"{queue} has no dead letters")
             return
