@@ -49,11 +49,12 @@ TABLES: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 #: Commands that print a sentence, a document, or what they do until they are stopped.
 WITHOUT_TABLE = {
-    "publish", "pause", "resume", "cancel", "purge", "remove", "dead redrive", "dead purge", "dead edit", "bulk start",
-    "bulk run", "bulk pause", "bulk resume", "bulk cancel", "timers cancel", "timers reschedule", "schedules preview",
-    "schedules save", "schedules pause", "schedules resume", "schedules trigger", "schedules remove", "worker", "web",
-    "relay", "scheduler", "promoter", "migrate", "bench", "completion", "demo", "pipeline run", "pipeline ingest",
-    "pipeline rebuild", "pipeline tidy", "pipeline upgrade", "pipeline views", "pipeline audit", "pipeline report",
+    "publish", "pause", "resume", "cancel", "purge", "remove", "dead redrive", "dead purge", "dead edit",
+    "bulk start", "bulk run", "bulk pause", "bulk resume", "bulk cancel", "timers cancel", "timers reschedule",
+    "schedules preview", "schedules save", "schedules backfill", "schedules pause", "schedules resume",
+    "schedules trigger", "schedules remove", "worker", "web", "relay", "scheduler", "promoter", "migrate", "bench",
+    "completion", "demo", "pipeline run", "pipeline ingest", "pipeline rebuild", "pipeline simulate", "pipeline tidy",
+    "pipeline upgrade", "pipeline views", "pipeline audit", "pipeline report",
 }  # fmt: skip
 
 
