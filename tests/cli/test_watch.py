@@ -317,7 +317,7 @@ def test_what_is_wrong_is_red_and_marked(sqlite_cli: CommandRunner) -> None:
         async with view.run_test(size=(140, 24)) as pilot:
             await until(pilot, lambda: len(rows(view)) == 5)
             table = view.query_one("#queues", DataTable)
-            names = [column.key.value for column in table.columns.values()]
+            names = [str(column.key.value) for column in table.columns.values()]
             colors: dict[str, set[str]] = {}
             for number in range(5):
                 cells = dict(zip(names, table.get_row_at(number), strict=True))
