@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.waiting import until
 from waypost import Waypost
 from waypost.errors import (
     ConfigurationError,
@@ -26,7 +27,7 @@ from waypost.errors import (
 )
 from waypost.identity import Session
 from waypost.store.port import Call, Draft, Store
-from waypost.store.sqlite import SqliteStore
+from waypost.store.sqlite import SqliteStore, shrink
 from waypost.store.sqlite.connection import check_library
 from waypost.store.sqlite.executor import SqliteExecutor
 from waypost.store.sqlite.schema import ADDED, ADDED_TABLES, TABLES, Spelling, prefix_of
@@ -381,3 +382,72 @@ def test_an_unfinished_chain_to_which_the_release_before_gave_an_end_is_kept(tmp
         assert post.cancel("orders", id=first.id) == "cancelled"
         (letter,) = post.dead_letters("reports")
     assert letter.reason == "blocker_failed"
+
+
+# ---- free pages ----------------------------------------------------------------------------------------------
+
+
+def publish_much(post: Waypost) -> None:
+    """Publish 8 MB."""
+    for _ in range(4):
+        post.publish_many("orders", ["x" * 2_000] * 1_000)
+
+
+def free_pages_of(path: Path) -> int:
+    with closing(sqlite3.connect(path)) as connection:
+        return int(connection.execute("PRAGMA freelist_count").fetchone()[0])
+
+
+@pytest.mark.promise("STORE-3")
+def test_a_file_shrinks_when_its_messages_are_done(path: Path) -> None:
+    with Waypost(f"sqlite:///{path}") as post:
+        publish_much(post)
+
+        @post.handler("orders", batch=500)
+        def handle(bodies: list[str]) -> None:
+            pass
+
+        with post.worker():
+            until(lambda: post.ledger("orders").done == 4_000, "the last message")
+            until(lambda: free_pages_of(path) <= shrink.FREE_PAGES_KEPT, "a file without free pages")
+            until(lambda: path.stat().st_size < 5_000_000, "a smaller file")
+        assert post.ledger("orders").done == 4_000
+
+
+@pytest.mark.promise("STORE-3")
+def test_only_calls_that_find_nothing_to_do_shrink_a_file(
+    path: Path, connected: Callable[..., tuple[SqliteStore, SqliteExecutor]]
+) -> None:
+    store, executor = connected()
+    with Waypost(store=store) as post:
+        publish_much(post)
+        assert post.purge("orders") == 4_000
+        free = free_pages_of(path)
+        assert free > shrink.FREE_PAGES_MAX
+        session = Session(ClockTime())
+        publish(store, executor, session, 1)
+        assert executor.run(store.claim("orders", 1, session.operation("orders"), worker="w")).leases
+        assert executor._shrinker._thread is None
+        assert not executor.run(store.claim("orders", 1, session.operation("orders"), worker="w")).leases
+        until(lambda: free_pages_of(path) < free, "a step")
+        executor.close()
+        assert executor._shrinker._thread is not None
+        assert not executor._shrinker._thread.is_alive()
+        left = free_pages_of(path)
+    assert free_pages_of(path) == left
+
+
+@pytest.mark.promise("STORE-3")
+def test_a_file_of_the_user_is_left_as_it_is_and_doctor_advises_a_vacuum(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE shop (n)")
+    store = SqliteStore(path)
+    with Waypost(store=store) as post:
+        publish_much(post)
+        post.purge("orders")
+        free = free_pages_of(path)
+        with post.receive("orders") as message:
+            assert message is None
+        (found,) = [one for one in store.checkup(None).check_server([]) if one.check == "free"]
+        assert "VACUUM" in str(found)
+        assert free_pages_of(path) == free

@@ -12,6 +12,7 @@ from waypost.formatting import format_bytes, format_count
 from waypost.store.checkup import Checkup, Findings, note, ok, wrong
 from waypost.store.sqlite.connection import LOG_BYTES_KEPT, map_error
 from waypost.store.sqlite.schema import Spelling
+from waypost.store.sqlite.shrink import free_pages, is_wasteful, shrinks_by_steps
 from waypost.views import Stats
 
 if TYPE_CHECKING:
@@ -60,6 +61,11 @@ def check_file(connection: sqlite3.Connection, path: str) -> Findings:
         yield note("log", f"the write-ahead log has {format_bytes(log)}", "find the program that holds a read "
                    "transaction open", bytes=log)  # fmt: skip
     size = os.path.getsize(path)
+    if is_wasteful(connection) and not shrinks_by_steps(connection):
+        free = free_pages(connection) * connection.execute("PRAGMA page_size").fetchone()[0]
+        yield note("free", f"{format_bytes(free)} of the file are free, and it does not shrink by itself: waypost did "
+                   "not create it", "PRAGMA auto_vacuum = INCREMENTAL and then VACUUM, while no worker runs",
+                   bytes=free)  # fmt: skip
     if size > QUICK_CHECK_BYTES_MAX:
         yield note("file", f"{format_bytes(size)}, too large to check for damage here", "PRAGMA integrity_check does, "
                    "while no worker runs", bytes=size)  # fmt: skip

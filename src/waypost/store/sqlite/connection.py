@@ -128,6 +128,9 @@ def open_file(path: str, spelling: Spelling, budget_seconds: float, *, reads_onl
 def _prepare(connection: sqlite3.Connection, path: str, spelling: Spelling) -> None:
     # Check first: a file that is not ours to use must be left exactly as it was.
     ready = check_schema(connection, spelling, path) and is_complete(connection, spelling)
+    if connection.execute("PRAGMA page_count").fetchone()[0] == 0:
+        # Only possible in a new file: deleted messages can then give their pages back.
+        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
     mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
     if mode != "wal":
         raise StoreUnavailable(

@@ -23,7 +23,9 @@ from waypost.store.port import Call
 from waypost.store.sqlite.chains import deliver_notices
 from waypost.store.sqlite.connection import is_full, map_error, open_file, retry_while_busy
 from waypost.store.sqlite.schema import Spelling
+from waypost.store.sqlite.shrink import Shrinker
 from waypost.store.sqlite.step import SqliteCall, Step
+from waypost.values import Claimed, Polled
 
 T = TypeVar("T")
 
@@ -129,6 +131,7 @@ class SqliteExecutor:
         self._budget = busy_budget_seconds
         self._writer = ConnectionHolder(lambda budget: open_file(path, spelling, budget))
         self._reader = ConnectionHolder(lambda budget: open_file(path, spelling, budget, reads_only=True))
+        self._shrinker = Shrinker(path, lambda: self._using(self._writer))
         self._closed = False
 
     def start(self, timeout_seconds: float) -> None:
@@ -143,7 +146,10 @@ class SqliteExecutor:
             with self._using(self._reader) as connection:
                 return self._retry_while_busy(mine, lambda: self._read(connection, mine))
         with self._using(self._writer) as connection:
-            return self._write_out(connection, mine)
+            result = self._write_out(connection, mine)
+            if isinstance(result, Polled) or (isinstance(result, Claimed) and not result.leases):
+                self._shrinker.consider(connection)
+            return result
 
     def run_many(self, calls: Iterable[Call[T]]) -> list[T | Exception]:
         """Run calls in order; each gives its result or its error. Neighbouring writes share a commit."""
@@ -166,6 +172,7 @@ class SqliteExecutor:
     def close(self) -> None:
         """Close the connections. Calls after this raise."""
         self._closed = True
+        self._shrinker.stop()
         self._writer.close()
         self._reader.close()
 
