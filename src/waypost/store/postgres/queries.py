@@ -39,6 +39,11 @@ ORDERS: dict[MessageState, tuple[str, ...]] = {
     "dead": ("ended_ms", "id"),
     "done": ("number",),
 }
+#: The columns of that index where it does not end with the id.
+INDEXED: dict[MessageState, tuple[str, ...]] = {
+    "ready": ("rank", "position"), "delayed": ("ready_ms",), "leased": ("lease_end_ms",),
+}  # fmt: skip
+INDEXED_KEYS = ("NULL", "NOT NULL")
 STATE_OF: dict[int, MessageState] = {number: state for state, number in STATES.items()}
 #: The fields of a journal entry as `journal` and `trace` return them.
 ENTRY = (
@@ -94,6 +99,20 @@ def _is_indexed(state: MessageState, filter: str) -> bool:
     return filter == "id" or (filter == "reason" and state == "dead")
 
 
+def _first_rows(source: str, state: MessageState, limit: str, *, by_id: bool) -> str:
+    """Return the query for the first rows of a listing; there may be some more, which the caller leaves out.
+
+    It is in the order of an index, and of nothing behind that, so that no plan sorts: for a queue that has just grown
+    the planner expects a row or two, and would rather read and sort them all.
+    """
+    if state == "waiting" and not by_id:
+        # Those with and those without a key have an index each.
+        parts = (f"SELECT m.* FROM {source} AND m.key IS {key} ORDER BY m.id LIMIT {limit}" for key in INDEXED_KEYS)
+        return " UNION ALL ".join(f"({part})" for part in parts)
+    order = ", ".join(f"m.{column}" for column in INDEXED.get(state, ORDERS[state]))
+    return f"SELECT m.* FROM {source} ORDER BY {order} FETCH FIRST ({limit}) ROWS WITH TIES"
+
+
 def listing(
     names: Names,
     queue: str,
@@ -128,22 +147,25 @@ def listing(
         marks = []
         for place in after:
             parameters.append(text(place) if isinstance(place, str) else number(place))
-            marks.append(f"${len(parameters)}")
+            # In a query of its own, so that the planner does not conclude from old figures that nothing comes behind it.
+            marks.append(f"(SELECT ${len(parameters)})")
         where += f" AND ({', '.join(f'm.{column}' for column in order)}) > ({', '.join(marks)})"
     columns = ", ".join(f"m.{column}" for column in order)
     source = f"{table} m WHERE m.queue = (SELECT q.number FROM {names.of('queue')} q WHERE q.name = $1){where}"
     lease = "m.claimed_ms, m.lease_end_ms, m.worker" if state == "leased" else "NULL::bigint, NULL::bigint, NULL::text"
+    is_by_id = filters.get("id") is not None or (filters.get("key") is not None and _is_indexed(state, "key"))
     fit, end = "true, false", f"ORDER BY {columns}"
     if not fits:
-        source = f"(SELECT m.* FROM {source} ORDER BY {columns} LIMIT $2) m"
+        source = f"({_first_rows(source, state, '$2', by_id=is_by_id)}) m"
     else:
-        seen = f"SELECT m.*, {' AND '.join(fits)} AS fits FROM {source} ORDER BY {columns} LIMIT {SCANNED_MAX}"
+        first = _first_rows(source, state, f"{SCANNED_MAX}", by_id=is_by_id)
         counted = (
             f"count(*) FILTER (WHERE m.fits) OVER (ORDER BY {columns}) AS place, count(*) OVER (ORDER BY {columns})"
         )
-        source = f"(SELECT m.*, {counted} AS seen FROM ({seen}) m) m"
+        source = f"(SELECT m.*, {counted} AS seen FROM (SELECT m.*, {' AND '.join(fits)} AS fits FROM ({first}) m) m) m"
         fit = f"m.fits, m.seen = {SCANNED_MAX}"
-        end = f"WHERE (m.fits AND m.place <= $2) OR m.seen = {SCANNED_MAX} ORDER BY {columns}"
+        chosen = f"(m.fits AND m.place <= $2 AND m.seen <= {SCANNED_MAX})"
+        end = f"WHERE {chosen} OR m.seen = {SCANNED_MAX} ORDER BY {columns}"
     # Of the rows that fit only so many have their bodies, the first one always: the others are for the next call.
     size = "octet_length(m.data)" if not fits else "CASE WHEN m.fits THEN octet_length(m.data) ELSE 0 END"
     before = f"coalesce(sum({size}) OVER (ORDER BY {columns} ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0)"
