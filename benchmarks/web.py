@@ -145,7 +145,8 @@ def screens(app: Any, ids: dict[str, str], queues: dict[str, str]) -> dict[str, 
         name = path.removeprefix("/s/{store}").replace("/queues/{queue}", "/queue").replace("/{id}", "")
         found[name.strip("/").replace("/", "-") or "first-page"] = fill(path)
     orders = fill("/s/{store}/queues/{queue}")
-    found |= {f"queue-{state}": f"{orders}?state={state}&minutes=1440" for state in ("leased", "delayed", "waiting", "dead")}
+    states = ("leased", "delayed", "waiting", "dead")
+    found |= {f"queue-{state}": f"{orders}?state={state}&minutes=1440" for state in states}
     found |= {f"search-{kind}": f"/s/main/search?q={id}" for kind, id in (ids | {"unknown": UNKNOWN_ID}).items()}
     found |= {"search-queue": "/s/main/search?q=or", "settings": f"{orders}/do/configure"}
     found["message-dead"] = found.pop("queue-messages")

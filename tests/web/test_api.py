@@ -417,6 +417,9 @@ REQUESTS: dict[str, Any] = {
     "change_bulk": documents.BulkChange(id="1m7fra5gs06ap4cfk9b5jsq9", change="pause"),
     "edit_dead": documents.EditRequest(id="1m7fra5gs06ap4cfk9b5jsq9", body={"a": 1}),
     "save_schedule": documents.ScheduleSave(name="rollup", queue="reports", cron="0 9 * * *"),
+    "backfill_schedule": documents.BackfillRequest(
+        queue="reports", key="rollup", start=datetime(2026, 1, 1, tzinfo=UTC), end=datetime(2026, 1, 2, tzinfo=UTC)
+    ),
 }
 
 

@@ -97,7 +97,8 @@ def screens(shop: Shop, *, variants: bool = True) -> list[str]:
         f"{orders}/do/cancel?id={waiting}", f"{mails}/do/reschedule?id={timer}",
         f"/s/main/do/stop_worker?name={WORKER}", f"/s/main/do/quiet_worker?name={WORKER}",
         "/s/main/do/save_schedule",
-        *(f"/s/main/do/{name}_schedule?{of_schedule}" for name in ("save", "trigger", "remove")),
+        *(f"/s/main/do/{name}_schedule?{of_schedule}" for name in ("save", "trigger", "backfill", "remove")),
+        f"{orders}/do/bulk_cancel?state=ready&older_than=7d",
     ]  # fmt: skip
 
 

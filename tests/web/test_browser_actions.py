@@ -252,6 +252,19 @@ def move_and_run_a_timer(tab: Tab, shop: Shop, queue: str) -> None:
         assert message.body == "later"
 
 
+@does("backfill_schedule")
+def count_and_backfill_a_schedule(tab: Tab, shop: Shop, queue: str) -> None:
+    shop.post.save_schedule(f"daily {queue}", queue=queue, cron="0 3 * * *", body={})
+    page = tab.go("/s/main/schedules")
+    page.locator("#schedules tr", has_text=f"daily {queue}").get_by_role("link", name="Backfill", exact=True).click()
+    page.get_by_label("From").fill("2026-03-01T00:00:00")
+    page.get_by_label("To,").fill("2026-03-04T00:00:00")
+    press(page, "Count these")
+    press(page, "Publish 3")
+    notice(page, "Published 3 messages")
+    assert shop.post.ledger(queue).published == 3
+
+
 @does("save_schedule", "pause_schedule", "resume_schedule", "trigger_schedule", "cancel", "remove_schedule")
 def make_preview_and_change_a_schedule(tab: Tab, shop: Shop, queue: str) -> None:
     name = f"nightly {queue}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from html import unescape
 from html.parser import HTMLParser
 from typing import Any
 from urllib.parse import urlencode
@@ -54,6 +55,9 @@ SCREENS = (
     "/s/main/charts", "/s/main/charts?queue=orders&queue=reports&minutes=60", "/s/main/timers?queue=orders",
     "/s/main/do/save_schedule?queue=reports&key=rollup", "/s/main/do/stop_worker?name=w",
     "/s/main/do/save_schedule", "/s/main/do/trigger_schedule?queue=reports&key=rollup",
+    "/s/main/do/backfill_schedule?queue=reports&key=rollup",
+    "/s/main/do/backfill_schedule?queue=reports&key=rollup&start=2026-03-01T00:00&end=2026-03-02T00:00",
+    "/s/main/queues/orders/do/bulk_cancel?state=ready&key_prefix=k", "/s/main/queues/orders/do/bulk_redrive",
 )  # fmt: skip
 
 
@@ -197,6 +201,39 @@ def test_a_form_sent_twice_runs_once(shop: Site) -> None:
     for _ in range(2):
         assert client.form("/s/main/do/trigger_schedule", fields).status == 303
     assert shop.post.ledger("reports").published == 1
+
+
+@pytest.mark.promise("CRON-8", "FACE-3")
+def test_a_past_interval_is_counted_first_and_then_backfilled_once(shop: Site) -> None:
+    client = shop.client()
+    page = "/s/main/do/backfill_schedule"
+    schedule = {"queue": "reports", "key": "rollup"}
+    assert f"{page}?queue=reports&amp;key=rollup" in client.get("/s/main/schedules").text
+    first = client.get(page, None, **schedule).text
+    assert "Publish " not in first, "nothing is published without a count"
+    interval = {"start": "2026-03-01T00:00:00", "end": "2026-03-08T00:00:00"}
+    counted = client.get(page, None, **schedule, **interval).text
+    assert "<b>7</b> messages would be published" in counted
+    assert "waypost schedules backfill rollup --queue reports --from 2026-03-01T00:00:00+00:00" in counted
+    assert shop.post.ledger("reports").published == 0
+    form = re.findall(r'<form method="post" action="[^"]*backfill.*?</form>', counted, re.DOTALL)[0]
+    fields = {name: unescape(value) for name, value in re.findall(r'name="(\w+)" value="([^"]*)"', form)}
+    for _ in range(2):
+        assert client.form(page, fields).header("location") == "/s/main/schedules"
+    assert shop.post.ledger("reports").published == 7
+    again = client.get(page, None, **schedule, **interval).text
+    assert "Nothing would be published; 7 instants have fired already" in again
+    sent = schedule | {"start": "2026-03-01T00:00:00Z", "end": "2026-03-09T00:00:00Z"}
+    dry = client.write("/schedules/backfill", sent | {"dry_run": True}).json()
+    assert (dry["published"], dry["skipped"], dry["changed"]) == (1, 7, False)
+    done = client.write("/schedules/backfill", sent).json()
+    assert (done["published"], done["text"].startswith("published 1 message")) == (1, True)
+    naive = client.write("/schedules/backfill", sent | {"start": "2026-03-01T00:00:00"})
+    assert naive.problem == "invalid-time"
+    wrong = client.get(page, None, **schedule, start="2026-03-08T00:00", end="2026-03-01T00:00")
+    assert (wrong.status, 'role="alert"' in wrong.text) == (200, True)
+    logged = [one["text"] for one in client.api("/actions")["actions"] if one["ok"]]
+    assert [text.partition(" of ")[0] for text in logged] == ["published 1 message", "published 7 messages"]
 
 
 def test_a_schedule_is_made_by_a_form(shop: Site) -> None:

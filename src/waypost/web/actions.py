@@ -262,6 +262,24 @@ async def trigger_schedule(place: Place, queue: str, request: documents.Schedule
     )
 
 
+async def backfill_schedule(place: Place, queue: str, request: documents.BackfillRequest) -> documents.BackfillDone:
+    """Publish the messages of a schedule for an interval of the past, or count them."""
+    for name in ("start", "end"):
+        if getattr(request, name).tzinfo is None:
+            raise Problem(422, "invalid-time", f"{name} needs a time zone, as in 2026-03-06T09:00:00Z")
+    found = await place.post.backfill(
+        request.key, request.start, request.end, queue=request.queue, dry_run=request.dry_run
+    )
+    verb = "would publish" if found.dry_run else "published"
+    text = f"{verb} {format_count(found.published, 'message')} of the schedule {request.key}"
+    text += f", and skipped {format_count(found.skipped, 'instant')} that had fired" if found.skipped else ""
+    text += f"; {found.left:,} are left to the scheduler, which has not come to them yet" if found.left else ""
+    return documents.BackfillDone(
+        changed=found.published > 0 and not found.dry_run, text=text, published=found.published, skipped=found.skipped,
+        left=found.left, first=found.first, last=found.last, dry_run=found.dry_run,
+    )  # fmt: skip
+
+
 async def remove_schedule(place: Place, queue: str, request: documents.ScheduleReference) -> documents.Done:
     """Remove a schedule."""
     changed = await place.post.remove_schedule(request.key, queue=request.queue)
@@ -325,6 +343,14 @@ def schedule_forms(action: str, method: str) -> Callable[[str, Any], Forms]:
         return Forms(command(*arguments), format_call(method, request.key, queue=request.queue))
 
     return forms
+
+
+def backfill_forms(queue: str, request: documents.BackfillRequest) -> Forms:
+    """A backfill as a command."""
+    arguments: list[object] = ["schedules", "backfill", request.key, "--queue", request.queue]
+    arguments += ["--from", request.start.isoformat(), "--to", request.end.isoformat()]
+    python = format_call("backfill", request.key, request.start, request.end, queue=request.queue)
+    return Forms(command(*arguments), python)
 
 
 SCHEDULE_DEFAULTS = {
@@ -395,6 +421,9 @@ ACTIONS: dict[str, Action] = {
         Action("trigger_schedule", "POST", f"{SCHEDULES}/trigger", "operate", documents.ScheduleReference,
                documents.TriggerDone, "Publish the message of a schedule now.", trigger_schedule,
                schedule_forms("trigger", "trigger_schedule")),
+        Action("backfill_schedule", "POST", f"{SCHEDULES}/backfill", "operate", documents.BackfillRequest,
+               documents.BackfillDone, "Publish the fires of an interval of the past that have not fired.",
+               backfill_schedule, backfill_forms),
         Action("remove_schedule", "POST", f"{SCHEDULES}/remove", "admin", documents.ScheduleReference, documents.Done,
                "Remove a schedule. What it has published stays.", remove_schedule,
                schedule_forms("remove", "remove_schedule")),

@@ -978,6 +978,14 @@ class ScheduleReference(Request, frozen=True, kw_only=True):
     key: Text
 
 
+class BackfillRequest(ScheduleReference, frozen=True, kw_only=True):
+    """A schedule, and the interval of the past whose fires to publish: from `start` on, before `end`."""
+
+    start: datetime
+    end: datetime
+    dry_run: Annotated[bool, Meta(description="Only count them.")] = False
+
+
 class WorkerReference(Request, frozen=True, kw_only=True):
     """A worker, by its name."""
 
@@ -1085,3 +1093,17 @@ class TriggerDone(Done, frozen=True, kw_only=True):
 
     queue: str
     id: str
+
+
+class BackfillDone(Done, frozen=True, kw_only=True):
+    """What a backfill published, or with `dry_run` would publish."""
+
+    published: int
+    #: Instants that had fired before, in time or by a backfill.
+    skipped: int
+    #: Instants that the scheduler has yet to fire: it is behind.
+    left: int
+    #: The first and the last of those published.
+    first: datetime | None
+    last: datetime | None
+    dry_run: bool

@@ -27,7 +27,7 @@ from waypost.web.charts import timeline_bars
 from waypost.web.figures import RECENT_MINUTES
 from waypost.web.problems import Problem
 from waypost.web.saved_filters import filters, save_from_page
-from waypost.web.schedule_views import show_form
+from waypost.web.schedule_views import show_backfill, show_form
 from waypost.web.service import Service, as_problems, check_name, convert, read_body
 from waypost.web.sparklines import make_sparkline
 from waypost.web.templates import render
@@ -254,6 +254,8 @@ async def show_action(visit: Visit) -> Response:
     await visit.service.require(visit.request, action.scope)
     if action.name == "save_schedule":
         return await show_form(visit)
+    if action.name == "backfill_schedule":
+        return await show_backfill(visit, given)
     queue = visit.queue if "queue" in visit.path else ""
     detail = None
     if queue:

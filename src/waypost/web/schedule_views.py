@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -95,6 +95,42 @@ def known_values(known: ClientSchedule) -> dict[str, str]:
         # Not in the form: they stay with the body.
         found["keep_body"] = "true"
     return found
+
+
+#: The interval that the form of a backfill begins with.
+BACKFILLED = timedelta(days=1)
+
+
+def read_time(text: str) -> datetime:
+    """A time of a form, which is in UTC unless it says otherwise."""
+    try:
+        found = datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise Problem(422, "invalid-time", f"{text[:40]!r} is no time, as in 2026-03-06T09:00:00") from None
+    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+
+
+async def show_backfill(visit: Visit, given: Mapping[str, str]) -> Response:
+    """The form of a backfill; with an interval, how many messages it would publish, and the button that does."""
+    action, known = ACTIONS["backfill_schedule"], await find_schedule(visit, given)
+    if known is None:
+        raise Problem(422, "no-choice", "name the schedule: its queue and its key")
+    planned, shortcuts, wrong = None, None, None
+    now = (await store_now(visit.here)).replace(microsecond=0)
+    interval = {"start": now - BACKFILLED, "end": now}
+    if "start" in given and "end" in given:
+        try:
+            interval = {name: read_time(given[name]) for name in interval}
+            wanted = documents.BackfillRequest(queue=known.queue, key=known.key, dry_run=True, **interval)
+            async with reading.answered():
+                planned = await action.run(visit.here, "", wanted)
+            shortcuts = action.forms("", wanted)
+        except (Problem, WaypostError) as error:
+            wrong = error.detail if isinstance(error, Problem) else str(error)
+    return visit.draw(
+        "backfill.html", title=f"Backfill {known.name}", known=known, planned=planned, shortcuts=shortcuts, wrong=wrong,
+        interval=interval,
+    )  # fmt: skip
 
 
 async def find_schedule(visit: Visit, given: Mapping[str, str]) -> ClientSchedule | None:

@@ -147,7 +147,7 @@ def listing(
         marks = []
         for place in after:
             parameters.append(text(place) if isinstance(place, str) else number(place))
-            # In a query of its own, so that the planner does not conclude from old figures that nothing comes behind it.
+            # A query, not a constant: from old statistics the planner would conclude that nothing comes behind it.
             marks.append(f"(SELECT ${len(parameters)})")
         where += f" AND ({', '.join(f'm.{column}' for column in order)}) > ({', '.join(marks)})"
     columns = ", ".join(f"m.{column}" for column in order)

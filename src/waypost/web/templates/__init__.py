@@ -54,6 +54,11 @@ def moment(at: datetime | None, *, precise: bool = False) -> Markup:
     return Markup('<time datetime="{}" title="{}">{}</time>').format(at.isoformat(), whole_time(at, precise=True), text)
 
 
+def utc_input(at: datetime) -> str:
+    """A time as a field of a form has it, in UTC."""
+    return at.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="seconds")
+
+
 def ago(at: datetime | None) -> Markup:
     """How long ago a time was, or when it comes; the time itself is in the title."""
     if at is None:
@@ -148,7 +153,7 @@ environment.filters |= {
     "ago": ago, "bytes": format_bytes, "cell": cell, "clock_time": clock_time, "duration": duration,
     "error_line": error_line, "error_name": error_name, "filled": filled, "first_upper": first_upper,
     "in_zone": in_zone, "moment": moment, "number": number, "pretty": pretty, "printable": printable,
-    "setting": setting, "short": short,
+    "setting": setting, "short": short, "utc_input": utc_input,
 }  # fmt: skip
 environment.globals |= {"version": VERSION, "step_urls": step_urls}
 
