@@ -449,6 +449,31 @@ def test_a_message_is_named_by_what_publish_returned_or_by_queue_and_id(mode: st
             client.cancel(published, key="a")
 
 
+@pytest.mark.promise("DEAD-2", "QUEUE-8")
+@pytest.mark.parametrize("mode", MODES)
+def test_dead_letters_are_listed_from_the_time_of_their_death_on(mode: str) -> None:
+    with open_client(mode, "memory://") as client:
+        ids = [client.publish("orders", number).id for number in range(4)]
+        for _ in ids:
+            with client.receive("orders") as message:
+                message.dead("rejected")
+        letters = list(client.dead_letters("orders"))
+        since = letters[-1].ended_at
+        expected = [one.id for one in letters if one.ended_at >= since]
+        assert [one.id for one in client.messages("orders", "dead", died_after=since)] == expected
+        assert [one.id for one in client.dead_letters("orders", died_after=since)] == expected
+        first = client.page("orders", "dead", died_after=letters[0].ended_at, limit=3)
+        rest = client.page("orders", "dead", died_after=letters[0].ended_at, limit=3, cursor=first.cursor)
+        assert [one.id for one in (*first.messages, *rest.messages)] == [one.id for one in letters]
+        assert client.page("orders", "dead", died_after=since + timedelta(hours=1)).messages == []
+        with pytest.raises(errors.InvalidInput, match="begin without one"):
+            client.page("orders", "dead", died_after=since + timedelta(hours=1), cursor=first.cursor)
+        with pytest.raises(errors.InvalidInput, match="state='dead'"):
+            client.messages("orders", died_after=since)
+        with pytest.raises(errors.InvalidTime, match="time zone"):
+            client.messages("orders", "dead", died_after=datetime(2026, 1, 1))  # noqa: DTZ001
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_one_listing_has_all_filters(mode: str) -> None:
     later = datetime.now(UTC) + timedelta(hours=1)

@@ -697,8 +697,9 @@ class AsyncWaypost(BaseClient):
         """List the messages of a `queue` in a `state`, page by page, without changing them.
 
         The states are `ready`, `delayed`, `waiting`, `leased`, `dead` and `done`. `id`, `key`, `group` and `reason`
-        select; `before` (a datetime with a time zone) selects timers by their due time; `limit` ends the listing.
-        Messages that change meanwhile may be missed or listed twice.
+        select; `before` (a datetime with a time zone) selects timers by their due time, and `died_after` those of the
+        dead letters that died then or later, without reading older ones; `limit` ends the listing. Messages that
+        change meanwhile may be missed or listed twice.
 
             for letter in post.messages("orders", "dead", reason="rejected", limit=100):
                 print(letter.id, letter.ended_at, letter.error)
@@ -736,9 +737,9 @@ class AsyncWaypost(BaseClient):
     ) -> MessagePage[Any]:
         """Return one part of a listing of a `queue`, and the cursor of the next one, for programs that page through it.
 
-        `state` and the filters (`id`, `key`, `group`, `reason`, `before`) are those of `messages`. Give the `cursor` of
-        a part with the same queue, state and filters to read on; None is the beginning, and the end. A part may have
-        fewer than `limit` messages, or none, and a cursor all the same.
+        `state` and the filters (`id`, `key`, `group`, `reason`, `before`, `died_after`) are those of `messages`. Give
+        the `cursor` of a part with the same queue, state and filters to read on; None is the beginning, and the end. A
+        part may have fewer than `limit` messages, or none, and a cursor all the same.
 
             page = post.page("orders", "dead", limit=20)
             if page.cursor is not None:
@@ -774,7 +775,7 @@ class AsyncWaypost(BaseClient):
     def dead_letters(self, queue: QueueName, **filters: Unpack[ListingFilters]) -> AsyncIterator[StoredMessage[Any]]:
         """List the dead letters of a `queue`, oldest first: `messages` with `state="dead"` and its filters.
 
-        These are `id`, `key`, `group`, `reason` and `limit`; `before` is for timers.
+        These are `id`, `key`, `group`, `reason`, `died_after` and `limit`; `before` is for timers.
         """
         return self.messages(queue, "dead", **filters)
 

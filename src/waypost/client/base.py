@@ -903,7 +903,10 @@ def _wait_seconds(wait: Duration | None) -> float | None:
 class Listing(Generic[T]):
     """A listing of messages: its filters, checked once, and how far it has read."""
 
-    __slots__ = ("_as_type", "_before_ms", "_context", "_cursor", "_filters", "_left", "_queue", "_state", "more")
+    __slots__ = (
+        "_as_type", "_before_ms", "_context", "_cursor", "_filters", "_left", "_queue", "_since_ms", "_state",
+        "more",
+    )  # fmt: skip
 
     def __init__(
         self, context: ClientContext, queue: str | Queue[T], state: MessageState, **filters: Unpack[ListingFilters]
@@ -912,9 +915,13 @@ class Listing(Generic[T]):
         before, limit = filters.get("before"), filters.get("limit")
         if before is not None and state != "delayed":
             raise InvalidInput(f"before= selects by due time: use it with state='delayed', not {show(state)}")
+        died_after = filters.get("died_after")
+        if died_after is not None and state != "dead":
+            raise InvalidInput(f"died_after= selects dead letters: use it with state='dead', not {show(state)}")
         self._context = context
         self._queue = queue_name(queue)
         self._as_type = queue_type(queue)
+        self._since_ms = None if died_after is None else check_moment("died_after", died_after)
         self._state = check_state(state)
         self._before_ms = None if before is None else check_moment("before", before)
         self._left = None if limit is None else check_count("limit", limit, 1, 2**40)
@@ -923,6 +930,8 @@ class Listing(Generic[T]):
             value: Any = filters.get(name)
             self._filters[name] = None if value is None else check_text(name, value, KEY_CHARACTERS_MAX)
         self._cursor: str | None = None
+        if self._since_ms is not None:
+            self._cursor = context.store.dead_since(self._since_ms)
         self.more = True
 
     @property
@@ -932,11 +941,12 @@ class Listing(Generic[T]):
 
     def from_cursor(self, cursor: str | None) -> Self:
         """Begin where another listing stopped."""
-        self._cursor = None if cursor is None else unpack_cursor(cursor, self._about())
+        if cursor is not None:
+            self._cursor = unpack_cursor(cursor, self._about())
         return self
 
     def _about(self) -> list[object]:
-        return [self._queue, self._state, self._before_ms, *self._filters.values()]
+        return [self._queue, self._state, self._before_ms, self._since_ms, *self._filters.values()]
 
     def flow(self) -> Flow[list[StoredMessage[T]]]:
         """Read the next page."""

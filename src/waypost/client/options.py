@@ -117,6 +117,8 @@ class PageFilters(TypedDict, total=False):
     reason: str | None
     #: Of timers: those due before this moment, with a time zone.
     before: datetime | None
+    #: Of dead letters: those that died at this moment or later, with a time zone.
+    died_after: datetime | None
 
 
 class ListingFilters(PageFilters, total=False):

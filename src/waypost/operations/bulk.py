@@ -497,6 +497,8 @@ def choose(
             return False
         return (at_ms is None or message.ready_ms != at_ms) and fits(message, filter)
 
+    if cursor is None and state == "dead" and filter.after_ms is not None:
+        cursor = context.store.dead_since(filter.after_ms)
     ids: list[str] = []
     read = 0
     for _ in range(pages):

@@ -202,6 +202,8 @@ class Store(Protocol):
         group: str | None = None,
         reason: str | None = None,
     ) -> Call[Page]: ...
+    # no call: the cursor at which `peek` begins with the dead letters that died at this time or later
+    def dead_since(self, at_ms: int) -> str: ...
     def stats(self, queue: str, *, minutes: int = 0) -> Call[StatsRecord]: ...
     # The same for many queues, in their order. The calls run together, each for a part of them.
     def stats_many(self, queues: Sequence[str], *, minutes: int = 0) -> list[Call[list[StatsRecord]]]: ...
@@ -550,6 +552,11 @@ def read_cursor(cursor: str | None, length: int) -> list[int | str] | None:
     if len(place) != length:
         raise InvalidInput("this cursor is not one that a listing of this state gave; start again without it")
     return place
+
+
+def dead_cursor(at_ms: int) -> str:
+    """Return the cursor before the dead letters that died at a time, in a listing by time and id."""
+    return msgspec.json.encode([at_ms, ""]).decode()
 
 
 def record_cursor(created_ms: int, name: str) -> str:

@@ -464,6 +464,35 @@ class SearchAnswer(Answer, frozen=True, kw_only=True):
     next: str | None = None
 
 
+class Failure(Answer, frozen=True, kw_only=True):
+    """Messages of a queue that died lately with the same reason and error, as far as they were read."""
+
+    queue: str
+    reason: str
+    error_type: str | None
+    error: str | None
+    count: int
+    last_at: datetime
+    #: The newest of them.
+    id: str
+
+
+class FailingQueue(Answer, frozen=True, kw_only=True):
+    """How many messages of a queue died, and how many failures are retried."""
+
+    queue: str
+    died: int
+    retried: int
+
+
+class Failures(Answer, frozen=True, kw_only=True):
+    """What failed in the last minutes: the newest first, of the queues with the most; and these queues."""
+
+    minutes: int
+    groups: list[Failure]
+    queues: list[FailingQueue]
+
+
 class DeadGroup(Answer, frozen=True, kw_only=True):
     """Dead letters with the same reason, error type and first line of the error."""
 

@@ -17,7 +17,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from waypost.errors import WaypostError
-from waypost.web import action_pages, dead_letters, documents, forms, lake_pages, reading, search
+from waypost.web import action_pages, dead_letters, documents, failures, forms, lake_pages, reading, search
 from waypost.web.access import CSRF_FIELD, SESSION_COOKIE, SESSION_SECONDS, Caller, address_of
 from waypost.web.actions import ACTIONS, Action
 from waypost.web.api import cookie_path, set_visit, store_summary
@@ -160,8 +160,10 @@ async def show_overview(visit: Visit) -> Response:
     readings = visit.here.watch.readings
     first = reading.worst_queue(visit.here)
     worst = None if first is None else reading.queue_document(visit.here, first)
+    failed = await failures.failures_if_known(visit.here)
     return visit.draw(
         "overview.html", title="Queues", health=health, listed=listed, query=query, recent_minutes=RECENT_MINUTES,
+        failed=failed,
         worst=worst if worst is not None and worst.level in ("warning", "alarm") else None,
         sparklines={queue.name: make_sparkline(readings[queue.name].figures) for queue in listed.queues},
         ages={queue.name: visit.here.watch.age(queue.name) for queue in listed.queues}, old_seconds=OLD_SECONDS,

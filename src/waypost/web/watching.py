@@ -26,7 +26,7 @@ from waypost.errors import WaypostError
 from waypost.schedule.schedule import Schedule
 from waypost.views import RegisteredWorker
 from waypost.web import alerts
-from waypost.web.documents import Alert, Level
+from waypost.web.documents import Alert, Failure, Level
 from waypost.web.figures import RECENT_MINUTES, Figures, figures_of
 
 log = logging.getLogger("waypost.web")
@@ -84,8 +84,10 @@ class Assessment(Struct, frozen=True):
     level: Level
     #: Those with alerts first: the worst level, then the longest wait, then the most dead letters, then by name.
     order: tuple[int, float, int, str]
-    #: Messages handled in the last minutes.
+    #: Messages handled in the last minutes, those that died, and failures that are retried.
     handled: int
+    died: int
+    retried: int
 
 
 class Totals(Struct, frozen=True):
@@ -124,6 +126,8 @@ class StoreWatch:
         self._loop_task: asyncio.Task[None] | None = None
         self._refreshing: asyncio.Task[None] | None = None
         self._background: asyncio.Task[None] | None = None
+        #: What failed lately in each queue, and the state of the queue when that was read.
+        self.failures: dict[str, tuple[tuple[object, ...], list[Failure]]] = {}
 
     # ---- for requests ------------------------------------------------------------------------------------------
 
@@ -230,7 +234,8 @@ class StoreWatch:
             wrong = alerts.queue_alerts(figures, serving, is_unserved=not serving and not self._has_unlisted)
             level = alerts.level_of(wrong)
             order = -alerts.LEVELS.index(level), -(figures.oldest_ready or 0.0), -figures.ledger.dead_kept, name
-            found = self._assessments[name] = Assessment(wrong, level, order, figures.recent("done"))
+            handled, died, retried = (figures.recent(counter) for counter in ("done", "dead", "retried"))
+            found = self._assessments[name] = Assessment(wrong, level, order, handled, died, retried)
         return found
 
     def alerts(self, name: str) -> list[Alert]:

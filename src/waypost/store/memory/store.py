@@ -43,6 +43,7 @@ from waypost.store.port import (
     Woken,
     add_wakes,
     check_purge,
+    dead_cursor,
     forwarded_draft,
     poll_parts,
 )
@@ -420,6 +421,9 @@ class MemoryStore:
             return Page([r.stored() for r in found], None)
 
         return ModelCall("peek", step)
+
+    def dead_since(self, at_ms: int) -> str:
+        return dead_cursor(at_ms)
 
     def stats(self, queue: str, *, minutes: int = 0) -> Call[StatsRecord]:
         return ModelCall("stats", lambda now: self._queue(queue).stats(now, minutes))

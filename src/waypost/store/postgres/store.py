@@ -34,6 +34,7 @@ from waypost.store.port import (
     Target,
     Woken,
     check_purge,
+    dead_cursor,
     format_changes,
     poll_parts,
     read_record_cursor,
@@ -493,6 +494,9 @@ class PostgresStore:
         return PostgresCall(
             "peek", queue, command, parameters, lambda result: queries.read_listing(state, limit, result)
         )
+
+    def dead_since(self, at_ms: int) -> str:
+        return dead_cursor(at_ms)
 
     def stats(self, queue: str, *, minutes: int = 0) -> Call[StatsRecord]:
         parameters = [text(queue), self._now(), number(minutes)]

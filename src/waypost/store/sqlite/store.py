@@ -26,6 +26,7 @@ from waypost.store.port import (
     Woken,
     add_wakes,
     check_purge,
+    dead_cursor,
     poll_parts,
 )
 from waypost.store.register import pack
@@ -323,6 +324,9 @@ class SqliteStore:
         return SqliteCall(
             "peek", lambda step: peek.peek(step.queue_for_reading(queue), state, limit, cursor, filters), writes=False
         )
+
+    def dead_since(self, at_ms: int) -> str:
+        return dead_cursor(at_ms)
 
     def stats(self, queue: str, *, minutes: int = 0) -> Call[StatsRecord]:
         return SqliteCall("stats", lambda step: stats.stats(step.queue_for_reading(queue), minutes), writes=False)

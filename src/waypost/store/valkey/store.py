@@ -509,6 +509,10 @@ class ValkeyStore:
         wanted = [(text or "").encode() for text in (cursor, id, key, group, reason)]
         return self._call("peek", queue, None, [state.encode(), b"%d" % limit, *wanted], decode)
 
+    def dead_since(self, at_ms: int) -> str:
+        # No member has an empty name: all that have this score come behind it.
+        return f"{at_ms} "
+
     def stats(self, queue: str, *, minutes: int = 0) -> Call[StatsRecord]:
         def decode(reply: Any) -> StatsRecord:
             now, paused, packed = reply[:3]

@@ -417,6 +417,24 @@ class TestChosenLetters:
         rest = bench.run(bench.store.peek("orders", "dead", 9, cursor=page.cursor))
         assert [stored.id for stored in rest.messages] == ids[3:]
 
+    @pytest.mark.promise("DEAD-2", "QUEUE-8")
+    def test_a_listing_begins_with_the_letters_that_died_since_a_time(self, bench: Bench) -> None:
+        bury(bench, reason="old")
+        bench.after(1)
+        since = bench.now_ms
+        together = sorted([*bury(bench, reason="new"), *bury(bench, reason="other")])
+        bench.after(1)
+        (last,) = bury(bench, reason="new")
+        cursor = bench.store.dead_since(since)
+        page = bench.run(bench.store.peek("orders", "dead", 2, cursor=cursor))
+        assert sorted(stored.id for stored in page.messages) == together
+        rest = bench.run(bench.store.peek("orders", "dead", 2, cursor=page.cursor))
+        assert ([stored.id for stored in rest.messages], rest.cursor) == ([last], None)
+        of_reason = bench.run(bench.store.peek("orders", "dead", 9, cursor=cursor, reason="new"))
+        assert len(of_reason.messages) == 2
+        later = bench.run(bench.store.peek("orders", "dead", 9, cursor=bench.store.dead_since(bench.now_ms + 1)))
+        assert (later.messages, later.cursor) == ([], None)
+
 
 class TestCompletedHistory:
     """Finished messages, when a queue keeps them."""
