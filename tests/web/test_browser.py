@@ -290,7 +290,7 @@ def test_reading_and_acting_work_without_scripts(chromium: Any, shop: Shop) -> N
         for path in screens(shop):
             assert tab.go(path).locator("main").inner_text().strip(), path
         page = tab.go("/s/main")
-        page.get_by_role("link", name="orders").click()
+        page.locator("#queues").get_by_role("link", name="orders").click()
         page.get_by_role("button", name="Pause").click()
         page.get_by_text("Orders is paused.").wait_for()
         page.locator("#messages tbody a").first.click()
