@@ -45,6 +45,10 @@ _SHORT: Final = 4
 TEXT_CHARACTERS_MAX: Final = 8_192
 
 
+#: A longer file is not one with a URL.
+FILE_CHARACTERS_MAX: Final = 8_192
+
+
 class Url(NamedTuple):
     """A URL of a server in its parts. Hosts, path and query are as they were written."""
 
@@ -108,6 +112,30 @@ def _redact_local(scheme: str, rest: str) -> str:
     if scheme == "memory" and "@" in path:
         return f"{scheme}://{HIDDEN}"
     return f"{scheme}://{printable(path)}" + (f"?{HIDDEN}" if question else "")
+
+
+def resolve_url(url: str) -> str:
+    """Return the URL itself, or the one in the file that it names: `file:///run/secrets/waypost_url`.
+
+    So a password is in no argument and no variable of a process. Errors have the path and nothing of the contents.
+    """
+    scheme, separator, rest = url.partition("://")
+    if scheme != "file" or not separator:
+        return url
+    path = unquote(rest)
+    if not path.startswith("/") or "\0" in path:
+        raise InvalidUrl(
+            "a file:// URL names a file by its absolute path, with three slashes: file:///run/secrets/waypost_url"
+        )
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read(FILE_CHARACTERS_MAX + 1).strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise InvalidUrl(f"the URL of the store cannot be read from the file {printable(path)}: {reason}") from None
+    if not text or len(text) > FILE_CHARACTERS_MAX or len(text.split()) > 1 or text.startswith("file:"):
+        raise InvalidUrl(f"the file {printable(path)} must have one line: the URL of the store, as valkey://host:6379")
+    return text
 
 
 def check_url(url: str) -> Url:

@@ -22,6 +22,7 @@ from waypost.operations.flow import OnEvent
 from waypost.policy import LEADER_TTL_MS
 from waypost.redaction import Redact, find_redact
 from waypost.store.opening import open_store
+from waypost.urls import resolve_url
 
 URLS = "sqlite:///orders.db, valkey://127.0.0.1:6379, postgresql://user@host/database"
 #: argparse must not wrap the examples, so it wraps nothing, and the description is wrapped here.
@@ -135,7 +136,7 @@ def get_url(options: argparse.Namespace) -> str:
     url = given or option or os.environ.get("WAYPOST_URL")
     if not url:
         raise CommandError(f"no store was given: give its URL ({URLS}), or set WAYPOST_URL", USAGE)
-    return url
+    return resolve_url(url)
 
 
 def get_namespace(options: argparse.Namespace) -> str:

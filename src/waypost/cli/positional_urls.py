@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from waypost.cli.exit_codes import USAGE, CommandError
 from waypost.store.opening import POSTGRES_SCHEMES, VALKEY_SCHEMES
 
-SCHEMES = ("memory", "sqlite", *VALKEY_SCHEMES, *POSTGRES_SCHEMES)
+SCHEMES = ("memory", "sqlite", "file", *VALKEY_SCHEMES, *POSTGRES_SCHEMES)
 STORE_URL = re.compile(rf"(?:{'|'.join(SCHEMES)})(?:\+\w+)?://")
 #: Options by which the body of `publish`, its second argument, may be a URL itself. JSON never is one.
 PLAIN_BODY = ("--text", "--bytes")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 from urllib.parse import unquote
 
 from waypost.errors import ConfigurationError, InvalidUrl, MissingExtra, UnusableClient
-from waypost.urls import check_url
+from waypost.urls import check_url, resolve_url
 
 if TYPE_CHECKING:
     from waypost.policy import Durability
@@ -25,7 +25,8 @@ VALKEY_FORMS = ("sentinel", "cluster")
 POSTGRES_SCHEMES = ("postgresql", "postgres")
 URL_FORMS = (
     "memory://, sqlite:///file.db, valkey://host:6379 (or redis://, rediss://, unix://), "
-    "valkey+sentinel://host:26379/service, valkey+cluster://host:6379, postgresql://host/database"
+    "valkey+sentinel://host:26379/service, valkey+cluster://host:6379, postgresql://host/database; or "
+    "file:///path of a file that has one of them"
 )
 #: The packages whose clients may be passed in.
 CLIENT_PACKAGES = frozenset(("redis", "valkey"))
@@ -49,6 +50,7 @@ def open_store(url: str, **options: Unpack[StoreOptions]) -> Store:
     """Return the store of a URL. Nothing is connected yet. Errors contain at most the scheme: URLs have passwords."""
     if not isinstance(url, str):
         raise InvalidUrl(f"a store URL is text, not {type(url).__name__}; pass a client with client=")
+    url = resolve_url(url)
     scheme, separator, rest = url.partition("://")
     if not separator or SCHEME.fullmatch(scheme) is None:
         raise InvalidUrl(f"a store URL starts with a scheme: {URL_FORMS}")

@@ -34,6 +34,8 @@ WRITE_COMMANDS = frozenset(
         "XADD", "XTRIM", "ZADD", "ZPOPMIN", "ZREM", "ZREMRANGEBYSCORE",
     )
 )  # fmt: skip
+#: How scripts check the type of a key before they write: each begins with `must_be` of base.lua.
+TYPE_CHECKS = frozenset(("HLEN", "LLEN", "SCARD", "XLEN", "ZCARD"))
 #: Commands that no script names: those that send scripts, and those sent outside of scripts.
 OTHER_COMMANDS = ("EVALSHA", "SCRIPT", "INFO", "PUBLISH", "SUBSCRIBE")
 
@@ -189,6 +191,9 @@ def verbs() -> dict[str, set[str]]:
     """The commands that each verb needs."""
     # A script that may not publish a wake-up does its work all the same: that is a verb of its own.
     found = {name: set(COMMAND_CALL.findall(script(name).text.decode())) - {"PUBLISH"} for name in (*SCRIPTS, *APART)}
+    for name in found:
+        if b"must_be(" in script(name).text:
+            found[name] |= TYPE_CHECKS
     found["start_wait"].add("BLPOP")
     for name in READ_ONLY:
         found[name] -= WRITE_COMMANDS

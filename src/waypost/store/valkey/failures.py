@@ -44,6 +44,9 @@ WRONG_SERVER = ("LOADING", "MASTERDOWN", "CLUSTERDOWN", "READONLY")
 WRONG_SERVER_CLASSES = (BusyLoadingError, ReadOnlyError, ClusterDownError)
 
 
+#: A command inside of a script, as Valkey and Redis from 7 on put it, and Redis 6.2.
+DENIED_IN_SCRIPT = ("ACL failure in script", "The user executing the script can't run")
+
 #: Redis 6.2 puts the place in the script before the error itself.
 INSIDE_SCRIPT = re.compile(r"@user_script: \d+: -([A-Z]+ .*)", re.DOTALL)
 
@@ -64,7 +67,7 @@ def map_error(error: ResponseError, queue: str, verb: str, key: bytes = b"") -> 
     text = server_text(error)
     ours = OURS.search(text)
     if ours is not None:
-        return _ours(ours[1], ours[2], queue)
+        return _ours(ours[1], ours[2], queue, verb)
     if key and text.startswith("WRONGTYPE"):
         return _foreign(key.decode())
     # Redis 6.2 puts where in the script it happened before it.
@@ -84,9 +87,9 @@ def map_error(error: ResponseError, queue: str, verb: str, key: bytes = b"") -> 
     if isinstance(error, PASSING_CLASSES) or text.startswith(PASSING):
         return StoreUnavailable(f"the server cannot serve {verb} right now ({text[:120]})")
     if isinstance(error, AuthenticationError | NoPermissionError) or text.startswith(("NOPERM", "NOAUTH", "WRONGPASS")):
-        return AccessDenied(
-            f"the server does not allow this user to {verb} ({text[:160]}); check the password and the ACL of the user"
-        )
+        return _denied(verb, text)
+    if any(part in text for part in DENIED_IN_SCRIPT):
+        return _denied(verb, text)
     return StoreFailed(f"the server answered {verb} on queue {queue} with an error: {text[:300]}")
 
 
@@ -109,7 +112,7 @@ class SlotMoving(StoreUnavailable):
     """Raised while a slot is moved key by key: nothing was done, and a repeat succeeds when it has moved."""
 
 
-def _ours(code: str, details: str, queue: str) -> WaypostError:
+def _ours(code: str, details: str, queue: str, verb: str) -> WaypostError:
     if code == "FULL":
         waiting, cap = details.split()
         return QueueFull(
@@ -118,6 +121,8 @@ def _ours(code: str, details: str, queue: str) -> WaypostError:
         )
     if code == "FOREIGN":
         return _foreign(details.partition(" ")[2])
+    if code == "DENIED":
+        return _denied(verb, details)
     if code == "DAMAGED":
         return StoreFailed(
             f"the counters or the policy of queue {queue} cannot be read, at the key {details}; nothing was touched: "
@@ -132,6 +137,12 @@ def _ours(code: str, details: str, queue: str) -> WaypostError:
     if code == "GONE":
         return removed_since(queue, int(details))
     return too_old(queue, int(details) if details.isdigit() else None)
+
+
+def _denied(verb: str, text: str) -> AccessDenied:
+    return AccessDenied(
+        f"the server does not allow this user to {verb} ({text[:160]}); check the password and the ACL of the user"
+    )
 
 
 def _foreign(key: str) -> ForeignData:

@@ -61,7 +61,7 @@ must_be('zset', ARRIVALS)
 -- A key's window, or false. It may be written, so it must be ours.
 local function window_of(key)
   local window = redis.pcall('GET', OWN .. 'window:' .. key)
-  if type(window) == 'table' then error('WP-FOREIGN string ' .. OWN .. 'window:' .. key) end
+  if type(window) == 'table' then refuse_key(window, 'string', OWN .. 'window:' .. key) end
   return window
 end
 

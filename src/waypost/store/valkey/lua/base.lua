@@ -84,11 +84,17 @@ local side_effects
 
 -- ---- checks that come before any write -----------------------------------------------------------------------
 
+-- A key that cannot be read: another program's, or this user lacks the right to a command.
+local function refuse_key(reply, kind, key)
+  if string.find(reply.err, 'WRONGTYPE', 1, true) then error('WP-FOREIGN ' .. kind .. ' ' .. key) end
+  error('WP-DENIED ' .. (string.match(reply.err, 'script: (.*)') or reply.err))
+end
+
 local function must_be(kind, key)
   -- No table, which would be built at every call.
   local probe = kind == 'zset' and 'ZCARD' or kind == 'hash' and 'HLEN' or kind == 'stream' and 'XLEN' or kind == 'list' and 'LLEN' or 'SCARD'
   local reply = redis.pcall(probe, key)
-  if type(reply) == 'table' and reply.err then error('WP-FOREIGN ' .. kind .. ' ' .. key) end
+  if type(reply) == 'table' and reply.err then refuse_key(reply, kind, key) end
   return reply
 end
 
@@ -109,7 +115,7 @@ end
 
 local function open_queue()
   local fields = redis.pcall('HMGET', QUEUE, 'version', 'policy', 'paused', 'counts', 'uneven', 'removed', 'gone')
-  if fields.err then error('WP-FOREIGN hash ' .. QUEUE) end
+  if fields.err then refuse_key(fields, 'hash', QUEUE) end
   if fields[1] and tonumber(fields[1]) > VERSION then error('WP-NEWER ' .. fields[1]) end
   if fields[2] then policy = unpacked(fields[2]) else policy = DEFAULT_POLICY end
   paused, uneven = fields[3] == '1', fields[5]
@@ -147,7 +153,7 @@ local function first_result()
   operation_number, replay_ttl = tonumber(NUMBER), tonumber(REPLAY_TTL)
   if stamp < now - replay_ttl then error(format('WP-OLD %.0f', now)) end
   local last = redis.pcall('HGET', OPERATIONS, 'newest')
-  if type(last) == 'table' then error('WP-FOREIGN hash ' .. OPERATIONS) end
+  if type(last) == 'table' then refuse_key(last, 'hash', OPERATIONS) end
   if last then newest, operations_until = struct_unpack('>I8I8', last) end
   -- Results have numbers up to the newest: a higher one needs no search, and most are.
   local known = operation_number <= newest and call('HGET', OPERATIONS, NUMBER)

@@ -5,7 +5,10 @@
 
 local function leader_of(key)
   local found = redis.pcall('HMGET', key, 'name', 'token', 'until')
-  if found.err then error('WP-FOREIGN hash ' .. key) end
+  if found.err then
+    if string.find(found.err, 'WRONGTYPE', 1, true) then error('WP-FOREIGN hash ' .. key) end
+    error('WP-DENIED ' .. (string.match(found.err, 'script: (.*)') or found.err))
+  end
   return found[1] or '', tonumber(found[2] or 0), tonumber(found[3] or 0)
 end
 

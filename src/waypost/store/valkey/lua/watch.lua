@@ -14,7 +14,7 @@ open_queue()
 if ARGV[FIRST_ARGUMENT] == 'result' then
   local key = OWN .. 'result:' .. ARGV[FIRST_ARGUMENT + 1]
   local kept = redis.pcall('GET', key)
-  if type(kept) == 'table' then error('WP-FOREIGN string ' .. key) end
+  if type(kept) == 'table' then refuse_key(kept, 'string', key) end
   return kept_until(kept, 1) > now and sub(kept, 9)
 end
 must_be('hash', MESSAGES)
