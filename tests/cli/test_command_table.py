@@ -100,6 +100,7 @@ TABLE: dict[str, tuple[Row, ...]] = {
     "pipeline upgrade": (Row("pipeline upgrade --lake lake", "none", option="", extra="spark"),),
     "pipeline views": (Row("pipeline views --lake lake", "none", option="", extra="spark"),),
     "pipeline audit": (Row("pipeline audit --lake lake", option="--store", extra="spark"),),
+    "pipeline advise": (Row("pipeline advise --lake lake", option="--store", extra="spark"),),
     "pipeline simulate": (Row("pipeline simulate --lake lake --queue orders", option="--store", extra="spark"),),
     "pipeline report": (Row("pipeline report --lake lake", "none", option="", extra="spark"),),
 }  # fmt: skip

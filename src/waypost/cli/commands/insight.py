@@ -17,6 +17,7 @@ from waypost.formatting import format_count
 from waypost.times import to_datetime, to_ms
 
 if TYPE_CHECKING:
+    from waypost.spark.insight.advise import Advised, Judgement
     from waypost.spark.insight.whatif import Answer, Outcome
 
 T = TypeVar("T")
@@ -198,3 +199,85 @@ def _format_span(found: Answer) -> str:
         f"{moment(found.from_ms)} to {moment(found.to_ms)} UTC, {found.fit.claims:,} claims, "
         f"{format_count(found.workers, 'worker')} with {found.concurrency} at once{waiting}"
     )
+
+
+# ---- advice -------------------------------------------------------------------------------------------------
+
+
+def add_advise(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `advise`."""
+    parser.add_argument("--queue", metavar="a,b", help="only these queues")
+    parser.add_argument("--apply", action="store_true", help="change the settings that are advised")
+    parser.add_argument("--target", metavar="TEXT", help="a wait to find the number of workers for: 'p95 wait < 5s'")
+    add_window(parser)
+
+
+def run_advise(options: argparse.Namespace) -> int:
+    """Print advice, apply it if that is wished, and return the exit code."""
+    from waypost.cli.commands import pipeline
+    from waypost.client import Waypost
+    from waypost.spark.insight.advise import advise
+    from waypost.spark.insight.whatif import parse_target
+    from waypost.spark.lake.ingest import has_ingested
+    from waypost.spark.lake.lake import Lake
+
+    if options.target is not None:
+        parse_target(options.target)
+    since, until = read_window(options)
+    place, lake = pipeline.store_of(options), Lake(options.lake)
+    queues = [name.strip() for name in options.queue.split(",") if name.strip()] if options.queue else None
+
+    def run(spark: Any) -> Advised:
+        with Waypost(place.resolve(), namespace=place.namespace) as post:
+            return advise(
+                lake, post, queues=queues, since_ms=since, until_ms=until, target=options.target, apply=options.apply,
+                spark=spark, place=place,
+            )  # fmt: skip
+
+    if has_ingested(options.lake):
+        with pipeline.open_session(options, 0) as (spark, _):
+            found = run(spark)
+    else:
+        found = run(None)  # only bodies need Spark
+    if options.json:
+        write_json(_with_calls(found), indent=2)
+    else:
+        write(format_advised(found, applies=options.apply))
+    return FOUND if len(found.advice) > len(found.applied) else 0
+
+
+def _with_calls(found: Advised) -> dict[str, Any]:
+    import msgspec
+
+    fields: dict[str, Any] = msgspec.to_builtins(found)
+    for field, one in zip(fields["advice"], found.advice, strict=True):
+        field |= {"id": one.id, "call": one.call, "undo": one.undo}
+    return fields
+
+
+def format_advised(found: Advised, *, applies: bool) -> str:
+    """Return advice as lines, what became of past advice first."""
+    lines = [format_judgement(one) for one in found.judged]
+    lines += [""] if lines else []
+    for one in found.advice:
+        lines.append(f"{one.queue}: {one.title}")
+        lines.append(f"    expected  {one.effect}")
+        for name, text in (("do", one.call), ("undo", one.undo)):
+            for number, line in enumerate(text.splitlines()):
+                lines.append(f"    {name if number == 0 else '':8}  {line}")
+        lines.append(f"    evidence  {one.evidence}")
+        if one.id in found.applied:
+            lines.append("    applied")
+        elif applies:
+            lines.append("    not applied: it is a change of the program")
+    count = len(found.advice)
+    lines.append(f"{format_count(count, 'piece', 'pieces')} of advice for {format_count(len(found.queues), 'queue')}")
+    return "\n".join(lines)
+
+
+def format_judgement(one: Judgement) -> str:
+    """Return what became of past advice as a line."""
+    at = to_datetime(one.at_ms).strftime("%Y-%m-%d %H:%M")
+    done = "applied" if one.was_applied else "advised"
+    after = "" if one.after is None else f": {one.before:.4g} then, {one.after:.4g} since, {one.expected:.4g} expected"
+    return f"{done} {at}, {one.id}: {one.verdict}{after}"

@@ -126,6 +126,13 @@ def _add_answers(actions: Any) -> None:
     )  # fmt: skip
     _add_store(simulate)
     insight.add_simulate(simulate)
+    advise = _add_action(
+        actions, "advise", map_spark_errors(insight.run_advise), "advise other settings, by what was recorded",
+        more="With --apply settings are changed and the undo is printed; what was advised before is judged. The exit "
+        "code is 1 if there is advice that was not applied.",
+    )  # fmt: skip
+    _add_store(advise)
+    insight.add_advise(advise)
     report = add_command(
         actions, "report", run_report, "write one HTML page with charts of the pipeline's tables", store=False,
         json_text="its path as one JSON object", more="The page works offline. This command does not need Spark.",

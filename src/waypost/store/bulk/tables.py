@@ -21,6 +21,7 @@ ARROW_TYPES: Final[dict[str, Any]] = {
     "BIGINT": pa.int64(),
     "INT": pa.int32(),
     "BOOLEAN": pa.bool_(),
+    "DOUBLE": pa.float64(),
     "TIMESTAMP": pa.timestamp("us", tz="UTC"),
     "MAP<STRING, STRING>": pa.map_(pa.string(), pa.string()),
 }

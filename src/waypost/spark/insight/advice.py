@@ -1,0 +1,225 @@
+"""Advice: what it is made of, and what rules see. No I/O.
+
+A rule looks at the facts of one queue. It gives advice only if its sample is large enough, with the figures, a query
+that shows them, what to expect, and the exact call with its undo. Its measure can be taken again later: so past advice
+is judged.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from msgspec import Struct
+
+from waypost.formatting import format_call
+from waypost.policy import DEFAULT_POLICY, PolicyRecord
+from waypost.spark.insight.history import Delivery
+from waypost.spark.insight.lake_history import Change, changed_ms
+from waypost.views import Policy
+
+DAY_MS: Final = 86_400_000
+
+
+class Advice(Struct, frozen=True):
+    """One piece of advice for a queue."""
+
+    kind: str
+    queue: str
+    #: What it is about within its queue: an error type, a group, a field of the body; or empty.
+    subject: str
+    title: str
+    figures: dict[str, Any]
+    #: How many deliveries, messages or fires it is based on.
+    sample: int
+    #: A query over the tables of the lake, by the names of `waypost pipeline views`.
+    evidence: str
+    effect: str
+    #: What the rule measured, and what it should be after the change.
+    measured: float
+    expected: float
+    #: Settings of `configure`, and their values before.
+    settings: dict[str, Any] = {}
+    before: dict[str, Any] = {}
+    #: The jitter of schedules in seconds, by their keys, and before.
+    jitter: dict[str, float] = {}
+    jitter_before: dict[str, float] = {}
+    #: What to change in the program, where no setting does it.
+    code: str = ""
+
+    @property
+    def id(self) -> str:
+        """What stays the same when it is given again."""
+        return f"{self.kind}:{self.queue}:{self.subject}"
+
+    @property
+    def can_be_applied(self) -> bool:
+        """Whether a setting does it."""
+        return bool(self.settings or self.jitter)
+
+    @property
+    def call(self) -> str:
+        """The change: Python, or commands for schedules, or what to do in the program."""
+        return self._call(self.settings, self.jitter) or self.code
+
+    @property
+    def undo(self) -> str:
+        """The reverse of the change; empty where no setting does it."""
+        return self._call(self.before, self.jitter_before)
+
+    def _call(self, settings: Mapping[str, Any], jitter: Mapping[str, float]) -> str:
+        if settings:
+            return format_call("configure", self.queue, **settings)
+        return "\n".join(
+            shlex.join(["waypost", "schedules", "save", key, "--queue", self.queue, "--key", key, "--jitter", f"{s:g}"])
+            for key, s in jitter.items()
+        )
+
+
+class Measured(Struct, frozen=True):
+    """What a rule measures, and on how large a sample."""
+
+    value: float
+    sample: int
+
+
+class ScheduledRun(Struct, frozen=True):
+    """A message that a schedule published."""
+
+    schedule: str
+    published_ms: int
+    wait_ms: int | None
+    ended_ms: int | None
+
+
+class FieldValue(Struct, frozen=True):
+    """How often a field of bodies has a value, and how many of these messages died."""
+
+    name: str
+    value: str
+    messages: int
+    dead: int
+
+
+class Bodies(Struct, frozen=True):
+    """What is known of bodies: their number, how many of them died, and the values of their fields."""
+
+    messages: int
+    dead: int
+    values: tuple[FieldValue, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What rules see of a queue."""
+
+    queue: str
+    policy: PolicyRecord = DEFAULT_POLICY
+    changes: Sequence[Change] = ()
+    #: Ended deliveries in the order of their claims.
+    deliveries: Sequence[Delivery] = ()
+    scheduled: Sequence[ScheduledRun] = ()
+    #: The jitter of each schedule in seconds, by its key.
+    schedules: Mapping[str, float] = field(default_factory=dict)
+    #: When messages died, were redriven or trimmed: time, and by how many letters more.
+    dead_changes: Sequence[tuple[int, int]] = ()
+    #: The newest time that is known of the queue.
+    now_ms: int = 0
+    #: How many events each of the last runs of the pipeline loaded, and how many were trimmed before they were loaded.
+    run_events: Sequence[int] = ()
+    not_seen: int = 0
+    bodies: Bodies | None = None
+    pauses: Sequence[tuple[int, int]] = ()
+    never_claimed_ms: Sequence[int] = ()
+    #: A wait that is wished for, as `parse_target` reads it.
+    target: str | None = None
+
+    @property
+    def settings(self) -> Policy:
+        """The policy by the names of `configure`."""
+        return Policy.from_record(self.policy)
+
+    def after(self, at_ms: int) -> Facts:
+        """Return the facts from a time on."""
+        return replace(
+            self,
+            deliveries=[row for row in self.deliveries if row.claimed_ms >= at_ms],
+            scheduled=[run for run in self.scheduled if run.published_ms >= at_ms],
+            dead_changes=[change for change in self.dead_changes if change[0] >= at_ms],
+        )
+
+    def since_change(self, fields: Sequence[str]) -> Facts:
+        """Return the facts since one of these settings was changed: what was before says nothing about it."""
+        return self.after(changed_ms(self.changes, fields)) if fields else self
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A kind of advice: how it is found, and how its measure is taken again."""
+
+    kind: str
+    find: Callable[[Facts], Sequence[Advice]]
+    #: The measure of a subject; None if the sample is too small.
+    measure: Callable[[Facts, str], Measured | None]
+    #: Settings that decide about it: only what was recorded since their last change counts.
+    fields: tuple[str, ...] = ()
+
+
+# ---- helpers of rules ---------------------------------------------------------------------------------------
+
+
+def rank(values: Sequence[float], share: float) -> float:
+    """Return the value that this share of the values does not exceed; 0 of none."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else 0.0
+
+
+def round_up_seconds(milliseconds: float) -> int:
+    """Return a duration in seconds as people set it: 15, 20, 30, 45, 60, 90, 120 …, at least as long."""
+    seconds = milliseconds / 1000
+    for step in (1, 2, 5, 10, 15, 20, 30, 45, 60, 90, 120, 180, 300, 600, 900, 1200, 1800, 2700, 3600):
+        if seconds <= step:
+            return step
+    return math.ceil(seconds / 3600) * 3600
+
+
+def round_up_count(count: float) -> int:
+    """Return a number as people set it, at least as large: 1, 2 or 5 with zeros."""
+    size = 10 ** math.floor(math.log10(max(1.0, count)))
+    return int(next(step * size for step in (1, 2, 5, 10) if step * size >= count))
+
+
+def by_message(deliveries: Sequence[Delivery]) -> dict[str, list[Delivery]]:
+    """Return the deliveries of each message, in the order of their claims."""
+    found: dict[str, list[Delivery]] = {}
+    for row in deliveries:
+        found.setdefault(row.message_id, []).append(row)
+    for rows in found.values():
+        rows.sort(key=lambda row: row.claim)
+    return found
+
+
+def merge_spans(deliveries: Sequence[Delivery]) -> list[tuple[int, int]]:
+    """Return the times in which one of these messages waited."""
+    found: list[tuple[int, int]] = []
+    for begin, end in sorted((row.claimed_ms - row.wait_ms, row.claimed_ms) for row in deliveries):
+        if found and begin <= found[-1][1]:
+            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        else:
+            found.append((begin, end))
+    return found
+
+
+def is_within(spans: Sequence[tuple[int, int]], at_ms: int) -> bool:
+    """Return whether a time is in one of these spans, which are in order: after its begin, and up to its end."""
+    place = bisect_left(spans, at_ms, key=lambda span: span[0]) - 1
+    return place >= 0 and at_ms <= spans[place][1]
+
+
+def sql_text(text: str) -> str:
+    """Return a text as a literal of SQL."""
+    return "'" + text.replace("'", "''") + "'"

@@ -1,0 +1,264 @@
+"""Advice for the queues of a lake: found, applied, kept, and judged at the next run.
+
+    from waypost import Waypost
+    from waypost.spark.insight.advise import advise
+
+    with Waypost("valkey://127.0.0.1:6379") as post:
+        found = advise("lake", post)
+        for advice in found.advice:
+            print(advice.title, advice.call)
+
+What was advised and applied is in the Delta table `insight/advice`: one row for each record, never changed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import msgspec
+import pyarrow as pa
+from msgspec import Struct
+
+from waypost.client.base import process_user
+from waypost.client.internals import edit_schedule
+from waypost.errors import InvalidInput
+from waypost.spark.delta.parquet import write_rows
+from waypost.spark.delta.table import Change
+from waypost.spark.insight.advice import Advice, Facts, Measured, Rule
+from waypost.spark.insight.facts import read_bodies, read_facts
+from waypost.spark.insight.lake_history import Window
+from waypost.spark.insight.rules import BY_KIND, RULES
+from waypost.spark.insight.simulate import place_of
+from waypost.spark.lake.lake import Lake, retry_conflicts
+from waypost.spark.lake.tables import LakeTable
+from waypost.spark.source.bulk import open_bulk
+from waypost.spark.source.credentials import Place
+from waypost.views import ActionUndo, LoggedAction
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from waypost import Waypost
+
+STEPS: Final = "_insight"
+#: `advised` and `applied` have the advice; `judged` says what became of it. Times are the store's, by its newest event.
+ADVICE: Final = LakeTable(
+    "insight/advice",
+    {
+        "at_ms": "BIGINT",
+        "recorded_ms": "BIGINT",
+        "record": "STRING",
+        "id": "STRING",
+        "kind": "STRING",
+        "queue": "STRING",
+        "subject": "STRING",
+        "title": "STRING",
+        "measured": "DOUBLE",
+        "expected": "DOUBLE",
+        "sample": "BIGINT",
+        "call": "STRING",
+        "undo": "STRING",
+        "verdict": "STRING",
+        "advice": "STRING",
+    },
+    statistics=("at_ms",),
+)
+#: How far a measure may be above what was expected.
+TOLERANCE: Final = 0.1
+Verdict = Literal["came true", "did not come true", "solved", "still holds", "too early"]
+FINAL: Final = ("came true", "did not come true", "solved")
+
+
+class Judgement(Struct, frozen=True):
+    """What became of past advice: what was measured then, expected, and measured since."""
+
+    id: str
+    title: str
+    at_ms: int
+    was_applied: bool
+    verdict: Verdict
+    before: float
+    expected: float
+    after: float | None
+    sample: int
+
+
+class Advised(Struct, frozen=True):
+    """The result of a run."""
+
+    queues: tuple[str, ...]
+    advice: tuple[Advice, ...]
+    #: The ids of advice that was applied now.
+    applied: tuple[str, ...]
+    judged: tuple[Judgement, ...]
+
+
+def advise(
+    lake: Lake | str,
+    post: Waypost,
+    *,
+    queues: Iterable[str] | None = None,
+    since_ms: int = 0,
+    until_ms: int = 2**53,
+    target: str | None = None,
+    apply: bool = False,
+    spark: SparkSession | None = None,
+    place: Place | None = None,
+) -> Advised:
+    """Return advice for queues of a lake; with `apply` settings are changed through `post`, which is journalled.
+
+    `target` ("p95 wait < 5s") is for the number of workers. Bodies are compared if there is a Spark session and the
+    messages of the queue were ingested.
+    """
+    root = Lake(lake) if isinstance(lake, str) else lake
+    names = choose_queues(root, queues)
+    records = open_records(root)
+    past = latest(records)
+    all_facts = {}
+    with open_bulk(place or place_of(root)) as bulk:
+        for name in names:
+            window = Window(name, since_ms, until_ms)
+            bodies = None if spark is None else read_bodies(spark, root, window)
+            all_facts[name] = read_facts(
+                root, window, bulk.run(bulk.store.policy(name)),
+                schedules={one.key: one.jitter.total_seconds() for one in post.schedules(name)},
+                target=target, bodies=bodies,
+            )  # fmt: skip
+    judged = [judge(row, all_facts[row["queue"]]) for row in past.values() if row["queue"] in all_facts]
+    found = [advice for facts in all_facts.values() for advice in find_advice(facts)]
+    rows = [judged_row(one, past[one.id], all_facts) for one in judged if one.verdict in FINAL]
+    over = {one.id for one in judged if one.verdict in FINAL}
+    rows += [
+        _row("advised", one, all_facts[one.queue].now_ms)
+        for one in found if one.id in over or not _is_same(past.get(one.id), one)
+    ]  # fmt: skip
+    applied = []
+    try:
+        for one in found if apply else ():
+            if one.can_be_applied:
+                apply_advice(post, one)
+                applied.append(one.id)
+                rows.append(_row("applied", one, all_facts[one.queue].now_ms))
+    finally:
+        append_rows(records, rows)
+    return Advised(tuple(names), tuple(found), tuple(applied), tuple(judged))
+
+
+def choose_queues(lake: Lake, queues: Iterable[str] | None) -> list[str]:
+    """Return the queues to look at; one that the lake does not have is an error."""
+    known = sorted(lake.state.seen)
+    wanted = known if queues is None else sorted(set(queues))
+    for name in wanted:
+        if name not in known:
+            raise InvalidInput(f"the lake {lake.files.address} has no queue {name}: run `waypost pipeline run` first")
+    return wanted
+
+
+def find_advice(facts: Facts, rules: Sequence[Rule] = RULES) -> list[Advice]:
+    """Return the advice of all rules for a queue, each by what was recorded since its settings were changed."""
+    return [advice for rule in rules for advice in rule.find(facts.since_change(rule.fields))]
+
+
+# ---- applying -----------------------------------------------------------------------------------------------
+
+
+def apply_advice(post: Waypost, advice: Advice) -> None:
+    """Change the settings that advice names: the journal and the log of actions have it, with the undo."""
+    if advice.settings:
+        post.configure(advice.queue, **advice.settings)
+        action, undo = "configure", ActionUndo.of("configure", advice.before)
+    else:
+        for key, seconds in advice.jitter.items():
+            edit_schedule(post, key, queue=advice.queue, key=key, rule={"jitter": seconds})
+        action, undo = "save_schedule", ActionUndo.of("save_schedule")
+    post.log_action(
+        LoggedAction(
+            user=process_user(), via="advice", action=action, queue=advice.queue, ok=True, text=advice.title,
+            python=advice.call if advice.settings else "", command="" if advice.settings else advice.call, undo=undo,
+        )
+    )  # fmt: skip
+
+
+# ---- records ------------------------------------------------------------------------------------------------
+
+
+def open_records(lake: Lake) -> Lake:
+    """Return the table of past advice."""
+    found = Lake(lake.files.address, steps=STEPS, tables=(ADVICE,))
+    found.create()
+    found.refresh(to_write=True)
+    return found
+
+
+def latest(records: Lake) -> dict[str, dict[str, Any]]:
+    """Return by its id the newest record of advice that has not been judged yet."""
+    found: dict[str, dict[str, Any]] = {}
+    order = {"judged": 0, "advised": 1, "applied": 2}
+    rows = records.arrow(ADVICE).to_pylist()
+    for row in sorted(rows, key=lambda row: (row["recorded_ms"], row["at_ms"], order[row["record"]])):
+        if row["record"] == "judged":
+            found.pop(row["id"], None)
+        else:
+            found[row["id"]] = row
+    return found
+
+
+def append_rows(records: Lake, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Add records to the table, in one commit."""
+    if not rows:
+        return
+    table = pa.Table.from_pylist([dict(row) for row in rows], schema=ADVICE.arrow(ADVICE.columns))
+
+    def commit() -> None:
+        files = write_rows(records.files, ADVICE.name, table, ADVICE.statistics)
+        records.commit("advise", {ADVICE.name: Change(tuple(files))}, records.state)
+
+    retry_conflicts(records, commit)
+
+
+def _row(record: str, advice: Advice, at_ms: int) -> dict[str, Any]:
+    return {
+        "at_ms": at_ms, "recorded_ms": time.time_ns() // 1_000_000, "record": record, "id": advice.id,
+        "kind": advice.kind, "queue": advice.queue, "subject": advice.subject, "title": advice.title,
+        "measured": advice.measured, "expected": advice.expected, "sample": advice.sample, "call": advice.call,
+        "undo": advice.undo, "verdict": None, "advice": msgspec.json.encode(advice).decode(),
+    }  # fmt: skip
+
+
+def _is_same(row: Mapping[str, Any] | None, advice: Advice) -> bool:
+    """Return whether the newest record is of the same change, so that nothing is to be recorded."""
+    return row is not None and row["call"] == advice.call
+
+
+def judge(row: Mapping[str, Any], facts: Facts) -> Judgement:
+    """Return what became of past advice, by what was recorded since."""
+    rule, was_applied = BY_KIND.get(row["kind"]), row["record"] == "applied"
+    after: Measured | None = None
+    if rule is not None:
+        since = facts.after(row["at_ms"] + 1)
+        after = rule.measure(since.since_change(rule.fields), row["subject"])
+    verdict: Verdict = "too early"
+    if after is not None and _has_news(row, facts, was_applied=was_applied):
+        if after.value <= row["expected"] * (1 + TOLERANCE):
+            verdict = "came true" if was_applied else "solved"
+        else:
+            verdict = "did not come true" if was_applied else "still holds"
+    return Judgement(
+        row["id"], row["title"], row["at_ms"], was_applied, verdict, row["measured"], row["expected"],
+        None if after is None else after.value, 0 if after is None else after.sample,
+    )  # fmt: skip
+
+
+def _has_news(row: Mapping[str, Any], facts: Facts, *, was_applied: bool) -> bool:
+    """Return whether anything was recorded since: applied settings are judged by what came after them."""
+    return facts.now_ms > row["at_ms"] or not was_applied
+
+
+def judged_row(one: Judgement, row: Mapping[str, Any], facts: Mapping[str, Facts]) -> dict[str, Any]:
+    """Return the record of a judgement."""
+    return {
+        **row, "record": "judged", "at_ms": facts[row["queue"]].now_ms, "recorded_ms": time.time_ns() // 1_000_000,
+        "measured": one.after, "sample": one.sample, "verdict": one.verdict,
+    }  # fmt: skip

@@ -1,0 +1,157 @@
+"""What rules see of a queue, read: from the tables of a lake with pyarrow, and bodies with Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+
+from waypost.policy import PolicyRecord
+from waypost.spark.delta.parquet import read_rows
+from waypost.spark.delta.steps import COLUMNS
+from waypost.spark.insight.advice import Bodies, Facts, FieldValue, ScheduledRun
+from waypost.spark.insight.lake_history import (
+    Window,
+    read_changes,
+    read_deliveries,
+    read_never_claimed,
+    read_pauses,
+    to_deliveries,
+)
+from waypost.spark.lake.lake import Lake, State
+from waypost.spark.lake.tables import BRONZE_JOURNAL, SILVER_MESSAGES, SILVER_OPEN_MESSAGES
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+#: Steps of the pipeline that follow each other within this time are of one run.
+RUN_MS: Final = 30_000
+#: The events that change the number of dead letters, and how.
+LETTERS: Final = {"dead": 1, "redriven": -1, "dead_trimmed": -1}
+#: Values of fields that are counted, the most frequent of the dead first, and how long a value may be.
+VALUES_MAX: Final = 200
+VALUE_CHARACTERS_MAX: Final = 100
+
+
+def read_facts(
+    lake: Lake,
+    window: Window,
+    policy: PolicyRecord,
+    *,
+    schedules: Mapping[str, float] | None = None,
+    target: str | None = None,
+    bodies: Bodies | None = None,
+) -> Facts:
+    """Return what a lake has of a queue in a window."""
+    deliveries = sorted(to_deliveries(read_deliveries(lake, window)), key=lambda row: row.claimed_ms)
+    letters = read_letters(lake, window)
+    now = max([row.ended_ms for row in deliveries] + [at for at, _ in letters], default=0)
+    return Facts(
+        window.queue, policy, read_changes(lake, window.queue), deliveries, read_scheduled(lake, window),
+        dict(schedules or {}), letters, now, read_run_events(lake, window.queue), count_not_seen(lake, window.queue),
+        bodies, read_pauses(lake, window), read_never_claimed(lake, window.queue, now), target,
+    )  # fmt: skip
+
+
+def count_not_seen(lake: Lake, queue: str) -> int:
+    """Return how many events were trimmed before they were loaded; those that `--from` left out do not count."""
+    seen = lake.state.seen.get(queue)
+    return 0 if seen is None else max(0, seen.not_seen - lake.state.left_out.get(queue, 0))
+
+
+def read_letters(lake: Lake, window: Window) -> list[tuple[int, int]]:
+    """Return when there was a dead letter more or fewer."""
+    chosen = (
+        (ds.field("queue") == window.queue)
+        & ds.field("event").isin(list(LETTERS))
+        & (ds.field("at_ms") >= window.since_ms)
+        & (ds.field("at_ms") < window.until_ms)
+    )
+    rows = lake.arrow(BRONZE_JOURNAL, ["at_ms", "event"], chosen)
+    return sorted((row["at_ms"], LETTERS[row["event"]]) for row in rows.to_pylist())
+
+
+def read_scheduled(lake: Lake, window: Window) -> list[ScheduledRun]:
+    """Return the messages that schedules published, ended or not."""
+    columns = ["message_id", "schedule", "published_ms", "wait_ms", "ended_ms"]
+    chosen = (
+        (ds.field("queue") == window.queue) & ds.field("schedule").is_valid()
+        & (ds.field("published_ms") >= window.since_ms) & (ds.field("published_ms") < window.until_ms)
+    )  # fmt: skip
+    ended = lake.arrow(SILVER_MESSAGES, columns, chosen).to_pylist()
+    known = {row["message_id"] for row in ended}
+    partial = lake.arrow(SILVER_OPEN_MESSAGES, columns, chosen).to_pylist()
+    rows = ended + [row for row in partial if row["message_id"] not in known]
+    return [ScheduledRun(row["schedule"], row["published_ms"], row["wait_ms"], row["ended_ms"]) for row in rows]
+
+
+def read_run_events(lake: Lake, queue: str) -> list[int]:
+    """Return how many events of a queue each of the last runs loaded, without the first run of the lake."""
+    snapshot = lake.steps.table.snapshot() if lake.steps.exists() else None
+    if snapshot is None or not snapshot.files:
+        return []
+    rows = read_rows(lake.files, lake.steps.table.name, snapshot.files, COLUMNS, ["step", "at_ms", "state"])
+    steps = []
+    for row in sorted(rows.to_pylist(), key=lambda row: row["step"]):
+        state = msgspec.json.decode(row["state"], type=State)
+        steps.append((row["at_ms"], state.offsets.get(queue, 0)))
+    runs: list[tuple[int, int]] = []
+    for at, number in steps:
+        if runs and at - runs[-1][0] < RUN_MS:
+            runs.pop()
+        runs.append((at, number))
+    return [after - before for (_, before), (_, after) in pairwise(runs) if before and after > before]
+
+
+# ---- bodies -------------------------------------------------------------------------------------------------
+
+
+def read_bodies(spark: SparkSession, lake: Lake, window: Window) -> Bodies | None:
+    """Return which values of fields dead and other messages have; None if no bodies were ingested."""
+    from pyspark.sql import functions as f
+
+    from waypost.spark.lake.ingest import STEPS, Ingest, folder_of, read_schema
+
+    root, queue = lake.files.address, window.queue
+    if folder_of(queue) not in lake.files.folders(STEPS):
+        return None
+    schema = Lake(root, steps=f"{STEPS}/{folder_of(queue)}", tables=()).state.schema
+    ingested = Ingest(spark, root, queue, schema=None if schema is None else read_schema(schema)).rows()
+    text = f.col("text") if schema is None else f.to_json("value")
+    dead = _dead_ids(lake, queue)
+    if dead.num_rows == 0:
+        return None
+    died = spark.createDataFrame(dead).withColumnRenamed("message_id", "id").withColumn("died", f.lit(1))
+    published = f.col("published_ms")
+    ingested = ingested.where((published >= window.since_ms) & (published < window.until_ms))
+    bodies = ingested.select("id", text.alias("text")).join(f.broadcast(died), "id", "left").na.fill({"died": 0})
+    bodies = bodies.selectExpr("died", "try_parse_json(text) AS body").cache()
+    try:
+        total = bodies.agg(f.count("*").alias("messages"), f.sum("died").alias("dead")).collect()[0]
+        # An array has positions instead of names; values that are objects or arrays are no shape by themselves.
+        fields = (
+            bodies.where("schema_of_variant(body) LIKE 'OBJECT<%'")
+            .selectExpr("died", "explode(from_json(to_json(body), 'map<string,string>')) AS (name, value)")
+            .where(f"length(value) <= {VALUE_CHARACTERS_MAX} AND value NOT LIKE '{{%' AND value NOT LIKE '[%'")
+            .groupBy("name", "value")
+            .agg(f.count("*").alias("messages"), f.sum("died").alias("dead"))
+            .where("dead > 0")
+            .orderBy(f.desc("dead"), "name", "value")
+            .limit(VALUES_MAX)
+        )
+        values = tuple(FieldValue(row["name"], row["value"], row["messages"], row["dead"]) for row in fields.collect())
+    finally:
+        bodies.unpersist()
+    return Bodies(total["messages"], total["dead"] or 0, values)
+
+
+def _dead_ids(lake: Lake, queue: str) -> Any:
+    """Return the ids of messages that died, once each, as an Arrow table."""
+    chosen = (ds.field("queue") == queue) & (ds.field("event") == "dead") & ds.field("message_id").is_valid()
+    rows = lake.arrow(BRONZE_JOURNAL, ["message_id"], chosen)
+    return pa.table({"message_id": pc.unique(rows.column("message_id"))})

@@ -1,0 +1,69 @@
+"""Poison shapes: a value of a field that the bodies of dead letters share, and that hardly another message has."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from waypost.spark.insight.advice import Advice, Facts, FieldValue, Measured, Rule, sql_text
+from waypost.spark.lake.views import view_name
+
+KIND: Final = "poison"
+DEAD_MIN: Final = 20
+#: The part of the messages with the value that died, of all dead that have it, and of the others that died at most.
+DEAD_SHARE_MIN: Final = 0.8
+SHARED_MIN: Final = 0.5
+OTHERS_MAX: Final = 0.2
+CASES_MAX: Final = 3
+
+
+def others(facts: Facts, one: FieldValue) -> float:
+    """Return the part of messages without the value that died."""
+    assert facts.bodies is not None
+    return (facts.bodies.dead - one.dead) / max(1, facts.bodies.messages - one.messages)
+
+
+def measure(facts: Facts, subject: str) -> Measured | None:
+    """Return the part of the messages with a value that died."""
+    if facts.bodies is None:
+        return None
+    for one in facts.bodies.values:
+        if f"{one.name}={one.value}" == subject:
+            return Measured(one.dead / one.messages, one.messages)
+    return Measured(0.0, facts.bodies.messages) if facts.bodies.messages >= DEAD_MIN else None
+
+
+def find(facts: Facts) -> list[Advice]:
+    """Name the values that most dead letters share."""
+    bodies = facts.bodies
+    if bodies is None or bodies.dead < DEAD_MIN:
+        return []
+    cases = [
+        one for one in bodies.values
+        if one.dead >= DEAD_MIN and one.dead >= DEAD_SHARE_MIN * one.messages and one.dead >= SHARED_MIN * bodies.dead
+        and others(facts, one) <= OTHERS_MAX * one.dead / one.messages
+    ]  # fmt: skip
+    found = []
+    for one in sorted(cases, key=lambda one: (-one.dead, one.name))[:CASES_MAX]:
+        path = f"$.{one.name}" if one.name.isidentifier() else f"$[{sql_text(one.name)}]"
+        field = f"variant_get(try_parse_json(text), {sql_text(path)}, 'string')"
+        found.append(
+            Advice(
+                KIND, facts.queue, f"{one.name}={one.value}",
+                f"{one.dead:,} of {bodies.dead:,} dead letters have {one.name} = {one.value!r}",
+                {"field": one.name, "value": one.value, "messages": one.messages, "dead": one.dead,
+                 "dead_of_others": round(others(facts, one), 4)},
+                one.messages,
+                f"SELECT {field} AS value, count(*) AS messages, count(d.message_id) AS dead FROM "
+                f"{view_name(f'messages/{facts.queue}')} LEFT JOIN (SELECT DISTINCT message_id FROM bronze_journal "
+                f"WHERE queue = {sql_text(facts.queue)} AND event = 'dead') AS d ON d.message_id = id "
+                "GROUP BY 1 ORDER BY 3 DESC",
+                f"{one.dead:,} dead letters fewer in such a period, if these messages are handled or refused",
+                one.dead / one.messages, OTHERS_MAX,
+                code=f"if body.get({one.name!r}) == {one.value!r}: return Dead('unsupported')  # first in the handler "
+                f"of {facts.queue}, until it can handle them",
+            )
+        )  # fmt: skip
+    return found
+
+
+RULE: Final = Rule(KIND, find, measure)

@@ -1,0 +1,269 @@
+"""The rules of advice, on facts made by hand: what each finds, what it leaves alone, and its measure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from waypost.policy import PolicyRecord
+from waypost.spark.insight.advice import (
+    Advice,
+    Bodies,
+    Facts,
+    FieldValue,
+    ScheduledRun,
+    rank,
+    round_up_count,
+    round_up_seconds,
+)
+from waypost.spark.insight.advise import find_advice, judge
+from waypost.spark.insight.history import Delivery
+from waypost.spark.insight.lake_history import Change
+from waypost.spark.insight.rules import BY_KIND, RULES
+
+pytestmark = pytest.mark.promise("SPARK-6")
+SECOND, DAY = 1_000, 86_400_000
+
+
+def delivery(
+    number: int | str, *, at: int, wait: int = 5, run: int = 100, outcome: str = "done", claim: int = 1, **more: Any
+) -> Delivery:
+    options = {"worker": "w1", "priority": 5, "group": None, "cause": None, **more}
+    return Delivery(
+        f"m{number}", claim, claimed_ms=at, wait_ms=wait, outcome=outcome, ended_ms=at + run, run_ms=run, **options
+    )
+
+
+def healthy(count: int = 300, **options: Any) -> list[Delivery]:
+    return [delivery(f"h{number}", at=number * SECOND, **options) for number in range(count)]
+
+
+def kinds(facts: Facts) -> list[str]:
+    return [one.kind for one in find_advice(facts)]
+
+
+def only(facts: Facts) -> Advice:
+    (found,) = find_advice(facts)
+    return found
+
+
+def test_a_healthy_queue_gets_no_advice() -> None:
+    facts = Facts("orders", deliveries=healthy(), run_events=[900, 900, 900], bodies=Bodies(300, 0, ()))
+    assert find_advice(facts) == []
+    assert find_advice(Facts("empty")) == []
+
+
+def expiring(lease: int, expired: int = 20) -> list[Delivery]:
+    """Runs up to the lease, and some beyond it that end at a later delivery."""
+    rows = [delivery(number, at=number * SECOND, run=lease * (number % 10) // 10) for number in range(200)]
+    for number in range(expired):
+        at = 300 * SECOND + number * SECOND
+        rows.append(delivery(f"x{number}", at=at, run=lease, outcome="expired"))
+        rows.append(delivery(f"x{number}", at=at + lease, run=lease // 2, claim=2, cause="expired"))
+    return rows
+
+
+def test_a_lease_below_run_times_is_doubled() -> None:
+    facts = Facts("orders", PolicyRecord(lease_ms=30_000), deliveries=expiring(30_000))
+    found = only(facts)
+    assert (found.kind, found.settings, found.before) == ("lease", {"lease": 60}, {"lease": 30.0})
+    assert found.call == "post.configure('orders', lease=60)"
+    assert found.undo == "post.configure('orders', lease=30.0)"
+    assert found.figures["expired_then_done"] == 20
+    assert found.measured == pytest.approx(20 / 240)
+
+
+def test_leases_that_end_by_crashes_are_not_too_short() -> None:
+    crashes = [*healthy(), delivery("c", at=1, run=30_000, outcome="expired"), delivery("c", at=30_001, claim=2)]
+    assert kinds(Facts("orders", PolicyRecord(lease_ms=30_000), deliveries=crashes * 20)) == []
+    few = Facts("orders", PolicyRecord(lease_ms=30_000), deliveries=expiring(30_000, expired=9))
+    assert kinds(few) == []
+
+
+def test_what_was_before_a_change_of_the_setting_does_not_count() -> None:
+    rows = expiring(30_000)
+    changed = [Change(10**9, {"lease_ms": "60000"})]
+    assert kinds(Facts("orders", PolicyRecord(lease_ms=60_000), changes=changed, deliveries=rows)) == []
+
+
+def failing(error: str, messages: int, deliveries: int, *, at: int = 0, done: bool = False) -> list[Delivery]:
+    rows = []
+    for number in range(messages):
+        for claim in range(1, deliveries + 1):
+            is_last = claim == deliveries
+            outcome = ("done" if done else "dead") if is_last else "retried"
+            cause = None if claim == 1 else "retried"
+            moment = at + number * 1_237 + claim * 10_000
+            rows.append(
+                delivery(f"{error}{number}", at=moment, outcome=outcome, claim=claim, error_type=error, cause=cause)
+            )
+    return rows
+
+
+def test_retries_that_never_helped_are_limited_by_the_queue() -> None:
+    facts = Facts("orders", deliveries=[*healthy(), *failing("ValueError", 20, 10)])
+    found = only(facts)
+    assert (found.kind, found.subject, found.settings) == ("retries", "ValueError", {"max_deliveries": 2})
+    assert found.before == {"max_deliveries": 10}
+    assert found.figures["retries"] == 180
+    assert found.figures["attempts_wasted"] == 160
+    assert (found.measured, found.expected) == (9.0, 1.0)
+
+
+def test_retries_that_help_other_errors_stay() -> None:
+    helped = failing("OSError", 20, 10, at=5, done=True)
+    found = only(Facts("orders", deliveries=[*failing("ValueError", 20, 10), *helped]))
+    assert found.subject == "ValueError"
+    assert not found.can_be_applied
+    assert found.code == "@post.handler('orders', retry=ByException((ValueError, NoRetry())))"
+    assert found.undo == ""
+    assert kinds(Facts("orders", deliveries=failing("ValueError", 5, 10))) == []
+    assert kinds(Facts("orders", PolicyRecord(max_deliveries=2), deliveries=failing("ValueError", 60, 2))) == []
+
+
+def test_retries_that_come_together_need_jitter() -> None:
+    together = [delivery(number, at=60_000 * (number // 50), wait=0, claim=2, cause="retried") for number in range(200)]
+    found = only(Facts("orders", deliveries=[*healthy(), *together]))
+    assert (found.kind, found.measured) == ("backoff", 1.0)
+    assert "jitter=0.5" in found.code
+    spread = [delivery(number, at=1_000 * number, claim=2, cause="retried") for number in range(200)]
+    assert kinds(Facts("orders", deliveries=[*healthy(), *spread])) == []
+
+
+def test_a_value_that_the_dead_share_is_named() -> None:
+    values = (FieldValue("country", "XX", 40, 40), FieldValue("plan", "free", 500, 35), FieldValue("id", "7", 1, 1))
+    found = only(Facts("orders", bodies=Bodies(1_000, 45, values)))
+    assert (found.kind, found.subject) == ("poison", "country=XX")
+    assert found.title == "40 of 45 dead letters have country = 'XX'"
+    assert "variant_get(try_parse_json(text), '$.country', 'string')" in found.evidence
+    assert kinds(Facts("orders", bodies=Bodies(1_000, 10, (FieldValue("country", "XX", 10, 10),)))) == []
+    all_die = Bodies(1_000, 900, (FieldValue("country", "XX", 600, 560),))
+    assert kinds(Facts("orders", bodies=all_die)) == []
+
+
+def test_a_wait_above_the_target_gets_workers_or_a_higher_limit() -> None:
+    rows = []
+    for number in range(400):
+        start = number * 1_000
+        rows.append(delivery(number, at=start, wait=start - number * 900, run=1_000))
+    found = only(Facts("orders", deliveries=rows, target="p95 wait < 1s"))
+    assert found.kind == "concurrency"
+    assert found.figures["workers_needed"] == 2
+    assert "start 2 workers instead of 1" in found.call
+    limited = only(Facts("orders", PolicyRecord(max_running=1), deliveries=rows, target="p95 wait < 1s"))
+    assert limited.settings == {"max_running": 2}
+    assert limited.before == {"max_running": 1}
+    assert kinds(Facts("orders", deliveries=rows)) == []
+    assert kinds(Facts("orders", deliveries=healthy(), target="p95 wait < 1s")) == []
+
+
+def test_groups_that_wait_behind_a_large_one_are_named() -> None:
+    flood = [delivery(f"f{n}", at=500_000 + n * 100, wait=n * 100, group="big") for n in range(600)]
+    small = [delivery(f"s{n}", at=520_000 + n * 1_000, wait=20_000, group=f"g{n % 3}") for n in range(30)]
+    before = [delivery(f"b{n}", at=n * SECOND, group=f"g{n % 3}") for n in range(100)]
+    found = only(Facts("orders", deliveries=[*before, *flood, *small]))
+    assert (found.kind, found.subject) == ("groups", "big")
+    assert "group='big', priority=3" in found.code
+    assert kinds(Facts("orders", deliveries=[*before, *flood])) == []
+
+
+def test_priorities_that_wait_behind_higher_ones_are_named() -> None:
+    low = [delivery(f"l{n}", at=100_000 + n * SECOND, wait=90_000, priority=1) for n in range(60)]
+    found = only(Facts("orders", PolicyRecord(rate_count=1, rate_per_ms=1), deliveries=[*healthy(), *low]))
+    assert (found.kind, found.subject) == ("priorities", "1")
+    assert found.measured == 90_000
+    # A flood of a low priority that waits for itself is not passed by others.
+    flood = [delivery(f"l{n}", at=100_000 + n * 200, wait=n * 200, priority=1) for n in range(600)]
+    assert kinds(Facts("orders", deliveries=[*healthy(), *flood])) == []
+
+
+def test_a_schedule_that_fires_before_its_last_run_has_ended_is_named() -> None:
+    runs = [ScheduledRun("rollup", n * 60_000, 5, n * 60_000 + 90_000) for n in range(20)]
+    found = only(Facts("orders", scheduled=runs, schedules={"rollup": 0.0}))
+    assert (found.kind, found.subject, found.measured) == ("schedule", "rollup", 1.0)
+    assert kinds(Facts("orders", scheduled=runs[:5])) == []
+    in_time = [ScheduledRun("rollup", n * 60_000, 5, n * 60_000 + 30_000) for n in range(20)]
+    assert kinds(Facts("orders", scheduled=in_time)) == []
+
+
+def spike(jitter_ms: int = 0) -> list[ScheduledRun]:
+    """Twenty schedules at the same moments: each message waits for those before it."""
+    return [
+        ScheduledRun(f"s{k}", n * 3_600_000 + k * jitter_ms, 0 if jitter_ms else k * 1_000, n * 3_600_000 + 60_000)
+        for n in range(5) for k in range(20)
+    ]  # fmt: skip
+
+
+def test_schedules_of_the_same_moment_get_jitter() -> None:
+    schedules = {f"s{k}": 0.0 for k in range(20)}
+    found = only(Facts("orders", deliveries=healthy(), scheduled=spike(), schedules=schedules))
+    assert found.kind == "spike"
+    assert found.jitter == dict.fromkeys(schedules, 90.0)
+    assert found.jitter_before == schedules
+    assert found.call.splitlines()[0] == "waypost schedules save s0 --queue orders --key s0 --jitter 90"
+    assert found.undo.splitlines()[0].endswith("--jitter 0")
+    assert kinds(Facts("orders", deliveries=healthy(), scheduled=spike(4_000), schedules=schedules)) == []
+
+
+def test_free_workers_that_poll_are_not_woken() -> None:
+    found = only(Facts("orders", deliveries=healthy(wait=2_500)))
+    assert (found.kind, found.measured) == ("wakeups", 2_500)
+    assert "waypost doctor" in found.call
+
+
+def test_dead_letters_that_only_grow_get_a_time_to_keep_them() -> None:
+    growing = [(n * DAY // 10, 1) for n in range(200)]
+    found = only(Facts("orders", dead_changes=growing))
+    assert found.settings == {"dead_keep": 30 * 86_400}
+    assert found.before == {"dead_keep": None}
+    assert kinds(Facts("orders", PolicyRecord(dead_keep_ms=1), dead_changes=growing)) == []
+    purged = [*growing, *((190 * DAY // 10, -1) for _ in range(100))]
+    assert kinds(Facts("orders", dead_changes=sorted(purged))) == []
+
+
+def test_a_journal_that_one_interval_fills_gets_longer() -> None:
+    found = only(Facts("orders", PolicyRecord(journal_max=10_000), run_events=[4_000, 9_000, 5_000], not_seen=7))
+    assert found.settings == {"journal_max": 50_000}
+    assert "7 were trimmed before they were loaded" in found.title
+    assert kinds(Facts("orders", PolicyRecord(journal_max=10_000), run_events=[9_000])) == []
+
+
+def test_every_rule_has_a_kind_of_its_own_and_measures_nothing_of_nothing() -> None:
+    assert len(BY_KIND) == len(RULES) == 12
+    facts = Facts("orders")
+    for rule in RULES:
+        measured = rule.measure(facts, "5")
+        assert measured is None or rule.kind == "dead_keep"
+
+
+def row_of(advice: Advice, record: str, at_ms: int = 0) -> dict[str, Any]:
+    return {
+        "id": advice.id, "kind": advice.kind, "queue": advice.queue, "subject": advice.subject, "title": advice.title,
+        "record": record, "at_ms": at_ms, "measured": advice.measured, "expected": advice.expected,
+    }  # fmt: skip
+
+
+def test_past_advice_is_judged_by_what_came_since() -> None:
+    before = Facts("orders", PolicyRecord(lease_ms=30_000), deliveries=expiring(30_000))
+    advice = only(before)
+    now = 10**9
+    later = [row._replace(claimed_ms=row.claimed_ms + now) for row in healthy()]
+    better = Facts("orders", PolicyRecord(lease_ms=60_000), deliveries=[*before.deliveries, *later], now_ms=2 * now)
+    assert judge(row_of(advice, "applied", now - 1), better).verdict == "came true"
+    assert judge(row_of(advice, "advised", now - 1), better).verdict == "solved"
+    again = [row._replace(claimed_ms=row.claimed_ms + now) for row in expiring(30_000)]
+    same = Facts("orders", PolicyRecord(lease_ms=60_000), deliveries=again, now_ms=2 * now)
+    found = judge(row_of(advice, "applied", now - 1), same)
+    assert found.verdict == "did not come true"
+    assert found.after == pytest.approx(20 / 240)
+    assert judge(row_of(advice, "advised", now - 1), same).verdict == "still holds"
+    nothing = Facts("orders", PolicyRecord(lease_ms=60_000), deliveries=before.deliveries, now_ms=now)
+    assert judge(row_of(advice, "applied", now - 1), nothing).verdict == "too early"
+
+
+def test_settings_are_rounded_up_to_what_people_set() -> None:
+    assert [round_up_seconds(ms) for ms in (900, 31_000, 61_000, 7_300_000)] == [1, 45, 90, 10_800]
+    assert [round_up_count(count) for count in (1, 3, 60, 36_000)] == [1, 5, 100, 50_000]
+    assert rank([3, 1, 2], 0.5) == 2
+    assert rank([], 0.5) == 0

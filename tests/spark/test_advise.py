@@ -1,0 +1,251 @@
+"""`waypost pipeline advise`: histories with planted problems, their advice, its application, and a second run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import duckdb
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.spark.virtual_worker import Handled, Planned, VirtualWorker
+from waypost import Waypost
+from waypost.cli.main import main
+from waypost.errors import InvalidInput
+from waypost.spark import terminal
+from waypost.spark.insight.advise import ADVICE, Advised, advise, open_records
+from waypost.spark.lake.ingest import Ingest
+from waypost.spark.lake.lake import Lake
+from waypost.spark.lake.pipeline import Pipeline
+from waypost.spark.lake.tables import BRONZE_JOURNAL, GOLD_MINUTES, SILVER_DELIVERIES, SILVER_MESSAGES
+from waypost.spark.lake.views import view_name
+from waypost.testing.clock import ManualClock
+
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.promise("SPARK-6")]
+ALL = ("--from", "2020-01-01")
+#: A time before any real one, so that changes by a command are newer than the histories.
+BEGIN_MS = 1_700_000_000_000
+SCHEDULES = 20
+
+
+class Planting:
+    """Queues of one store, each with one problem, and one that is well."""
+
+    def __init__(self, folder: Path) -> None:
+        self.url = f"sqlite:///{folder}/orders.db"
+        self.lake = str(folder / "lake")
+        self.clock = ManualClock(BEGIN_MS)
+        self.random = Random(2)
+
+    def work(self, queue: str, plan: list[Planned], handler: Any, *, slots: int) -> None:
+        with VirtualWorker(self.url, queue, slots=slots, clock=self.clock) as worker:
+            worker.run(plan, handler)
+
+    def configure(self) -> None:
+        with Waypost(self.url, clock=self.clock) as post:
+            post.configure("slow", lease=10)
+            post.configure("country", journal="full")
+            for number in range(SCHEDULES):
+                post.save_schedule(f"s{number}", queue="reports", key=f"s{number}", cron="0 * * * *")
+
+    def live(self, *, solved: bool) -> None:
+        """An afternoon of all queues. Solved: the programs do what advice said; settings are those of the store."""
+        self.slow()
+        self.useless()
+        self.country(solved=solved)
+        self.groups(solved=solved)
+        self.reports()
+        self.well()
+
+    def slow(self) -> None:
+        """One message in eight runs for 12 seconds, with a lease of 10."""
+
+        def handle(planned: Planned, delivery: int) -> Handled:
+            return (12.0 if planned.body and delivery == 1 else 1.0 + 8.5 * self.random.random()), {}
+
+        plan = [Planned(2.0 * number, number % 8 == 0) for number in range(160)]
+        self.work("slow", plan, handle, slots=12)
+
+    def useless(self) -> None:
+        """One message in eight fails with the same error at every attempt."""
+
+        def handle(planned: Planned, delivery: int) -> Handled:
+            if not planned.body:
+                return 0.1, {}
+            failure = {"error_type": "builtins.ValueError"}
+            if delivery < 10:
+                return 0.1, {"outcome": "retry", "after_ms": 500 + int(3_000 * self.random.random()), **failure}
+            return 0.1, {"outcome": "dead", "reason": "retries_exhausted", **failure}
+
+        self.work("useless", [Planned(0.7 * number, number % 8 == 0) for number in range(96)], handle, slots=4)
+
+    def country(self, *, solved: bool) -> None:
+        """Messages of one country are refused."""
+
+        def handle(planned: Planned, delivery: int) -> Handled:
+            is_poison = planned.body["country"] == "XX" and not solved
+            return 0.1, {"outcome": "dead", "reason": "rejected"} if is_poison else {}
+
+        countries = ["ES", "DE", "XX", "FR", "PT", "IT"]
+        plan = [
+            Planned(0.5 * number, {"id": number, "country": countries[number % 6], "plan": "free"})
+            for number in range(180)
+        ]
+        self.work("country", plan, handle, slots=4)
+
+    def groups(self, *, solved: bool) -> None:
+        """One group publishes hundreds at once, and the others wait behind it."""
+        small = [Planned(1.5 * number, None, {"group": f"g{number % 4}"}) for number in range(140)]
+        options = {"group": "big", **({"priority": 3} if solved else {})}
+        flood = [Planned(100.0, None, options) for _ in range(300)]
+        self.work("groups", [*small, *flood], lambda planned, delivery: (0.2, {}), slots=1)
+
+    def reports(self) -> None:
+        """Twenty schedules fire at the same moment, spread over the jitter that they have."""
+        with Waypost(self.url, clock=self.clock) as post:
+            jitter = {one.key: one.jitter.total_seconds() for one in post.schedules("reports")}
+        plan = [
+            Planned(3_600.0 * turn + jitter[f"s{number}"] * number / SCHEDULES, schedule=f"s{number}")
+            for turn in range(4)
+            for number in range(SCHEDULES)
+        ]
+        self.work("reports", plan, lambda planned, delivery: (2.0, {}), slots=1)
+
+    def well(self) -> None:
+        def handle(planned: Planned, delivery: int) -> Handled:
+            if planned.body and delivery == 1:
+                return 0.2, {"outcome": "retry", "after_ms": 1_000, "error_type": "builtins.OSError"}
+            return 0.2, {}
+
+        plan = [Planned(0.5 * number, number % 9 == 0, {"group": f"g{number % 3}"}) for number in range(220)]
+        self.work("well", plan, handle, slots=3)
+
+    def load(self, spark: SparkSession) -> None:
+        Pipeline(spark, self.lake, store=self.url).run()
+        Ingest(spark, self.lake, "country", store=self.url).run()
+
+    def advise(self, spark: SparkSession, **options: Any) -> Advised:
+        with Waypost(self.url, clock=self.clock) as post:
+            return advise(self.lake, post, spark=spark, **options)
+
+
+@pytest.fixture(scope="module")
+def planted(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Planting:
+    planting = Planting(tmp_path_factory.mktemp("advise"))
+    planting.configure()
+    planting.live(solved=False)
+    planting.load(spark)
+    return planting
+
+
+@pytest.fixture
+def here(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands in this process use the running session."""
+
+    @contextmanager
+    def running(*arguments: Any) -> Iterator[SparkSession]:
+        yield spark
+
+    monkeypatch.setattr(terminal, "quiet_session", running)
+
+
+PLANTED = {
+    "lease:slow:", "retries:useless:builtins.ValueError", "poison:country:country=XX", "groups:groups:big",
+    "spike:reports:",
+}  # fmt: skip
+
+
+def test_planted_problems_are_named_proven_cured_by_their_advice_and_judged(
+    planted: Planting, spark: SparkSession, here: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One story, in this order: what is applied changes the store."""
+    names_each_problem(planted, capsys)
+    evidence_can_be_run_as_it_is(planted, spark)
+    begin = apply_and_live_on(planted, spark)
+    second = planted.advise(spark, since_ms=begin)
+    assert second.advice == ()
+    assert {one.id: one.verdict for one in second.judged} == {
+        "lease:slow:": "came true",
+        "retries:useless:builtins.ValueError": "came true",
+        "spike:reports:": "came true",
+        "poison:country:country=XX": "solved",
+        "groups:groups:big": "solved",
+    }
+    assert planted.advise(spark, since_ms=begin).judged == ()
+    records = open_records(Lake(planted.lake)).arrow(ADVICE).to_pylist()
+    assert sorted(row["record"] for row in records) == ["advised"] * 5 + ["applied"] * 3 + ["judged"] * 5
+
+
+def names_each_problem(planted: Planting, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pipeline", "advise", "--lake", planted.lake, *ALL, "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert {one["id"] for one in found["advice"]} == PLANTED
+    assert set(found["queues"]) == {"slow", "useless", "country", "groups", "reports", "well"}
+    by_kind = {one["kind"]: one for one in found["advice"]}
+    assert by_kind["lease"]["call"] == "post.configure('slow', lease=20)"
+    assert by_kind["lease"]["undo"] == "post.configure('slow', lease=10.0)"
+    assert by_kind["retries"]["settings"] == {"max_deliveries": 2}
+    assert by_kind["poison"]["figures"]["dead"] == 30
+    assert len(by_kind["spike"]["jitter"]) == SCHEDULES
+    assert all(one["figures"] and one["sample"] >= 10 for one in found["advice"])
+    assert main(["pipeline", "advise", "--lake", planted.lake, *ALL, "--queue", "well"]) == 0
+    assert capsys.readouterr().out == "0 pieces of advice for 1 queue\n"
+    assert main(["pipeline", "advise", "--lake", planted.lake, *ALL, "--queue", "slow"]) == 1
+    output = capsys.readouterr().out
+    assert "slow: 20 leases ended before their handlers" in output
+    assert "do        post.configure('slow', lease=20)" in output
+
+
+def evidence_can_be_run_as_it_is(planted: Planting, spark: SparkSession) -> None:
+    lake, connection = Lake(planted.lake), duckdb.connect()
+    for table in (BRONZE_JOURNAL, SILVER_DELIVERIES, SILVER_MESSAGES, GOLD_MINUTES):
+        lake.frame(spark, table).createOrReplaceTempView(view_name(table.name))
+        connection.register(view_name(table.name), lake.arrow(table))
+    Ingest(spark, planted.lake, "country", store=planted.url).rows().createOrReplaceTempView("messages_country")
+    found = {one.kind: one for one in planted.advise(spark).advice}
+    rows = {kind: spark.sql(one.evidence).collect() for kind, one in found.items()}
+    assert rows["lease"][0][0] == found["lease"].figures["expired_then_done"]
+    assert [tuple(row) for row in rows["retries"]] == [("builtins.ValueError", 108, 0)]
+    assert tuple(rows["poison"][0]) == ("XX", 30, 30)
+    assert rows["groups"][0][:2] == ("big", 300)
+    assert [row[1] for row in rows["spike"]] == [SCHEDULES] * 4
+    for kind, one in found.items():
+        if kind != "poison":  # by functions of Spark
+            assert len(connection.sql(one.evidence).fetchall()) == len(rows[kind])
+    connection.close()
+
+
+def apply_and_live_on(planted: Planting, spark: SparkSession) -> int:
+    """Apply the advice, and live through another afternoon a day later; return when it began."""
+    applied = planted.advise(spark, apply=True)
+    assert set(applied.applied) == {"lease:slow:", "retries:useless:builtins.ValueError", "spike:reports:"}
+    with Waypost(planted.url, clock=planted.clock) as post:
+        assert post.policy("slow").lease == timedelta(seconds=20)
+        assert post.policy("useless").max_deliveries == 2
+        assert {one.jitter.total_seconds() for one in post.schedules("reports")} != {0.0}
+        (change,) = post.stats("slow", minutes=1_440).changes[-1:]
+        assert change.text == "lease_ms=20000"
+        actions = [one for one in post.actions().actions if one.via == "advice"]
+        assert {one.action for one in actions} == {"configure", "save_schedule"}
+        undone = next(one for one in actions if one.queue == "slow").undo
+        assert undone is not None
+        assert undone.options == {"lease": 10.0}
+    begin = planted.clock.advance(86_400)
+    planted.live(solved=True)
+    planted.load(spark)
+    return begin
+
+
+def test_queues_and_targets_that_do_not_exist_are_refused(
+    planted: Planting, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Waypost(planted.url) as post, pytest.raises(InvalidInput, match="has no queue nowhere"):
+        advise(planted.lake, post, queues=["nowhere"])
+    assert main(["pipeline", "advise", "--lake", planted.lake, "--target", "soon"]) == 2
+    assert "a target is as in" in capsys.readouterr().err
