@@ -173,7 +173,7 @@ def aging(report: Report, spark: SparkSession, rounds: int, folder: Path, *, ful
     compare(report, "days", young, old, rounds)
     report.add("increment-floor", "lake", "waypost", round(min(young.increment(1) for _ in range(3)), 3), "s")
     few, many = made("10k-open"), made("1m-open")
-    few.grow(closed_events=0, open_messages=10_000 + 4 * INCREMENT_EVENTS, days=1)
+    few.grow(closed_events=0, open_messages=10_000, days=1)
     many.grow(closed_events=0, open_messages=1_000_000, days=1)
     compare(report, "open", few, many, rounds)
     if full:

@@ -14,9 +14,11 @@ import pytest
 from deltalake import DeltaTable
 
 from tests.spark.shop import Shop
+from waypost.cli.commands import pipeline as pipeline_command
 from waypost.cli.commands.pipeline import MetricsFile, _print_end, count_rows, report_run
 from waypost.cli.main import main
-from waypost.errors import InvalidInput
+from waypost.errors import InvalidInput, StoreError
+from waypost.spark import terminal
 from waypost.spark.lake.freshness import QueueLag, RunReport, format_metrics, measure_lag, write_metrics
 from waypost.spark.lake.lake import Lake
 from waypost.spark.lake.pipeline import Pipeline
@@ -119,3 +121,29 @@ def test_a_run_that_follows_writes_its_metrics_in_each_turn(
         stop.clear()
     assert turns == [True, True, False, False]
     assert "the metrics cannot be written to" in capsys.readouterr().err
+
+
+@pytest.mark.promise("SPARK-4")
+def test_a_run_that_finds_nothing_new_does_not_start_spark(
+    orders: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lake, place = str(tmp_path / "lake"), ["--store", orders.url, "--lake", str(tmp_path / "lake")]
+    started: list[str] = []
+
+    def start(*arguments: Any) -> None:
+        started.append(arguments[0])
+        raise StoreError("Spark was started")
+
+    monkeypatch.setattr(terminal, "quiet_session", start)
+    for _ in range(2):
+        assert main(["pipeline", "run", *place, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert (found["events_added"], found["offsets"]) == (0, {})
+    assert started == []
+    # An event that comes after the journal was counted: nothing of it is committed without Spark.
+    orders.post.publish("orders", 1)
+    monkeypatch.setattr(pipeline_command, "estimate_events", lambda options: 0)
+    assert main(["pipeline", "run", *place]) == 4
+    assert "Spark was started" in capsys.readouterr().err
+    assert (len(started), Lake(lake).state.offsets) == (1, {})
+    assert not list((tmp_path / "lake").rglob("bronze/journal/*.parquet"))

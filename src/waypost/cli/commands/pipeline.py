@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from waypost.spark.lake.audit import Audit, FindingEvent
     from waypost.spark.lake.freshness import RunReport
-    from waypost.spark.lake.pipeline import Pipeline
+    from waypost.spark.lake.pipeline import NoSession, Pipeline
     from waypost.spark.source.credentials import Place
 
 #: The variable that passes a URL with a password to the tasks on this machine, which inherit it.
@@ -276,9 +276,10 @@ def _parse_queues(options: argparse.Namespace) -> tuple[str, ...] | None:
 
 def make_pipeline(
     options: argparse.Namespace,
-    spark: SparkSession,
+    spark: SparkSession | NoSession,
     report_progress: Callable[[str], None],
     queues: tuple[str, ...] | None,
+    partitions: int | None = None,
 ) -> Pipeline:
     """Return the pipeline that the options describe."""
     from waypost.spark.lake.journal import BATCH_ROWS
@@ -293,6 +294,7 @@ def make_pipeline(
         namespace=options.namespace,
         queues=queues,
         batch_rows=getattr(options, "batch_rows", None) or BATCH_ROWS,
+        partitions=partitions,
         format=getattr(options, "format", None),
         reader=getattr(options, "reader", None),
         moved=getattr(options, "moved", False),
@@ -302,29 +304,48 @@ def make_pipeline(
 
 @map_spark_errors
 def run_pipeline(options: argparse.Namespace) -> int:
-    """Load the journal into the lake and return the exit code."""
-    from waypost.worker.signals import StopSignals
-
+    """Load the journal into the lake and return the exit code. Spark is started only if there is something to load."""
     if options.follow and options.until is not None:
         raise ConfigurationError("--to ends a run, and --follow keeps it running: give one of them")
     if options.since is not None and options.until is not None and options.since >= options.until:
         raise ConfigurationError(f"--from {options.since} must be before --to {options.until}")
+    from waypost.spark.lake.pipeline import NoSession, SparkNeeded
+    from waypost.worker.signals import StopSignals
+
     began = time.monotonic()
-    with open_session(options, LARGE if options.follow else estimate_events(options)) as (spark, report_progress):
+    events = LARGE if options.follow else estimate_events(options)
+    if not events:
+        # If an event comes meanwhile, or files are to be merged, Spark is started after all.
+        with suppress(SparkNeeded):
+            pipeline = make_pipeline(options, NoSession(), write_stderr, _parse_queues(options), partitions=1)
+            _load_once(pipeline, options, began, time.monotonic())
+            return 0
+    with open_session(options, events) as (spark, report_progress):
         started = time.monotonic()
         pipeline = make_pipeline(options, spark, report_progress, _parse_queues(options))
-        before = count_rows(pipeline)
         if options.follow:
-            stop = threading.Event()
+            stop, before = threading.Event(), count_rows(pipeline)
             with StopSignals(lambda name: stop.set()):
                 after_turn = MetricsFile(pipeline, options.metrics, started - began)
                 pipeline.follow(options.every, stop, after_turn, since=options.since)
+            _report_end(pipeline, options, before, began, started)
         else:
-            pipeline.run(since=options.since, until=options.until)
-        ended = time.monotonic()
-        seconds = {"start": started - began, "run": ended - started, "total": ended - began}
-        _print_end(pipeline, options, report_run(pipeline, before, seconds))
+            _load_once(pipeline, options, began, started)
     return 0
+
+
+def _load_once(pipeline: Pipeline, options: argparse.Namespace, began: float, started: float) -> None:
+    before = count_rows(pipeline)
+    pipeline.run(since=options.since, until=options.until)
+    _report_end(pipeline, options, before, began, started)
+
+
+def _report_end(
+    pipeline: Pipeline, options: argparse.Namespace, before: dict[str, int], began: float, started: float
+) -> None:
+    ended = time.monotonic()
+    seconds = {"start": started - began, "run": ended - started, "total": ended - began}
+    _print_end(pipeline, options, report_run(pipeline, before, seconds))
 
 
 class MetricsFile:

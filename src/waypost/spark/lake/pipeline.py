@@ -18,14 +18,14 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as f
 
-from waypost.errors import ConfigurationError, InvalidInput
+from waypost.errors import ConfigurationError, InvalidInput, StoreError
 from waypost.formatting import format_count
 from waypost.spark.delta.data_source import TO, Target, write_frame
 from waypost.spark.delta.parquet import DataFile, read_rows, write_rows
@@ -95,6 +95,17 @@ def make_source(url: str | None, url_env: str | None, namespace: str, queues: tu
     return Source(url, url_env, namespace, queues)
 
 
+class SparkNeeded(StoreError):
+    """Raised when a pipeline without a session has something to compute; nothing of it is committed."""
+
+
+class NoSession:
+    """In place of a session, for a run that is expected to find nothing new: Spark takes seconds to start."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise SparkNeeded("there is something to compute, and no Spark session")
+
+
 @dataclass(frozen=True, slots=True)
 class Earlier:
     """Open rows of earlier steps, and whether they are read from few rows."""
@@ -108,7 +119,7 @@ class Pipeline:
 
     def __init__(
         self,
-        spark: SparkSession,
+        spark: SparkSession | NoSession,
         lake: str,
         *,
         store: str | None = None,
@@ -122,12 +133,12 @@ class Pipeline:
         moved: bool = False,
         progress: Callable[[str], None] = ignore_progress,
     ) -> None:
-        self.spark = spark
+        self.spark = cast("SparkSession", spark)
         self.lake = Lake(lake, format=format)
         self.progress = progress
         self.batch_rows = batch_rows
         #: A part for each core: starting one costs more than what a finer cut would gain.
-        self.partitions = partitions or parallelism(spark)
+        self.partitions = partitions or parallelism(self.spark)
         self.reader = reader
         self.moved = moved
         known = self.lake.state.source
@@ -356,6 +367,8 @@ class Pipeline:
 
     def _step(self, bulk: Bulk, to: Mapping[str, int]) -> int:
         """Load the events up to some offsets, as one step; return how many."""
+        if isinstance(self.spark, NoSession):
+            raise SparkNeeded("there are events to load, and no Spark session")
         ranges = plan_ranges(bulk, self.lake.state.offsets, to)
         for turn in range(STARTS_MAX):
             try:
