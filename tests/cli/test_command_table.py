@@ -87,6 +87,7 @@ TABLE: dict[str, tuple[Row, ...]] = {
         Row("migrate", "none"), Row("migrate --check", "none"),
         Row("migrate --sql", "none", option="", extra="postgres"),
     ),
+    "init": (Row("init --help", "none", option=""),),
     "doctor": (Row("doctor"), Row("doctor --mend --yes")),
     "bench": (Row("bench --messages 10", "makes"),),
     "completion": (Row("completion bash", "none", option="", extra="cli"),),

@@ -456,6 +456,14 @@ def schedulers(cli: CommandRunner) -> None:
 # ---- set up and check ------------------------------------------------------------------------------------------------
 
 
+@check_of("init")
+def initializing(cli: CommandRunner) -> None:
+    folder = cli.folder / "shop"
+    assert "waypost worker app --reload" in cli.run_bare("init", str(folder))
+    assert (folder / "app.py").exists()
+    cli.run_bare("init", str(folder), code=2)
+
+
 @check_of("migrate")
 def migrating(cli: CommandRunner) -> None:
     if cli.post.store.kind != "postgres":

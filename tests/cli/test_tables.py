@@ -52,9 +52,9 @@ WITHOUT_TABLE = {
     "publish", "pause", "resume", "cancel", "purge", "remove", "dead redrive", "dead purge", "dead edit",
     "bulk start", "bulk run", "bulk pause", "bulk resume", "bulk cancel", "timers cancel", "timers reschedule",
     "schedules preview", "schedules save", "schedules backfill", "schedules pause", "schedules resume",
-    "schedules trigger", "schedules remove", "worker", "web", "relay", "scheduler", "promoter", "migrate", "bench",
-    "completion", "demo", "pipeline run", "pipeline ingest", "pipeline rebuild", "pipeline simulate", "pipeline tidy",
-    "pipeline upgrade", "pipeline views", "pipeline audit", "pipeline report",
+    "schedules trigger", "schedules remove", "worker", "web", "relay", "scheduler", "promoter", "init", "migrate",
+    "bench", "completion", "demo", "pipeline run", "pipeline ingest", "pipeline rebuild", "pipeline simulate",
+    "pipeline tidy", "pipeline upgrade", "pipeline views", "pipeline audit", "pipeline report",
 }  # fmt: skip
 
 

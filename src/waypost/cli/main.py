@@ -24,6 +24,7 @@ from waypost.cli.commands import (
     doctor,
     find,
     history,
+    init,
     journal,
     ledger,
     migrate,
@@ -79,6 +80,7 @@ COMMANDS: tuple[Any, ...] = (
     relay,
     scheduler,
     promoter,
+    init,
     migrate,
     doctor,
     bench,
@@ -114,7 +116,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "schedules",
     ),
     "run": ("worker", "workers", "web", "relay", "scheduler", "promoter"),
-    "set up and check": ("migrate", "doctor", "bench", "completion"),
+    "set up and check": ("init", "migrate", "doctor", "bench", "completion"),
     "demo and pipeline": ("demo", "pipeline"),
 }
 EXAMPLES = (
