@@ -19,10 +19,10 @@ URLS = {
     "postgres": "postgresql://shop:shop@127.0.0.1:5432/shop",
     "valkey": "valkey://127.0.0.1:6379",
 }
-#: The files of a project and their templates; with --fastapi, those that have a template of that name.
+#: The files of a project and their templates; those in FOR_FASTAPI have another one for it.
 FILES = {
     "app.py": "app.py",
-    "test_app.py": "test_app.py",
+    "test_app.py": "app_tests.py",
     "compose.yaml": "compose.yaml",
     "README.md": "README.md",
     "requirements.txt": "requirements.txt",

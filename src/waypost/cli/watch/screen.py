@@ -217,12 +217,16 @@ class WatchScreen(App[None]):
 
     # ---- polling -------------------------------------------------------------------------------------------------
 
-    @work(thread=True)
     def _poll(self) -> None:
+        # Not in the thread: the screens may be gone there, when the program ends.
+        self._collector.selected = self.selected
+        self._tick()
+
+    @work(thread=True)
+    def _tick(self) -> None:
         if not self._store_lock.acquire(blocking=False):
             return  # the last poll is still running
         try:
-            self._collector.selected = self.selected
             self._collector.tick(time.monotonic())
         except WaypostError as error:
             self._unreachable = True
@@ -302,11 +306,10 @@ class WatchScreen(App[None]):
     def on_data_table_row_selected(self) -> None:
         """Open the queue under the cursor."""
         queue = self.selected
-        if queue is None:
-            return
-        view = QueueView(queue)
+        if queue is None or isinstance(self.screen, QueueView):
+            return  # nothing is there, or the key was pressed twice
         self._collector.opened = queue
-        self.push_screen(view)
+        self.push_screen(QueueView(queue))
         self._poll_opened(queue)
 
     @work(thread=True)
@@ -315,10 +318,9 @@ class WatchScreen(App[None]):
         try:
             with self._store_lock:
                 self._collector.poll_now(queue, time.monotonic())
+                self.call_from_thread(self._refresh_table)
         except WaypostError as error:
             self.call_from_thread(self._set_status, f"the store does not answer: {error}")
-            return
-        self.call_from_thread(self._refresh_table)
 
     def action_close(self) -> None:
         """Go back to the list; there, show all queues again."""
@@ -393,10 +395,11 @@ class WatchScreen(App[None]):
             with self._store_lock:
                 text = self._run_action(verb, queue)
                 self._collector.poll_now(queue, time.monotonic())
+                # Nothing else may change the figures while they are read.
+                self.call_from_thread(self._refresh_table)
         except WaypostError as error:
             self.call_from_thread(self._set_status, f"{verb} {queue}: {error}")
             return
-        self.call_from_thread(self._refresh_table)
         self.call_from_thread(self._set_status, text)
 
     def _run_action(self, verb: str, queue: str) -> str:
