@@ -95,7 +95,7 @@ CALLS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "pause": ({"queue": "settings"}, ()),
     "resume": ({"queue": "settings"}, ()),
     "redrive": ({"queue": "fuzzed"}, ("id", "ids", "reason", "limit", "rate")),
-    "purge": ({"queue": "fuzzed"}, ("state", *DEAD_FILTERS, "no_such_option")),
+    "purge": ({"queue": "fuzzed"}, ("state", "ids", *DEAD_FILTERS, "no_such_option")),
     "replace_dead": ({"queue": "fuzzed", "id": ID}, ("body", "headers")),
     "count_messages": ({"queue": "fuzzed", "state": "ready"}, ("limit", *DEAD_FILTERS, "no_such_option")),
     "start_bulk": (

@@ -317,6 +317,25 @@ def test_a_redrive_at_a_rate_goes_in_small_steps(post: Any) -> None:
     assert (len(redriven.moved), redriven.more) == (4, True)
 
 
+@pytest.mark.promise("DEAD-2")
+def test_chosen_dead_letters_are_purged(post: Any) -> None:
+    for body in range(5):
+        post.publish("orders", body)
+        with post.receive("orders") as message:
+            message.dead()
+    waiting = post.publish("orders", 5).id
+    first, second, *others = [letter.id for letter in post.dead_letters("orders")]
+    assert post.purge("orders", ids=iter([first, second, first, "0" * 24, waiting])) == 2
+    assert [letter.id for letter in post.dead_letters("orders")] == others
+    assert post.purge("orders", "dead", ids=[]) == 0, "an empty selection is nothing, not everything"
+    assert post.purge("orders", "dead", ids=others[:1]) == 1
+    assert (post.ledger("orders").ready, post.ledger("orders").dead_kept) == (1, 2)
+    for wrong in ({"state": "ready", "ids": others}, {"ids": others, "reason": "rejected"}, {"ids": ["no id"]}):
+        with pytest.raises(errors.InvalidInput):
+            post.purge("orders", **wrong)
+    assert (post.ledger("orders").ready, post.ledger("orders").dead_kept) == (1, 2)
+
+
 @pytest.mark.promise("CHAIN-2")
 def test_messages_that_wait_for_chains_are_cancelled_and_purged(post: Any) -> None:
     first = post.publish("orders", 1, chain=True, delay=3600)

@@ -946,17 +946,25 @@ class AsyncWaypost(BaseClient):
         """
         return await self._run(self._redrive_flow(queue, id, ids, reason, limit, rate))
 
-    async def purge(self, queue: QueueName, state: MessageState = "ready", **filters: Unpack[DeadFilters]) -> int:
+    async def purge(
+        self,
+        queue: QueueName,
+        state: MessageState | None = None,
+        *,
+        ids: Iterable[str] | None = None,
+        **filters: Unpack[DeadFilters],
+    ) -> int:
         """Remove all messages of a `queue` in a `state`, and return how many there were.
 
-        The states are `ready`, `delayed`, `waiting`, `dead` and `done`. It cannot be undone. In the ledger, messages
-        that were still to be handed out count as cancelled. Filters choose some of them: `error_type`, `error`,
-        `group`, `key_prefix`, `type_name`, `header` ("NAME=VALUE"), `published_before`, `published_after`; of dead
-        letters also `reason`, `died_before`, `died_after`.
+        The states are `ready` (the default), `delayed`, `waiting`, `dead` and `done`. It cannot be undone. In the
+        ledger, messages that were still to be handed out count as cancelled. Filters choose some of them:
+        `error_type`, `error`, `group`, `key_prefix`, `type_name`, `header` ("NAME=VALUE"), `published_before`,
+        `published_after`; of dead letters also `reason`, `died_before`, `died_after`. With `ids` it removes those
+        dead letters and nothing else.
 
             post.purge("orders", "dead", reason="rejected", died_before=last_week)
         """
-        return await self._run(self._purge_flow(queue, state, filters))
+        return await self._run(self._purge_flow(queue, state, ids, filters))
 
     async def replace_dead(
         self, queue: QueueName, id: str, body: object = UNCHANGED, *, headers: Mapping[str, str] | None = None

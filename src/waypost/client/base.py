@@ -646,9 +646,19 @@ class BaseClient:
             check_function("progress", progress)
         return manage.check(self._context, self._name(queue), mend=check_flag("mend", mend), progress=progress)
 
-    def _purge_flow(self, queue: QueueName, state: MessageState, filters: DeadFilters) -> Flow[int]:
+    def _purge_flow(
+        self, queue: QueueName, state: MessageState | None, ids: Iterable[str] | None, filters: DeadFilters
+    ) -> Flow[int]:
+        chosen = None if ids is None else [check_id(one) for one in check_items("ids", ids)]
+        state = state if state is not None else "ready" if chosen is None else "dead"
         check_state(state, PURGED_STATES)
         filter = dead_filter("purge", filters)
+        if chosen is not None:
+            if state != "dead":
+                raise InvalidInput(f"ids= is for dead letters; cancel messages that are {state} by their id")
+            if filter != DeadFilter():
+                raise InvalidInput("give ids= or filters, not both")
+            return manage.purge_letters(self._context, self._name(queue), list(dict.fromkeys(chosen)))
         if filter == DeadFilter():
             return manage.purge(self._context, self._name(queue), state)
         if state == "done":

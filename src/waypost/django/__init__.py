@@ -11,6 +11,9 @@ from __future__ import annotations
 
 from waypost.django.clients import client, close
 from waypost.django.handlers import cron, every, handler
-from waypost.django.publishing import apublish, apublish_many, publish, publish_many
+from waypost.django.publishing import acancel, apublish, apublish_many, cancel, publish, publish_many
 
-__all__ = ["apublish", "apublish_many", "client", "close", "cron", "every", "handler", "publish", "publish_many"]
+__all__ = [
+    "acancel", "apublish", "apublish_many", "cancel", "client", "close", "cron", "every", "handler", "publish",
+    "publish_many",
+]  # fmt: skip

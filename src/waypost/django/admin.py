@@ -16,15 +16,11 @@ from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from django.utils.http import urlencode
 
-from waypost.checks import check_id, check_queue
 from waypost.client import Waypost
 from waypost.django.clients import configuration, use_client
 from waypost.django.models import DeadLetter
 from waypost.errors import InvalidInput, WaypostError
 from waypost.message import StoredMessage
-from waypost.operations.flow import Flow
-from waypost.policy import CHUNK_MESSAGES_MAX
-from waypost.values import Purged
 from waypost.views import LoggedAction
 
 PAGE = 50
@@ -156,21 +152,8 @@ def redrive(post: Waypost, queue: str, ids: list[str], filters: dict[str, str], 
 
 def purge(post: Waypost, queue: str, ids: list[str], filters: dict[str, str]) -> str:
     """Purge some letters by their ids, or all that the filters choose; return what it did."""
-    if not ids:
-        return f"{post.purge(queue, 'dead', **filters)} of {queue} purged"  # type: ignore[arg-type]
-    name, chosen = check_queue(queue), list(dict.fromkeys(check_id(one) for one in ids))
-    removed = 0
-    for start in range(0, len(chosen), CHUNK_MESSAGES_MAX):
-        part = chosen[start : start + CHUNK_MESSAGES_MAX]
-        removed += post._run(purge_by_ids(post, name, part)).removed
+    removed = post.purge(queue, ids=ids) if ids else post.purge(queue, "dead", **filters)  # type: ignore[arg-type]
     return f"{removed} of {queue} purged"
-
-
-def purge_by_ids(post: Waypost, queue: str, ids: list[str]) -> Flow[Purged]:
-    """Remove these dead letters in one step."""
-    return post._context.operate_and_wake(
-        queue, lambda operation: post.store.purge(queue, "dead", len(ids), operation, ids=ids)
-    )
 
 
 def body_text(letter: StoredMessage[Any]) -> str:

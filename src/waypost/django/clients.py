@@ -7,10 +7,15 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
+
+from django.db import connections
 
 from waypost.client import Waypost
 from waypost.django.configuration import Configuration, database_name, read_configuration
+from waypost.errors import InvalidInput
+from waypost.store.sqlite import SqliteStore
 
 Identity = tuple[int, str | None]
 
@@ -64,7 +69,24 @@ def _current_client(chosen: Configuration) -> Waypost:
 
 def make_client(chosen: Configuration, **more: Any) -> Waypost:
     """Return a new client by the setting WAYPOST."""
-    return Waypost(chosen.store_url, namespace=chosen.namespace, **{**chosen.options, **more})
+    post = Waypost(chosen.store_url, namespace=chosen.namespace, **{**chosen.options, **more})
+    if isinstance(post.store, SqliteStore) and chosen.database is not None:
+        post.store.on_busy = partial(refuse_self_wait, chosen.database, "this call")
+    return post
+
+
+def refuse_self_wait(alias: str, call: str, *, certain: bool = False) -> None:
+    """Raise `InvalidInput` where a write over a connection of its own would wait for the caller's transaction."""
+    connection = connections[alias]
+    if connection.vendor != "sqlite" or not connection.in_atomic_block:
+        return
+    # Without a statement so far there is no transaction that could have the file.
+    if certain or (connection.connection is not None and connection.connection.in_transaction):
+        raise InvalidInput(
+            f"{call} inside of atomic() of {alias!r}: SQLite has one writer at a time, so it would wait for your "
+            "transaction, which waits for it; use publish and cancel of waypost.django, which join the transaction, or "
+            "do it after the block"
+        )
 
 
 def close() -> None:

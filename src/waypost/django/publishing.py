@@ -9,11 +9,9 @@ from asgiref.sync import sync_to_async
 from django.db import connections
 
 from waypost.client.options import PublishKeywords, PublishManyKeywords, QueueName
-from waypost.django.clients import configuration, use_client
-from waypost.django.configuration import Configuration
-from waypost.errors import InvalidInput
+from waypost.django.clients import configuration, refuse_self_wait, use_client
 from waypost.message import Queue, queue_name
-from waypost.values import Published
+from waypost.values import CancelStatus, Published
 from waypost.wake.port import ALL_SLEEPERS
 from waypost.wake.wakeups import Wakeups
 
@@ -59,30 +57,39 @@ async def apublish_many(
     return await sync_to_async(_publish, thread_sensitive=True)("publish_many", queue, bodies, dict(options))  # type: ignore[no-any-return]
 
 
+def cancel(queue: QueueName | Published, id: str | None = None, *, key: str | None = None) -> CancelStatus:
+    """Cancel a message by what `publish` returned, its id or its key: `cancelled`, `requested`, `finished`, `unknown`.
+
+    Inside `transaction.atomic` of WAYPOST['DATABASE'] it is cancelled if and only if that commits, outside at once.
+
+        with transaction.atomic():
+            order.delete()
+            cancel("reminders", key=f"order:{order.pk}")
+    """
+    joined = open_transaction(configuration().database)
+    with use_client() as post:
+        return post.cancel(queue, id, key=key, transaction=joined)
+
+
+async def acancel(queue: QueueName | Published, id: str | None = None, *, key: str | None = None) -> CancelStatus:
+    """`cancel` for async views. Transactions of Django are sync: use `cancel` in the function that has one."""
+    return await sync_to_async(cancel, thread_sensitive=True)(queue, id, key=key)
+
+
 def _publish(method: str, queue: QueueName, body: Any, options: dict[str, Any]) -> Any:
     joined = None
     if "transaction" not in options:
         joined = open_transaction(configuration().database)
         if joined is not None:
             options["transaction"] = joined
-    elif options["transaction"] is None:
-        refuse_self_wait(configuration())
+    elif options["transaction"] is None and (alias := configuration().database) is not None:
+        refuse_self_wait(alias, "transaction=None", certain=True)
     with use_client() as post:
         published = getattr(post, method)(queue, body, **options)
         # Where the project itself commits (without autocommit), Django has no hook for it.
         if joined is not None and joined.vendor == "sqlite" and joined.in_atomic_block:
             _wake_at_commit(joined, post.wakeups, queue_name(queue))
     return published
-
-
-def refuse_self_wait(chosen: Configuration) -> None:
-    """Raise `InvalidInput` where a write over a connection of its own would wait for the caller's transaction."""
-    alias = chosen.database
-    if alias is not None and connections[alias].vendor == "sqlite" and connections[alias].in_atomic_block:
-        raise InvalidInput(
-            f"transaction=None inside of atomic() of {alias!r}: SQLite has one writer at a time, so the publish would "
-            "wait for your transaction, which waits for it; leave transaction out, or publish after the block"
-        )
 
 
 def open_transaction(alias: str | None) -> Any:

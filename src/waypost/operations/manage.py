@@ -345,6 +345,19 @@ def purge(context: ClientContext, queue: str, state: MessageState) -> Flow[int]:
     return removed
 
 
+def purge_letters(context: ClientContext, queue: str, ids: Sequence[str]) -> Flow[int]:
+    """Delete these dead letters, chunk by chunk."""
+    removed = 0
+    for start in range(0, len(ids), CHUNK_MESSAGES_MAX):
+        chunk = ids[start : start + CHUNK_MESSAGES_MAX]
+        part: Purged = yield from context.operate_and_wake(
+            queue, lambda operation, ids=chunk: context.store.purge(queue, "dead", len(ids), operation, ids=ids)  # type: ignore[misc]
+        )  # fmt: skip
+        removed += part.removed
+    context.emit("purged", queue, "success" if removed else "skipped", count=removed, reason="dead")
+    return removed
+
+
 def configure(context: ClientContext, queue: str, settings: Mapping[str, Any]) -> Flow[PolicyRecord]:
     """Change a queue's policy, for all clients."""
     changes = policy_changes(settings)

@@ -17,7 +17,7 @@ from tests.django.inside.conftest import IS_POSTGRES
 from tests.django.inside.notes.models import Note
 from tests.django.inside.notes.waypost_handlers import used_threads, write_note
 from waypost import Drained
-from waypost.django import apublish, client, close, publish, publish_many
+from waypost.django import acancel, apublish, cancel, client, close, publish, publish_many
 from waypost.django.checks import check_configuration
 from waypost.django.clients import configuration
 from waypost.errors import ConfigurationError, InvalidInput
@@ -242,6 +242,40 @@ def test_a_publish_that_would_wait_for_its_own_transaction_is_refused() -> None:
         assert client().publish("box", 2, transaction=connection).status == "queued"
     assert publish("box", 3, transaction=None).status == "queued"
     assert ready("box") == 2
+
+
+def test_a_cancel_is_a_part_of_the_transaction() -> None:
+    client().purge("box", "delayed")
+    kept, gone = publish("box", 1, delay=60), publish("box", 2, delay=60, key="note:2")
+    with transaction.atomic():
+        Note.objects.create(text="a")
+        assert cancel("box", key="note:2") == "cancelled"
+        assert cancel(kept) == "cancelled"
+        transaction.set_rollback(True)
+    assert [one.id for one in client().timers("box")] == [kept.id, gone.id]
+    with transaction.atomic():
+        Note.objects.create(text="b")
+        assert cancel("box", gone.id) == "cancelled"
+    assert [one.id for one in client().timers("box")] == [kept.id]
+    assert cancel("box", key="none") == "unknown"
+    assert asyncio.run(acancel(kept)) == "cancelled"
+    assert list(client().timers("box")) == []
+
+
+@pytest.mark.skipif(IS_POSTGRES, reason="PostgreSQL has many writers")
+def test_a_call_that_would_wait_for_its_own_transaction_is_refused_at_once() -> None:
+    published = publish("box", 1, delay=60)
+    with transaction.atomic():
+        Note.objects.create(text="a")
+        for call in (
+            lambda: client().cancel(published),
+            lambda: client().purge("box", "delayed"),
+            lambda: client().pause("box"),
+        ):
+            with pytest.raises(InvalidInput, match="one writer at a time"):
+                call()
+        assert client().stats("box").queue == "box", "a call that reads does not wait"
+    assert client().cancel(published) == "cancelled"
 
 
 def test_the_connection_of_the_project_stays_its_own() -> None:

@@ -84,8 +84,8 @@ def same_file(path: str, main: str) -> bool:
         return False
 
 
-def retry_while_busy(work: Callable[[], T], budget_seconds: float) -> T:
-    """Try again, with pauses that grow and vary, while others have the file."""
+def retry_while_busy(work: Callable[[], T], budget_seconds: float, on_busy: Callable[[], None] | None = None) -> T:
+    """Try again, with pauses that grow and vary, while others have the file. `on_busy` may raise instead."""
     deadline = time.monotonic() + budget_seconds
     pause = BUSY_PAUSE_FIRST_SECONDS
     while True:
@@ -94,6 +94,8 @@ def retry_while_busy(work: Callable[[], T], budget_seconds: float) -> T:
         except sqlite3.OperationalError as error:
             if not is_busy(error) or time.monotonic() >= deadline:
                 raise
+            if on_busy is not None:
+                on_busy()
         time.sleep(pause * random.uniform(0.5, 1.5))
         pause = min(BUSY_PAUSE_MAX_SECONDS, pause * 2)
 

@@ -123,12 +123,14 @@ class SqliteExecutor:
         *,
         replay_ttl_ms: int,
         busy_budget_seconds: float = BUSY_BUDGET_SECONDS,
+        on_busy: Callable[[], None] | None = None,
     ) -> None:
         self._path = path
         self._spelling = spelling
         self._clock = clock
         self._replay_ttl_ms = replay_ttl_ms
         self._budget = busy_budget_seconds
+        self._on_busy = on_busy
         self._writer = ConnectionHolder(lambda budget: open_file(path, spelling, budget))
         self._reader = ConnectionHolder(lambda budget: open_file(path, spelling, budget, reads_only=True))
         self._shrinker = Shrinker(path, lambda: self._using(self._writer))
@@ -194,7 +196,7 @@ class SqliteExecutor:
         if len(calls) > 1:
             try:
                 with self._using(self._writer) as connection:
-                    return retry_while_busy(lambda: self._write_group(connection, calls), self._budget)
+                    return retry_while_busy(lambda: self._write_group(connection, calls), self._budget, self._on_busy)
             except (sqlite3.Error, WaypostError):
                 # Nothing of the group was written: run alone, each call raises its own error.
                 pass
@@ -221,7 +223,7 @@ class SqliteExecutor:
 
     def _retry_while_busy(self, call: SqliteCall[T], work: Callable[[], T]) -> T:
         try:
-            return retry_while_busy(work, self._budget)
+            return retry_while_busy(work, self._budget, self._on_busy)
         except sqlite3.Error as error:
             raise map_error(error, self._path, call.name) from error
 
@@ -231,13 +233,15 @@ class SqliteExecutor:
 
     def _write_out(self, connection: sqlite3.Connection, call: SqliteCall[T]) -> T:
         try:
-            return retry_while_busy(lambda: self._write(connection, call), self._budget)
+            return retry_while_busy(lambda: self._write(connection, call), self._budget, self._on_busy)
         except sqlite3.Error as error:
             if not is_full(error) or call.fills:
                 raise map_error(error, self._path, call.name) from error
         # The file is full, and this call does not fill it: free the reserve first, then old history.
         try:
-            return retry_while_busy(lambda: self._write(connection, call, give_reserve=True), self._budget)
+            return retry_while_busy(
+                lambda: self._write(connection, call, give_reserve=True), self._budget, self._on_busy
+            )
         except sqlite3.Error as error:
             if not is_full(error):
                 raise map_error(error, self._path, call.name) from error
