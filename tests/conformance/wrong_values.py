@@ -123,6 +123,10 @@ CALLS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "pause_schedule": (SCHEDULED, ()),
     "resume_schedule": (SCHEDULED, ()),
     "trigger_schedule": (SCHEDULED, ()),
+    "backfill": (
+        {**SCHEDULED, "start": datetime(2020, 1, 1, tzinfo=UTC), "end": datetime(2020, 1, 2, tzinfo=UTC)},
+        ("limit", "dry_run", "progress"),
+    ),
     "schedules": ({}, ("queue", "count")),
     "run_scheduler": ({"ttl": 0}, ("on_tick",)),
     "run_promoter": ({"ttl": 0}, ("on_tick",)),

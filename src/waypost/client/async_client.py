@@ -1135,11 +1135,12 @@ class AsyncWaypost(BaseClient):
         dry_run: bool = False,
         progress: Callable[[int], object] | None = None,
     ) -> Backfilled:
-        """Publish the messages of a schedule for the past: of the instants from `start` on, before `end`.
+        """Publish the messages of the schedule `name` for the past: of the instants from `start` on, before `end`.
 
         Instants that fired, in time or by an earlier backfill, are skipped: a rerun publishes nothing twice. A paused
-        schedule can be backfilled too. `limit` is the most instants that the interval may have (10,000); `progress` is
-        called with the number of instants done so far; `dry_run` only counts.
+        schedule can be backfilled too. `queue` is needed where several queues have one of that name. `limit` is the
+        most instants that the interval may have (10,000); `progress` is called with the number of instants done so far;
+        `dry_run` only counts.
 
         Raises `InvalidSchedule` for an interval that is empty, ends in the future or has too many instants,
         `UnknownSchedule` if there is no such schedule, and `QueueFull` when the queue has no room for more: what was

@@ -15,7 +15,6 @@ from django.db import connections
 from waypost.client import Waypost
 from waypost.django.configuration import Configuration, database_name, read_configuration
 from waypost.errors import InvalidInput
-from waypost.store.sqlite import SqliteStore
 
 Identity = tuple[int, str | None]
 
@@ -70,8 +69,8 @@ def _current_client(chosen: Configuration) -> Waypost:
 def make_client(chosen: Configuration, **more: Any) -> Waypost:
     """Return a new client by the setting WAYPOST."""
     post = Waypost(chosen.store_url, namespace=chosen.namespace, **{**chosen.options, **more})
-    if isinstance(post.store, SqliteStore) and chosen.database is not None:
-        post.store.on_busy = partial(refuse_self_wait, chosen.database, "this call")
+    if post.store.transactions is not None and chosen.database is not None:
+        post.store.transactions.on_busy = partial(refuse_self_wait, chosen.database, "this call")
     return post
 
 

@@ -33,6 +33,9 @@ class TransactionSupport(Protocol):
     waits: bool
     #: The store chooses and notifies sleepers when the transaction is committed.
     notifies: bool
+    #: Called in the thread of a call of the client that finds the database in use by another transaction, before it
+    #: waits; an error ends the call. A store whose calls do not wait for each other never calls it.
+    on_busy: Callable[[], None] | None
 
     @property
     def engine(self) -> object | None:

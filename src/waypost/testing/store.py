@@ -7,7 +7,7 @@ there after the commit, and not after a rollback. The answer of a call inside is
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -66,6 +66,7 @@ class TestTransactions:
     library = ""
     waits = False
     notifies = False
+    on_busy: Callable[[], None] | None = None
 
     def __init__(self, store: TestStore) -> None:
         self._store = store

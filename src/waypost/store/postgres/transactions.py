@@ -88,6 +88,7 @@ class PostgresTransactions:
     library = "psycopg"
     waits = True
     notifies = True
+    on_busy: Callable[[], None] | None = None
 
     def __init__(self, store: PostgresStore) -> None:
         self._store = store

@@ -136,8 +136,6 @@ class SqliteStore:
         self.replay_ttl_ms = replay_ttl_ms
         self.spelling = Spelling(namespace)
         self.place: object = self.path
-        #: Called in the thread of a call that finds the file in use, before it waits; an error ends the call.
-        self.on_busy: Callable[[], None] | None = None
         self.channel = NaturalChannel("files", self.path)
         self.transactions = SqliteTransactions(self)
 
@@ -162,7 +160,7 @@ class SqliteStore:
 
     def _executor(self) -> SqliteExecutor:
         return SqliteExecutor(
-            self.path, self.spelling, self.clock, replay_ttl_ms=self.replay_ttl_ms, on_busy=self.on_busy
+            self.path, self.spelling, self.clock, replay_ttl_ms=self.replay_ttl_ms, on_busy=self.transactions.on_busy
         )
 
     def connect(self, *, start_timeout: float) -> SqliteExecutor:

@@ -39,6 +39,7 @@ class SqliteTransactions:
 
     def __init__(self, store: SqliteStore) -> None:
         self._store = store
+        self.on_busy: Callable[[], None] | None = None
 
     def checks(self, connection: Any, queue: str) -> Checks:
         if not self.needs_no_checks(connection, queue):
