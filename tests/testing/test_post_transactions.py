@@ -96,11 +96,41 @@ def test_a_handler_with_a_session_settles_at_its_commit(engine: Engine, post: Wa
     assert count_orders(engine) == 1
 
 
+def test_a_store_outside_of_the_database_is_refused_as_in_production(engine: Engine) -> None:
+    post = Waypost("valkey://db.example.com")
+    with (
+        TestPost.replacing(post),
+        Session(engine) as session,
+        pytest.raises(ConfigurationError, match="a valkey store is not in your database"),
+    ):
+        post.publish("orders", 1, transaction=session)
+
+
 def test_a_connection_that_does_not_report_its_commit_is_refused(tmp_path: Path, post: Waypost) -> None:
     connection = sqlite3.connect(tmp_path / "shop.db")
     with TestPost.replacing(post), pytest.raises(ConfigurationError, match="does not report its commit"):
         post.publish("orders", 1, transaction=connection)
     connection.close()
+
+
+def test_an_async_session_of_sqlite_publishes_at_its_commit(tmp_path: Path) -> None:
+    from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+
+    from waypost import AsyncWaypost
+    from waypost.testing import AsyncTestPost
+
+    post = AsyncWaypost(f"sqlite:///{tmp_path / 'shop.db'}")
+
+    async def check() -> None:
+        engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'shop.db'}")
+        async with AsyncTestPost.replacing(post) as test, AsyncSession(engine) as session:
+            await post.publish("orders", {"id": 7}, transaction=session)
+            assert test.published() == []
+            await session.commit()
+            test.assert_published("orders", {"id": 7}, count=1)
+        await engine.dispose()
+
+    asyncio.run(check())
 
 
 def test_an_async_session_of_postgresql_publishes_at_its_commit(waypost_postgres_url: str) -> None:

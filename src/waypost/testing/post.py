@@ -137,6 +137,7 @@ class _TestPost(BaseClient):
             raise InvalidInput(f"what a TestPost replaces is a Waypost or AsyncWaypost, not a {type(post).__name__}")
         if isinstance(post, _TestPost) or isinstance(post.store, TestStore):
             raise InvalidInput("this client is that of a test already")
+        self._worker.store.original = post.store
         self._undo.append(replace_store(post, self._worker.store, ClockTime(self._clock)))
         self._add(post)
 

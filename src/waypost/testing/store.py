@@ -14,10 +14,10 @@ from weakref import WeakKeyDictionary
 from msgspec import structs
 
 from waypost.errors import ConfigurationError
-from waypost.outbox.transaction_adapters import is_instance_of
+from waypost.outbox.transaction_adapters import is_instance_of, transaction_support
 from waypost.store.memory.queue import QueueModel
 from waypost.store.memory.store import MemoryExecutor, MemoryStore
-from waypost.store.port import Call
+from waypost.store.port import Call, Store
 from waypost.store.transactions import CallerTransaction, Checks
 from waypost.testing.clock import ManualClock
 
@@ -31,6 +31,8 @@ class TestStore(MemoryStore):
 
     def __init__(self, clock: ManualClock) -> None:
         super().__init__(clock=clock)
+        #: The store of the client that a test replaces: a transaction that it would refuse is refused here too.
+        self.original: Store | None = None
         self.transactions: TestTransactions = TestTransactions(self)  # type: ignore[assignment]
 
     def _queue_for_writing(self, name: str) -> QueueModel:
@@ -87,11 +89,17 @@ class TestTransactions:
 
     def executor(self, transaction: CallerTransaction, connection: Any, queue: str) -> _Executor:
         """Runs calls in a transaction that blocks."""
+        self._check_original()
         return _Executor(self, transaction)
 
     def async_executor(self, transaction: CallerTransaction, connection: Any, queue: str) -> _AsyncExecutor:
         """The same for an event loop."""
+        self._check_original()
         return _AsyncExecutor(self, transaction)
+
+    def _check_original(self) -> None:
+        if self._store.original is not None:
+            transaction_support(self._store.original)
 
     def begin(self, executor: object) -> NoReturn:
         """Refuse: the store has no connections to lend."""
