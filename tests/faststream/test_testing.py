@@ -6,13 +6,13 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from faststream import FastStream, TestApp
+from faststream import BaseMiddleware, FastStream, TestApp
 from faststream.exceptions import RejectMessage
 
 from tests.faststream.running import SOON, Place, run
-from waypost import Constant
-from waypost.errors import WaitTimeout
-from waypost.faststream import TestWaypostBroker, WaypostBroker
+from waypost import Constant, Queue
+from waypost.errors import InvalidInput, InvalidName, WaitTimeout
+from waypost.faststream import TestWaypostBroker, WaypostBroker, WaypostResponse
 from waypost.faststream.annotations import WaypostMessage
 
 pytestmark = pytest.mark.promise("FACE-4")
@@ -42,6 +42,65 @@ def test_a_message_is_handled_before_publish_returns() -> None:
             assert await broker.ping()
 
     run(test())
+
+
+def test_a_handler_names_the_queue_of_what_it_returns() -> None:
+    published: list[tuple[str, Any]] = []
+
+    class Noted(BaseMiddleware):
+        async def publish_scope(self, call_next: Any, cmd: Any) -> Any:
+            published.append((cmd.destination, cmd.body))
+            return await call_next(cmd)
+
+    broker = WaypostBroker("valkey://127.0.0.1:1", logger=None, middlewares=[Noted])
+    seen: list[Any] = []
+
+    @broker.subscriber("orders")
+    @broker.publisher("audit")
+    async def charge(body: int) -> WaypostResponse:
+        return WaypostResponse(body, Queue("receipts", int) if body else "none", headers={"by": "charge"}, key="k")
+
+    @broker.subscriber("receipts")
+    async def send(body: int, message: WaypostMessage) -> None:
+        seen.append((body, message.headers, message.correlation_id))
+
+    @broker.subscriber("many", batch=10)
+    async def sum_up(bodies: list[int]) -> WaypostResponse:
+        return WaypostResponse(sum(bodies), queue="orders", delay=60)
+
+    async def test() -> None:
+        async with TestWaypostBroker(broker) as _:
+            await broker.publish(7, "orders", correlation_id="c")
+            assert seen == [(7, {"by": "charge"}, "c")]
+            assert ("receipts", 7) in published
+            (publisher,) = broker.publishers
+            publisher.mock.assert_called_once_with(7)
+            await broker.publish_batch(1, 2, queue="many")
+            (timer,) = await broker.timers("orders")
+            assert timer.body == 3
+            await broker.publish(0, "orders")
+            (left,) = [one async for one in broker.client.messages("none")]
+            assert (left.body, left.key) == (0, "k")
+
+    run(test())
+
+
+def test_a_message_whose_answer_cannot_be_published_has_failed() -> None:
+    broker = make_broker()
+
+    @broker.subscriber("orders", retry=Constant(pause=60, attempts=2))
+    async def charge(body: int) -> WaypostResponse:
+        return WaypostResponse(body, queue="receipts", priority=99)
+
+    async def test() -> None:
+        async with TestWaypostBroker(broker):
+            with pytest.raises(InvalidInput, match="priority"):
+                await broker.publish(7, "orders")
+            assert (await broker.client.ledger("orders")).retried == 1
+
+    run(test())
+    with pytest.raises(InvalidName):
+        WaypostResponse(7, queue="no such name")
 
 
 def test_a_block_that_fails_gives_the_broker_its_producer_back() -> None:

@@ -11,7 +11,7 @@ from faststream.response.response import BatchPublishCommand
 from waypost import codec
 from waypost.checks import check_seconds
 from waypost.client import AsyncWaypost
-from waypost.client.options import PublishKeywords
+from waypost.client.options import PublishKeywords, QueueName
 from waypost.errors import InvalidInput, ResultNotKept
 from waypost.faststream.internals import (
     CodecProto,
@@ -29,7 +29,7 @@ from waypost.faststream.internals import (
     SerializerProto,
 )
 from waypost.faststream.message import CONTENT_TYPE, decode_one, parse_message
-from waypost.message import Message
+from waypost.message import Message, queue_name
 from waypost.times import Duration
 from waypost.values import Lease, Published
 
@@ -90,12 +90,16 @@ class WaypostPublishCommand(BatchPublishCommand):
 
 
 class WaypostResponse(Response):
-    """What a handler can return: a body with options of `publish` for the publishers around it."""
+    """What a handler can return: a body with options of `publish` for the publishers around it.
 
-    def __init__(self, body: Any = None, **options: Unpack[PublishKeywords]) -> None:
+    With `queue` it is published there too, with or without publishers; if that fails, the message has failed.
+    """
+
+    def __init__(self, body: Any = None, queue: QueueName | None = None, **options: Unpack[PublishKeywords]) -> None:
         own, self.options = split_options(options)
         super().__init__(body, headers=own["headers"], correlation_id=own["correlation_id"])
         self.reply_to = own["reply_to"]
+        self.queue = None if queue is None else queue_name(queue)
 
     def as_publish_command(self) -> WaypostPublishCommand:
         """Return the command for the publishers around the handler."""

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol, cast
 
 from faststream import AckPolicy
@@ -27,7 +28,7 @@ from waypost.faststream.internals import (
 )
 from waypost.faststream.message import WaypostMessage, decode_batch, decode_one, parse_batch, parse_message
 from waypost.faststream.outcomes import SKIP_SECONDS, outcome_of
-from waypost.faststream.publishing import reply_publisher
+from waypost.faststream.publishing import WaypostResponse, reply_publisher
 from waypost.faststream.workers import SubscriberWorkers
 from waypost.message import Message, Outcome, error_text
 from waypost.policy import Exponential
@@ -154,7 +155,9 @@ class WaypostSubscriber(SubscriberUsecase[Any]):
         if self._policy is AckPolicy.ACK_FIRST:
             message.done()
         try:
-            await self.process_message(message)
+            response = await self.process_message(message)
+            if isinstance(response, WaypostResponse) and response.queue is not None:
+                await self._publish_response(response, response.queue)
         except BaseException as error:
             return self._failed(error, [message])
         return None
@@ -167,10 +170,21 @@ class WaypostSubscriber(SubscriberUsecase[Any]):
         if not readable:
             return None
         try:
-            await self.process_message(readable)
+            response = await self.process_message(readable)
+            if isinstance(response, WaypostResponse) and response.queue is not None:
+                await self._publish_response(response, response.queue)
         except BaseException as error:
             return self._failed(error, readable)
         return None
+
+    async def _publish_response(self, response: WaypostResponse, queue: str) -> None:
+        """Publish what a handler returned to the queue that it named, through the middlewares of the broker."""
+        command = response.as_publish_command()
+        command.destination = queue
+        publish: Any = self._outer_config.producer.publish
+        for middleware in self._broker_middlewares:
+            publish = partial(middleware(None, context=self._outer_config.context).publish_scope, publish)
+        await publish(command)
 
     def _failed(self, error: BaseException, messages: list[Message[Any]]) -> Outcome | None:
         """Return the outcome after an error, or raise it again for the worker."""
