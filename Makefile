@@ -53,8 +53,9 @@ MORE_TESTS := tests/spark/test_object_store.py::test_a_pipeline_does_everything_
 everything: .venv/ready system
 	$(PYTEST) $(PARALLEL) tests $(addprefix --ignore ,$(MORE)) $(addprefix --deselect ,$(MORE_TESTS)) -k "not ($(MORE_STORES))"
 
-more: .venv/ready system  ## What `test` leaves out: Spark Connect, a standalone Spark, async clients on further servers, Django 6, the wheel on each Python
+more: .venv/ready system  ## What `test` leaves out: Spark Connect, a standalone Spark, async clients on further servers, 1,000,000 messages in a browser, Django 6, the wheel on each Python
 	$(PYTEST) $(MORE) $(MORE_TESTS)
+	WAYPOST_TESTS_LARGE=1 $(PYTEST) tests/web/test_browser_large.py
 	$(PYTEST) $(PARALLEL) tests -k "$(MORE_STORES)"
 	$(RUN) -m scripts.django6
 	$(RUN) -m scripts.package_versions
