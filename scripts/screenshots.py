@@ -181,7 +181,13 @@ def screens_of(post: Waypost) -> dict[str, str]:
         screens |= {
             "timer": f"{reminders}/messages/{timers[0].id}", "timer-list": f"{reminders}?state=delayed",
             "move-timer": f"{reminders}/do/reschedule?id={timers[0].id}",
+            "cancel-many": f"{reminders}/do/bulk_cancel?state=delayed&key_prefix=welcome&older_than=1h",
         }  # fmt: skip
+    schedules = post.schedules()
+    if schedules:
+        key, day = f"queue={schedules[0].queue}&key={quote(schedules[0].key, safe='')}", 86_400
+        start, end = (time.strftime("%Y-%m-%dT00:00:00", time.gmtime(time.time() - ago * day)) for ago in (8, 1))
+        screens["backfill"] = f"/s/main/do/backfill_schedule?{key}&start={start}&end={end}"
     parts = post.peek("import-parts", 1, "leased") or post.peek("import-parts", 1)
     if parts:
         screens["chain"] = f"/s/main/queues/import-parts/messages/{parts[0].id}"
