@@ -27,9 +27,12 @@ GOES_ON_MS: Final = 60_000
 #: A worker is taken to be there for so long after its last end: it had to look for work to learn that there is none.
 IDLE_MS: Final = 1_000
 #: A message that is claimable for longer than a moment finds no free slot. Below this time of waiting in all, a worker
-#: was never full. While messages wait it has no more deliveries under way than its slots for this part of the time.
+#: was never full. While messages wait, the slots are in use for the usual share of the time and fewer hardly ever;
+#: otherwise no more than the slots are in use for the full share of it.
 MOMENT_MS: Final = 100
 WAITING_MS_MIN: Final = 1_000
+USUAL_SHARE: Final = 0.6
+FEWER_SHARE: Final = 0.1
 FULL_SHARE: Final = 0.9
 #: A worker with a free slot sees a message after this time at the latest: the poll without notifications, and a fifth.
 PICKUP_MS_MAX: Final = round(UNWOKEN_POLL_SECONDS * 1200)
@@ -296,8 +299,9 @@ class _WaitingClock:
 def find_slots(own: Sequence[Delivery], waiting: _WaitingClock) -> int:
     """Return how many deliveries a worker runs at once.
 
-    While messages wait, a worker is full, but for moments: it claims the next message before the end of the one before
-    is stored. If they never wait, it has at least as many slots as it ever used.
+    While messages wait, a worker is full: what it has under way then most of the time, and hardly ever less, are its
+    slots. More of them are claims ahead. If there is no such number, it is what the worker seldom exceeds; if messages
+    never wait, the most that it ever used.
     """
     times, counts = count_under_way(own)
     full: Counter[int] = Counter()
@@ -306,6 +310,10 @@ def find_slots(own: Sequence[Delivery], waiting: _WaitingClock) -> int:
     whole = sum(full.values())
     if whole < WAITING_MS_MIN:
         return max(counts)
+    usual = max(full, key=lambda count: full[count])
+    fewer = sum(lasted for count, lasted in full.items() if count < usual)
+    if usual and full[usual] >= USUAL_SHARE * whole and fewer <= FEWER_SHARE * whole:
+        return usual
     seen = 0
     for count in sorted(full):
         seen += full[count]
