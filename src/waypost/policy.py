@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Mapping
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, Protocol, cast, get_args
 
 from msgspec import Struct, structs
 
@@ -459,6 +459,9 @@ class CatchUp(Struct, frozen=True):
 
 #: `skip`: only the newest instant, and only within the grace. `once`: the newest, however late.
 Missed = Literal["skip", "once"] | CatchUp
+#: At an instant while the last run has not ended. `allow`: fire. `skip`: do not. `queue_one`: fire when the run ends.
+Overlap = Literal["allow", "skip", "queue_one"]
+OVERLAPS: tuple[Overlap, ...] = get_args(Overlap)
 
 
 def check_retry(policy: RetryPolicy) -> RetryPolicy:

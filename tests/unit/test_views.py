@@ -237,6 +237,7 @@ def test_json_has_times_as_text_and_durations_in_seconds_with_the_unit_in_the_na
     tick = to_json(Tick("leading", fires=1, lateness=timedelta(milliseconds=20), _sleep_seconds=0.5))
     assert tick == {
         "election": "leading", "fires": 1, "missed": 0, "lateness_seconds": 0.02, "sleep_seconds": 0.5,
+        "overlaps": 0,
     }  # fmt: skip
     assert to_json({"at": at.replace(microsecond=0), 1: (None, True, 1.5, "text")}) == {
         "at": "2026-03-06T07:00:00Z", "1": [None, True, 1.5, "text"],

@@ -441,9 +441,10 @@ class BaseClient:
 
         Workers save the schedule when they start. `queue` and `name` are the function's own name unless given;
         `handler` has options of `handler`, such as `{"timeout": 30}`; the others are those of `save_schedule`:
-        `missed`, `grace`, `start`, `end`, `max_fires`, `jitter`, `body`, `priority`, `group` and `headers`. Another
-        pattern for the same name changes the schedule. One whose function is gone stays in the store until it is
-        removed; workers log it when they start.
+        `missed`, `overlap`, `grace`, `start`, `end`, `max_fires`, `jitter`, `body`, `priority`, `group` and `headers`.
+        Unless given, `overlap` is `skip`: an instant does not fire while the last run has not ended. Another pattern for
+        the same name changes the schedule. One whose function is gone stays in the store until it is removed; workers
+        log it when they start.
 
         Raises `InvalidSchedule` for a pattern, zone or rule that makes no sense.
 
@@ -465,8 +466,8 @@ class BaseClient:
     ) -> Callable[[F], F]:
         """Run a function at an `interval` of seconds, or a timedelta: it is the handler of a queue of its own.
 
-        The rest is as for `cron`: `name`, `queue`, `handler`, and of the rule `missed`, `grace`, `start`, `end`,
-        `max_fires`, `jitter`, `body`, `priority`, `group` and `headers`.
+        The rest is as for `cron`: `name`, `queue`, `handler`, and of the rule `missed`, `overlap`, `grace`, `start`,
+        `end`, `max_fires`, `jitter`, `body`, `priority`, `group` and `headers`.
 
             @post.every(timedelta(minutes=5))
             def refresh() -> None: ...

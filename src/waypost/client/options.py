@@ -8,7 +8,7 @@ from typing import Any, TypedDict
 
 from waypost.message import Queue
 from waypost.operations.publish import Group, Key, ManyKey
-from waypost.policy import JournalLevel, Missed, OnConflict, Overload, RetryPolicy
+from waypost.policy import JournalLevel, Missed, OnConflict, Overlap, Overload, RetryPolicy
 from waypost.times import Duration
 from waypost.values import Published
 from waypost.worker.handler import OnLeaseLost
@@ -49,6 +49,7 @@ class RuleKeywords(TypedDict, total=False):
     """What decorators and `save_schedule` have in common."""
 
     missed: Missed
+    overlap: Overlap | None
     grace: Duration
     start: datetime | None
     end: datetime | None

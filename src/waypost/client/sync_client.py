@@ -1023,6 +1023,8 @@ class Waypost(BaseClient):
 
         - `missed` decides about instants that were not fired in time (`grace`, 60 s): `skip` them (the default), fire
           `once` for all, or `CatchUp(n)`.
+        - `overlap` decides about an instant while the last run has not ended: `allow` it to fire (the default), `skip`
+          it, or `queue_one`: fire when the run ends.
         - `start` and `end` (datetimes with a time zone) and `max_fires` bound it; `jitter` spreads its fires over so
           long.
         - `priority`, `group`, `headers`, `correlation_id` and `reply_to` are those of its messages.

@@ -25,14 +25,16 @@ from waypost.policy import (
     GRACE_SECONDS,
     GROUP_CHARACTERS_MAX,
     KEY_CHARACTERS_MAX,
+    OVERLAPS,
     CatchUp,
     Missed,
+    Overlap,
     check_priority,
 )
 from waypost.redaction import journal_copy
 from waypost.schedule.cron import read_cron
 from waypost.schedule.rule import Fire, Spec, Timeline, fire_id, interval_ms, pack_spec, unpack_spec
-from waypost.schedule.schedule import Schedule, describe
+from waypost.schedule.schedule import Schedule, describe, missed_policy, overlap_rule
 from waypost.schedule.state import after_change, after_gap, pack_state, read_state
 from waypost.schedule.zones import zone_name
 from waypost.store.port import Draft
@@ -62,6 +64,7 @@ def make_spec(
     every: Duration | None = None,
     tz: str = "UTC",
     missed: Missed = "skip",
+    overlap: Overlap | None = None,
     grace: Duration = GRACE_SECONDS,
     start: datetime | None = None,
     end: datetime | None = None,
@@ -84,6 +87,7 @@ def make_spec(
         raise InvalidSchedule("an interval has no time zone: tz belongs to cron")
     if not isinstance(missed, CatchUp) and not (isinstance(missed, str) and missed in ("skip", "once")):
         raise InvalidSchedule(f'missed is "skip", "once" or CatchUp(n), not {show(missed)}')
+    overlap = _check_overlap(overlap, missed, declared)
     if max_fires is not None:
         check_count("max_fires", max_fires, 1, 2**40, InvalidSchedule)
     encoded = codec.encode_body(body, as_type)
@@ -99,6 +103,7 @@ def make_spec(
         missed="all" if isinstance(missed, CatchUp) else missed,
         max_catchup=missed.max_catchup if isinstance(missed, CatchUp) else 0,
         grace_ms=_span_ms("grace", grace),
+        overlap=overlap,
         content=encoded.content,
         body=encoded.data,
         type_name=encoded.type_name,
@@ -119,6 +124,21 @@ def make_spec(
             f"({CHUNK_BYTES_MAX:,} bytes); lower it, or publish a reference to the data"
         )
     return spec
+
+
+def _check_overlap(overlap: Overlap | None, missed: Missed, declared: bool) -> Overlap:
+    """Return the overlap rule: of a declared handler `skip`, unless it catches up with several fires at once."""
+    catches_up = isinstance(missed, CatchUp)
+    if overlap is None:
+        return "skip" if declared and not catches_up else "allow"
+    if not isinstance(overlap, str) or overlap not in OVERLAPS:
+        raise InvalidSchedule(f'overlap is "allow", "skip" or "queue_one", not {show(overlap)}')
+    if catches_up and overlap != "allow":
+        raise InvalidSchedule(
+            f'CatchUp publishes several messages at once, which overlap="{overlap}" does not let run: use '
+            'missed="once", or overlap="allow"'
+        )
+    return overlap
 
 
 def derived_key(spec: Spec) -> str:
@@ -198,6 +218,7 @@ def _with_key(listing: ScheduleList, key: str) -> StoredSchedule | None:
 FIELDS: dict[str, tuple[str, ...]] = {
     "cron": ("cron", "every_ms"), "every": ("cron", "every_ms", "tz"), "tz": ("tz",), "start": ("start_ms",),
     "end": ("end_ms",), "max_fires": ("max_fires",), "jitter": ("jitter_ms",), "missed": ("missed", "max_catchup"),
+    "overlap": ("overlap",),
     "grace": ("grace_ms",), "body": ("content", "body", "type_name"), "headers": ("headers",),
     "correlation_id": ("correlation_id",), "reply_to": ("reply_to",), "priority": ("priority",), "group": ("group",),
 }  # fmt: skip
@@ -206,7 +227,9 @@ FIELDS: dict[str, tuple[str, ...]] = {
 def merged(old: Spec, new: Spec, named: Collection[str]) -> Spec:
     """Return the old spec with the fields of the named keywords from the new one."""
     fields = {field for keyword in named for field in FIELDS[keyword]}
-    return structs.replace(old, **{field: getattr(new, field) for field in fields})
+    spec = structs.replace(old, **{field: getattr(new, field) for field in fields})
+    _check_overlap(overlap_rule(spec), missed_policy(spec), spec.declared)
+    return spec
 
 
 def change(context: ClientContext, queue: str, name: str, key: str | None, rule: Mapping[str, Any]) -> Flow[Schedule]:

@@ -58,7 +58,8 @@ def decide(spec: Spec, key: str, expected: Fire, fired: int, now_ms: int) -> Dec
     if spec.max_fires is not None:
         # As if they had fired in time: the oldest use up the remaining fires.
         chosen = chosen[: max(0, spec.max_fires - fired)]
-        if fired + len(chosen) >= spec.max_fires:
+        # A fire that may be skipped does not use one up: whether it was the last is decided at the next instant.
+        if fired + len(chosen) >= spec.max_fires and not (chosen and spec.overlap == "skip"):
             following = None
     newest = due[-1]
     valid_until = now_ms + DECISION_MS

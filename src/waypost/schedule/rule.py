@@ -53,6 +53,8 @@ class Spec(msgspec.Struct, frozen=True, omit_defaults=True):
     reply_to: str | None = None
     priority: int = 5
     group: str | None = None
+    #: What happens at an instant while the last run has not ended: `allow`, `skip` or `queue_one`.
+    overlap: str = "allow"
     #: Whether a decorator in a program declared it, rather than a call of `save_schedule`.
     declared: bool = False
 

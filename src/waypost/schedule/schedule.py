@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from waypost import codec
 from waypost.errors import InvalidSchedule
-from waypost.policy import CatchUp, Missed
+from waypost.policy import OVERLAPS, CatchUp, Missed, Overlap
 from waypost.schedule.rule import Fire, Spec, Timeline, unpack_spec
 from waypost.schedule.state import read_state
 from waypost.schedule.zones import zone_of
@@ -28,6 +28,7 @@ class Schedule(Struct, frozen=True):
     tz: str
     missed: Missed
     grace: timedelta
+    overlap: Overlap
     start: datetime | None
     end: datetime | None
     max_fires: int | None
@@ -41,6 +42,9 @@ class Schedule(Struct, frozen=True):
     last_fire: datetime | None
     #: Messages published by `backfill`, for instants of the past.
     backfilled: int
+    #: Instants skipped because the run before had not ended, and the one that waits for its end.
+    skipped_fires: int
+    waiting_fire: datetime | None
     #: Whether `@post.cron` or `@post.every` of a program declared it.
     declared: bool
     priority: int
@@ -65,9 +69,14 @@ def missed_policy(spec: Spec) -> Missed:
     return "once" if spec.missed == "once" else "skip"
 
 
+def overlap_rule(spec: Spec) -> Overlap:
+    """Return the overlap rule as the caller gave it; one of a newer release, which is not known here, as `allow`."""
+    return next((rule for rule in OVERLAPS if rule == spec.overlap), "allow")
+
+
 def describe(queue: str, stored: StoredSchedule, count: int = 1) -> Schedule:
     """Return a stored schedule with its next `count` fires."""
-    spec = unpack_spec(stored.spec)
+    spec, state = unpack_spec(stored.spec), read_state(stored)
     fires = []
     if stored.next_ms is not None and not stored.paused:
         left = count if spec.max_fires is None else min(count, spec.max_fires - stored.fires)
@@ -84,6 +93,7 @@ def describe(queue: str, stored: StoredSchedule, count: int = 1) -> Schedule:
         tz=spec.tz,
         missed=missed_policy(spec),
         grace=to_timedelta(spec.grace_ms),
+        overlap=overlap_rule(spec),
         start=to_datetime(spec.start_ms),
         end=to_datetime(spec.end_ms),
         max_fires=spec.max_fires,
@@ -93,7 +103,9 @@ def describe(queue: str, stored: StoredSchedule, count: int = 1) -> Schedule:
         fires=stored.fires,
         missed_fires=stored.missed,
         last_fire=to_datetime(stored.last_ms),
-        backfilled=read_state(stored).backfilled,
+        backfilled=state.backfilled,
+        skipped_fires=state.skipped,
+        waiting_fire=to_datetime(state.waiting_ms),
         declared=spec.declared,
         priority=spec.priority,
         group=spec.group,

@@ -14,6 +14,7 @@ from datetime import timedelta
 
 from msgspec import Struct, structs
 
+from waypost.checks import DUE_MS_MAX
 from waypost.errors import OutcomeUnknown, QueueFull, StoreUnavailable, WaypostError
 from waypost.identity import Operation
 from waypost.message import error_text, error_type
@@ -23,7 +24,8 @@ from waypost.policy import CHUNK_MESSAGES_MAX, LEADER_TTL_MS
 from waypost.schedule.election import Candidate, Election
 from waypost.schedule.missed import Decision, decide
 from waypost.schedule.rule import Fire, Spec, unpack_spec
-from waypost.schedule.state import after_fires, pack_state, read_state
+from waypost.schedule.state import State, read_state
+from waypost.schedule.steps import fire_step, waiting_step
 from waypost.store.port import Call, Draft, FireStep, Woken
 from waypost.times import to_ms, to_timedelta
 from waypost.values import Fired, ScheduleList, StoredSchedule
@@ -40,6 +42,8 @@ STANDBY_SECONDS = 30.0
 READ_SECONDS = 30.0
 #: Fires sent to the store in one flush.
 FIRES_PER_FLUSH = 64
+#: How often it is tried to fire what waits for the end of a run: less and less often while the run goes on.
+RUN_POLL_SECONDS_MIN, RUN_POLL_SECONDS_MAX = 0.2, 2.0
 #: The pause before a fire that failed is tried again, for example because its queue is full.
 RETRY_SECONDS = 1.0
 
@@ -52,6 +56,8 @@ class Tick(Struct, frozen=True):
     fires: int = 0
     missed: int = 0
     lateness: timedelta = timedelta(0)
+    #: Fires that were skipped, or wait, because the run before has not ended.
+    overlaps: int = 0
     # Exact: rounded to microseconds it could be 0 before there is something to do.
     _sleep_seconds: float = 0.0
 
@@ -67,9 +73,13 @@ class _KnownSchedule(Struct):
     queue: str
     stored: StoredSchedule
     spec: Spec
+    state: State
     #: Do not fire before this, by the monotonic clock: the last try failed. Logged once.
     retry_at: float = 0.0
     reported: bool = False
+    #: When to see again whether the run has ended for which a fire waits, by the monotonic clock, and the pause then.
+    run_at: float = 0.0
+    run_seconds: float = RUN_POLL_SECONDS_MIN
     #: How many fires one step publishes at most: fewer after its queue had no room for so many, then more again.
     fires_max: int = CHUNK_MESSAGES_MAX
 
@@ -148,7 +158,7 @@ class Scheduler:
         return structs.replace(tick, _sleep_seconds=max(0.0, sleep))
 
     def _report(self, tick: Tick) -> Tick:
-        if tick.election == "elected" or tick.fires or tick.missed or self._on_tick is not None:
+        if tick.election == "elected" or tick.fires or tick.missed or tick.overlaps or self._on_tick is not None:
             self.context.emit(
                 "scheduler_tick", "", "success" if tick.fires else "skipped", count=tick.fires, missed=tick.missed,
                 _wait_ms=to_ms(tick.lateness), reason=tick.election,
@@ -183,11 +193,16 @@ class Scheduler:
         """Return how long until the next fire is `late_ms` late; None if no schedule will fire."""
         found = None
         for known in self._known.values():
+            if known.stored.paused:
+                continue
             due_ms = known.stored.due_ms
-            if due_ms is not None and not known.stored.paused:
+            if due_ms is not None:
                 # One millisecond more, because store time is truncated to whole milliseconds.
                 seconds = (due_ms + late_ms - self._store_now() + 1) / 1000
                 seconds = max(seconds, self._until(known.retry_at))
+                found = seconds if found is None else min(found, seconds)
+            if known.state.waiting_ms is not None:
+                seconds = max(self._until(known.run_at), self._until(known.retry_at))
                 found = seconds if found is None else min(found, seconds)
         return found
 
@@ -230,29 +245,32 @@ class Scheduler:
         known = self._known.get((queue, stored.key))
         try:
             spec = known.spec if known is not None and known.stored.spec == stored.spec else unpack_spec(stored.spec)
+            state = known.state if known is not None and known.stored.state == stored.state else read_state(stored)
         except WaypostError as error:
             # A newer release saved it: leave it to a scheduler of that release.
             log.warning("schedule %s of queue %s: %s", stored.key, queue, error, extra={"event": "schedule_unreadable"})
             self._known.pop((queue, stored.key), None)
             return
-        updated = _KnownSchedule(queue, stored, spec)
+        updated = _KnownSchedule(queue, stored, spec, state)
         if known is not None:
             updated.retry_at, updated.fires_max = known.retry_at, known.fires_max
+            if known.state.waiting_ms is not None:
+                updated.run_at, updated.run_seconds = known.run_at, known.run_seconds
         self._known[queue, stored.key] = updated
 
     def _due(self, late_ms: int = 0) -> list[_KnownSchedule]:
-        """Return the schedules that are at least `late_ms` overdue, oldest first."""
+        """Return the schedules that are at least `late_ms` overdue, or have a fire that waits, oldest first."""
         if not self._known:
             return []
         now, monotonic = self._store_now() - late_ms, self.context.monotonic()
-        due = [
-            (known.stored.due_ms, place)
-            for place, known in self._known.items()
-            if known.stored.due_ms is not None
-            and known.stored.due_ms <= now
-            and not known.stored.paused
-            and known.retry_at <= monotonic
-        ]
+        due: list[tuple[int, tuple[str, str]]] = []
+        for place, known in self._known.items():
+            if known.stored.paused or known.retry_at > monotonic:
+                continue
+            if known.state.waiting_ms is not None and known.run_at <= monotonic:
+                due.append((known.state.waiting_ms, place))
+            elif known.stored.due_ms is not None and known.stored.due_ms <= now:
+                due.append((known.stored.due_ms, place))
         return [self._known[place] for _, place in sorted(due)]
 
     # ---- firing ------------------------------------------------------------------------------------------
@@ -261,19 +279,14 @@ class Scheduler:
         steps: list[tuple[_KnownSchedule, Decision, Sending[Woken[Fired]]]] = []
         yield from self.context.know_time()
         for known in due:
-            stored, queue = known.stored, known.queue
-            expected = Fire(stored.next_ms or 0, stored.due_ms or 0)
             try:
-                decision = decide(known.spec, stored.key, expected, stored.fires, self._store_now())
-                drafts: list[Draft] = []
-                if decision is not None:
-                    decision = decision.first(known.fires_max)
-                    drafts = yield from drafts_of(self.context, queue, stored, known.spec, decision.fires)
+                planned = yield from self._plan(known)
             except Exception as error:  # a zone that this machine does not know, or a middleware of the client
                 self._postpone(known, error)
                 continue
-            if decision is not None:
-                steps.append((known, decision, self._sending(queue, _step(stored, decision), drafts)))
+            if planned is not None:
+                decision, step, drafts = planned
+                steps.append((known, decision, self._sending(known.queue, step, drafts)))
         try:
             results = yield Together([sending.call() for *_, sending in steps])
             for (known, decision, sending), result in zip(steps, results, strict=True):
@@ -296,6 +309,21 @@ class Scheduler:
             for *_, sending in steps:
                 sending.end()
         return tick
+
+    def _plan(self, known: _KnownSchedule) -> Flow[tuple[Decision, FireStep, list[Draft]] | None]:
+        """Return the next step of a schedule and its messages; None if there is nothing to do yet."""
+        stored, queue, waiting_ms = known.stored, known.queue, known.state.waiting_ms
+        if waiting_ms is not None and known.run_at <= self.context.monotonic():
+            decision = Decision((Fire(waiting_ms, waiting_ms),), 0, 0, DUE_MS_MAX, None)
+            drafts = yield from drafts_of(self.context, queue, stored, known.spec, decision.fires)
+            return decision, waiting_step(stored, known.state, drafts[0].id if drafts else None), drafts
+        expected = Fire(stored.next_ms or 0, stored.due_ms or 0)
+        found = decide(known.spec, stored.key, expected, stored.fires, self._store_now())
+        if found is None:
+            return None
+        decision = found.first(known.fires_max)
+        drafts = yield from drafts_of(self.context, queue, stored, known.spec, decision.fires)
+        return decision, fire_step(stored, known.spec, decision, drafts[-1].id if drafts else None), drafts
 
     def _sending(self, queue: str, step: FireStep, drafts: list[Draft]) -> Sending[Woken[Fired]]:
         """Return a fire that can be sent again: the store compares it, so a late repeat changes nothing."""
@@ -325,20 +353,27 @@ class Scheduler:
         queue, key = known.queue, known.stored.key
         fired = self.context.wake_and_report(result)
         self._set_store_time(fired.at_ms)
+        if fired.status == "running":
+            known.run_at = self.context.monotonic() + known.run_seconds
+            known.run_seconds = min(RUN_POLL_SECONDS_MAX, 2 * known.run_seconds)
+            return tick
         known.fires_max = min(CHUNK_MESSAGES_MAX, 2 * known.fires_max)
         if fired.schedule is None:
             del self._known[queue, key]
         else:
             self._update_schedule(queue, fired.schedule)
-        if fired.status != "fired":
+        if fired.status not in ("fired", "skipped"):
             self.context.emit("fired", queue, "skipped", key=key, reason=fired.status)
             return tick
-        late = fired.at_ms - decision.fires[-1].due_ms if decision.fires else 0
         if decision.missed:
             log.warning(
                 "schedule %s of queue %s missed %d instants", key, queue, decision.missed,
                 extra={"event": "fires_missed", "queue": queue, "schedule": key, "missed": decision.missed},
             )  # fmt: skip
+        if fired.status == "skipped":
+            self.context.emit("fired", queue, "skipped", key=key, reason="overlap", missed=decision.missed)
+            return structs.replace(tick, missed=tick.missed + decision.missed, overlaps=tick.overlaps + 1)
+        late = fired.at_ms - decision.fires[-1].due_ms if decision.fires else 0
         self.context.emit("fired", queue, key=key, count=len(decision.fires), missed=decision.missed, _wait_ms=late)
         return structs.replace(
             tick,
@@ -346,22 +381,3 @@ class Scheduler:
             missed=tick.missed + decision.missed,
             lateness=max(tick.lateness, to_timedelta(late)),
         )
-
-
-def _step(stored: StoredSchedule, decision: Decision) -> FireStep:
-    following = decision.following
-    first_ms = decision.fires[0].instant_ms if decision.fires else None
-    known = read_state(stored)
-    state = after_fires(known, stored.last_ms, first_ms, decision.missed > 0)
-    return FireStep(
-        key=stored.key,
-        version=stored.version,
-        expected_ms=stored.next_ms or 0,
-        last_due_ms=decision.last_due_ms,
-        valid_until_ms=decision.valid_until_ms,
-        last_ms=decision.fires[-1].instant_ms if decision.fires else None,
-        missed=decision.missed,
-        next_ms=None if following is None else following.instant_ms,
-        due_ms=None if following is None else following.due_ms,
-        state=None if state == known and stored.state else pack_state(state),
-    )

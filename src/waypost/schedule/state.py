@@ -1,4 +1,4 @@
-"""What schedulers remember of a schedule beside its rule: which instants have fired. No I/O.
+"""What schedulers remember of a schedule beside its rule: which instants have fired, and its last run. No I/O.
 
 The store keeps it packed and does not read it. A schedule that fires without a miss fires every instant from `since_ms`
 to its last one, so a fire in time writes nothing here. A miss ends that range and begins another.
@@ -39,6 +39,10 @@ class State(msgspec.Struct, frozen=True, omit_defaults=True):
     past: list[PastRule] = []
     #: Messages published by `backfill`.
     backfilled: int = 0
+    #: With an overlap rule: the message of the last run, the instant that waits for its end, and how many were skipped.
+    run_id: str | None = None
+    waiting_ms: int | None = None
+    skipped: int = 0
 
 
 _encode = msgspec.msgpack.Encoder().encode

@@ -516,7 +516,7 @@ class AfterRun(Struct, frozen=True):
     run_id: str
     #: While it runs: the state with which the schedule is advanced without a fire; None: nothing changes.
     state: bytes | None = None
-    #: Then the journal says that so many instants were skipped, of which this is the newest.
+    #: Then the journal says that so many instants were skipped, of which this is the newest; 0: none was.
     skipped: int = 0
     instant_ms: int = 0
 

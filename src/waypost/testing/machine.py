@@ -22,7 +22,7 @@ from waypost.codec import encode_body, make_envelope
 from waypost.identity import Operation, Session, continuation_id, new_mark, new_nonce
 from waypost.policy import CLAIM_BYTES_MAX, REPLAY_TTL_MS, STAMP_AHEAD_MS, policy_changes
 from waypost.store.memory import MemoryStore
-from waypost.store.port import Call, Draft, FireStep, Hold, Store, Target, Woken, forwarded_draft
+from waypost.store.port import AfterRun, Call, Draft, FireStep, Hold, Store, Target, Woken, forwarded_draft
 from waypost.testing.bench import STATES, StoreMaker, fresh_namespace, ms, strand
 from waypost.testing.clock import ClockTime, ManualClock
 from waypost.times import to_ms
@@ -530,7 +530,10 @@ class StoreMachine(RuleBasedStateMachine):
         over = self.a_schedule(queue, pick)
         version, next_ms = (None, None) if over is None or over.key != key else (over.version, over.next_ms)
         due_ms = self.clock() + ms(seconds)
-        schedule = StoredSchedule(key, f"v{self.clock()}.{pick}", b"spec", paused and pick % 3 == 0, due_ms - 1, due_ms)
+        schedule = StoredSchedule(
+            key, f"v{self.clock()}.{pick}", b"spec", paused and pick % 3 == 0, due_ms - 1, due_ms,
+            state=b"saved" if pick % 2 else b"",
+        )  # fmt: skip
         self.both(lambda store: store.save_schedule(queue, schedule, version=version, next_ms=next_ms))
 
     @step(3, when=lambda self: any(self.seen.values()), queue=queues, pick=picks, count=st.integers(0, 2))
@@ -546,7 +549,31 @@ class StoreMachine(RuleBasedStateMachine):
         next_ms = None if pick % 7 == 6 else due_ms + 1_000
         fire = FireStep(
             seen.key, seen.version, seen.next_ms, due_ms, due_ms + 30_000, seen.next_ms if count else None, pick,
-            next_ms, next_ms,
+            next_ms, next_ms, state=(None, b"", b"fired")[pick % 3], after_run=self.after_run(queue, pick),
+        )  # fmt: skip
+        answer = self.operate(queue, lambda store, operation: store.fire_schedule(queue, fire, drafts, operation))
+        if answer is not None:
+            self.reached[f"fire {answer.result.status}"] += 1
+
+    def after_run(self, queue: str, pick: int) -> AfterRun | None:
+        """Return now and then a message that must be final before a fire."""
+        if pick % 2 or not self.ids[queue]:
+            return None
+        run = self.ids[queue][-1 - pick % len(self.ids[queue])]
+        return AfterRun(run, b"skipped" if pick % 4 else None, pick % 3, self.clock())
+
+    @step(1, when=lambda self: any(self.seen.values()), queue=queues, pick=picks)
+    def backfill_schedule(self, queue: str, pick: int) -> None:
+        """Publish for a schedule by hand: its next fire stays, its version does not."""
+        seen = self.a_schedule(queue, pick)
+        if seen is None:
+            return
+        ids = self.session.message_ids(1)
+        drafts = [Draft(id, make_envelope(id, encode_body(b"past")), priority=4) for id in ids]
+        self.ids[queue] += ids
+        fire = FireStep(
+            seen.key, seen.version, seen.next_ms, 0, 2**50, None, 0, seen.next_ms, seen.due_ms, b"filled",
+            f"b{self.clock()}.{pick}", by_hand=True,
         )  # fmt: skip
         self.operate(queue, lambda store, operation: store.fire_schedule(queue, fire, drafts, operation))
 

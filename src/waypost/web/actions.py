@@ -223,8 +223,11 @@ async def save_schedule(place: Place, queue: str, request: documents.ScheduleSav
     """Save a schedule."""
     rule: Any = {
         name: getattr(request, name)
-        for name in ("cron", "every", "tz", "grace", "start", "end", "max_fires", "jitter", "body", "priority", "group")
-    }
+        for name in (
+            "cron", "every", "tz", "overlap", "grace", "start", "end", "max_fires", "jitter", "body", "priority",
+            "group",
+        )
+    }  # fmt: skip
     missed = CatchUp(request.missed) if isinstance(request.missed, int) else request.missed
     headers = request.headers
     if request.keep_body:
@@ -367,7 +370,7 @@ def save_forms(queue: str, request: documents.ScheduleSave) -> Forms:
     for name, value in rule.items():
         arguments += [f"--{name}", value]
     options: dict[str, object] = {"queue": request.queue} | rule
-    for name in ("key", "missed", "grace", "jitter", "start", "end", "max_fires", "priority", "group"):
+    for name in ("key", "missed", "overlap", "grace", "jitter", "start", "end", "max_fires", "priority", "group"):
         value = getattr(request, name)
         if value != SCHEDULE_DEFAULTS[name]:
             text = value.isoformat() if isinstance(value, datetime) else value

@@ -657,6 +657,7 @@ class Schedule(Answer, frozen=True, kw_only=True):
     every: float | None
     tz: str
     missed: str
+    overlap: str
     grace: float
     start: datetime | None
     end: datetime | None
@@ -666,7 +667,10 @@ class Schedule(Answer, frozen=True, kw_only=True):
     next_fires: list[datetime]
     fires: int
     missed_fires: int
+    skipped_fires: int
+    backfilled: int
     last_fire: datetime | None
+    waiting_fire: datetime | None
     declared: bool
     priority: int
     group: str | None
@@ -1031,6 +1035,8 @@ class ScheduleSave(Request, frozen=True, kw_only=True):
     every: float | None = None
     tz: Annotated[str, Meta(max_length=64)] = "UTC"
     missed: Literal["skip", "once"] | int = "skip"
+    #: At an instant while the last run has not ended: fire, skip it, or fire when the run ends.
+    overlap: Literal["allow", "skip", "queue_one"] = "allow"
     grace: float = 60.0
     start: datetime | None = None
     end: datetime | None = None

@@ -207,6 +207,8 @@ def schedule_fields() -> list[Field]:
         Field("tz", "text", "UTC", "Time zone", "UTC, +05:30 or Europe/Madrid; of a cron pattern."),
         Field("missed", "text", "skip", "Missed fires", "skip them, fire once for all of them, or a number: catch up "
               "with so many."),
+        Field("overlap", "text", "allow", "Overlap", "At an instant while the last run has not ended: allow, skip, or "
+              "queue_one, which fires when the run ends."),
         Field("grace", "number", "60", "Grace", "Seconds. A fire that is later than this is missed."),
         Field("jitter", "number", "0", "Jitter", "Seconds over which its fires are spread."),
         Field("start", "text", "", "Start", "No fire before this time, as 2026-03-06T00:00:00Z. Empty: now."),

@@ -80,7 +80,7 @@ def known_values(known: ClientSchedule) -> dict[str, str]:
     values = {
         "name": known.name, "queue": known.queue, "cron": known.cron, "every": every, "tz": known.tz,
         "missed": missed.max_catchup if isinstance(missed, CatchUp) else missed,
-        "grace": known.grace.total_seconds(), "jitter": known.jitter.total_seconds(),
+        "overlap": known.overlap, "grace": known.grace.total_seconds(), "jitter": known.jitter.total_seconds(),
         "start": None if known.start is None else known.start.isoformat(),
         "end": None if known.end is None else known.end.isoformat(),
         "max_fires": known.max_fires, "priority": known.priority, "group": known.group,

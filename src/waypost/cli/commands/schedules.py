@@ -31,6 +31,7 @@ from waypost.policy import (
     BACKFILL_INSTANTS,
     BACKFILL_INSTANTS_MAX,
     GRACE_SECONDS,
+    OVERLAPS,
     PRIORITY_DEFAULT,
     CatchUp,
     Missed,
@@ -46,8 +47,9 @@ COUNT_MAX = 10_000
 NONE = object()
 #: What `--reset` sets beside the rule.
 DEFAULTS: dict[str, Any] = {
-    "missed": "skip", "grace": GRACE_SECONDS, "start": None, "end": None, "max_fires": None, "jitter": 0, "body": None,
-    "priority": PRIORITY_DEFAULT, "group": None, "headers": {}, "correlation_id": None, "reply_to": None,
+    "missed": "skip", "overlap": "allow", "grace": GRACE_SECONDS, "start": None, "end": None, "max_fires": None,
+    "jitter": 0, "body": None, "priority": PRIORITY_DEFAULT, "group": None, "headers": {}, "correlation_id": None,
+    "reply_to": None,
 }  # fmt: skip
 
 
@@ -107,6 +109,11 @@ def _add_save(actions: Any) -> None:
     save.add_argument("--body", metavar="JSON", help="the body of its messages (null)")
     save.add_argument("--key", help="its key (made of name and rule)")
     save.add_argument("--missed", metavar="RULE", help="what becomes of missed fires: skip, once, or at most N (skip)")
+    save.add_argument(
+        "--overlap",
+        choices=OVERLAPS,
+        help="at an instant while the last run has not ended: allow, skip, queue_one (allow)",
+    )
     save.add_argument("--grace", type=parse_duration, metavar="S", help="a fire later than this is missed (60)")
     save.add_argument(
         "--start", type=_or_none(parse_time), metavar="TIME", help="no fire before, as 2026-03-06T00:00:00Z"
@@ -162,7 +169,7 @@ def _parse_missed(text: str) -> Missed:
 
 def _given_rule(options: argparse.Namespace) -> dict[str, Any]:
     """Return the given arguments as keywords of `save_schedule`."""
-    names = ("cron", "every", "tz", "grace", "start", "end", "max_fires", "jitter", "priority", "group")
+    names = ("cron", "every", "tz", "overlap", "grace", "start", "end", "max_fires", "jitter", "priority", "group")
     rule = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     if options.body is not None:
         try:

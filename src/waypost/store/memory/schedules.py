@@ -53,10 +53,11 @@ def fire_schedule(model: QueueModel, now: int, step: FireStep, drafts: Sequence[
     if status == "skipped" and step.after_run is not None:
         after = step.after_run
         moved = structs.replace(moved, state=after.state or b"")
-        model.note(
-            now, "skipped", operation, None, schedule=step.key, cause="overlap", reason=after.run_id,
-            due_ms=after.instant_ms, size=after.skipped,
-        )  # fmt: skip
+        if after.skipped:
+            model.note(
+                now, "skipped", operation, None, schedule=step.key, cause="overlap", reason=after.run_id,
+                due_ms=after.instant_ms, size=after.skipped,
+            )  # fmt: skip
     else:
         # A full queue refuses here, before anything has changed.
         model.publish(now, drafts, operation, schedule=step.key)

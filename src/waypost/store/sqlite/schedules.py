@@ -98,10 +98,11 @@ def fire_schedule(records: QueueRecords, step: FireStep, drafts: Sequence[Draft]
     if status == "skipped" and step.after_run is not None:
         after = step.after_run
         fires, last_ms, state = 0, None, after.state
-        records.note(
-            "skipped", operation, schedule=step.key, cause="overlap", reason=after.run_id, due_ms=after.instant_ms,
-            size=after.skipped,
-        )  # fmt: skip
+        if after.skipped:
+            records.note(
+                "skipped", operation, schedule=step.key, cause="overlap", reason=after.run_id, due_ms=after.instant_ms,
+                size=after.skipped,
+            )  # fmt: skip
     else:
         publish(records, drafts, operation, schedule=step.key)
     moved = (step.next_ms, step.due_ms, fires, step.missed, last_ms, state, step.new_version)

@@ -52,7 +52,14 @@ from waypost.testing.conformance.replay import (
     TestLostReplies,
     TestOperations,
 )
-from waypost.testing.conformance.schedules import TestFires, TestLeaders, TestPromotion, TestSaving
+from waypost.testing.conformance.schedules import (
+    TestFires,
+    TestLeaders,
+    TestOverlap,
+    TestPromotion,
+    TestSaving,
+    TestScheduleState,
+)
 from waypost.testing.conformance.settle import TestCancel, TestContinuations, TestOutcomes, TestResults
 from waypost.testing.conformance.side_effects import TestEndsInsideClaims, TestSideEffects
 from waypost.testing.conformance.timers import TestReschedule, TestTimers
@@ -98,6 +105,7 @@ __all__ = [
     "TestOperations",
     "TestOperationsAcrossARemoval",
     "TestOutcomes",
+    "TestOverlap",
     "TestPause",
     "TestPolicy",
     "TestPollSoon",
@@ -112,6 +120,7 @@ __all__ = [
     "TestReschedule",
     "TestResults",
     "TestSaving",
+    "TestScheduleState",
     "TestSharedRecords",
     "TestSideEffects",
     "TestTimers",

@@ -341,7 +341,7 @@ class TestFires:
         assert bench.ids("ready") == []
 
 
-class TestState:
+class TestScheduleState:
     """What schedulers remember of a schedule is written with its fires and its saves, and not read by the store."""
 
     @pytest.mark.promise("CRON-8")
@@ -444,6 +444,14 @@ class TestOverlap:
         assert done.schedule is not None
         assert (done.schedule.state, done.schedule.version) == (b"fired", "v9")
         assert bench.events("skipped") == []
+
+    @pytest.mark.promise("CRON-8")
+    def test_a_fire_that_is_kept_for_later_is_not_journalled_as_skipped(self, bench: Bench) -> None:
+        seen, run = self.run_then(bench)
+        kept = fire(bench, seen, after_run=self.after(run, skipped=0))
+        assert (kept.status, bench.events("skipped")) == ("skipped", [])
+        assert kept.schedule is not None
+        assert kept.schedule.state == b"skipped"
 
     @pytest.mark.promise("CRON-8")
     @pytest.mark.parametrize("ended", ["done", "dead", "cancelled"])

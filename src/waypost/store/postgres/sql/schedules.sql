@@ -88,7 +88,7 @@ BEGIN
         v_status := CASE WHEN p_running_state IS NULL THEN 'running' ELSE 'skipped' END;
     END IF;
     IF v_status = 'skipped' THEN
-        IF {journal_keeps}(q.journal, 'skipped') THEN
+        IF p_skipped > 0 AND {journal_keeps}(q.journal, 'skipped') THEN
             INSERT INTO {entry} (queue, count, xid, seq, at_ms, event, operation, schedule, dues, causes, reasons, sizes)
             VALUES (
                 q.number, 1, pg_current_xact_id()::text::bigint, nextval('{sequence}'), v_now, 'skipped',

@@ -68,7 +68,8 @@ begin_adding()
 local state = ARGV[A + 9]
 if skipping then
   state = ARGV[A + 13]
-  note_text('skipped', nil, tonumber(ARGV[A + 14]), run .. '\0' .. ARGV[A + 15] .. '\0' .. key)
+  local skipped = tonumber(ARGV[A + 14])
+  if skipped > 0 then note_text('skipped', nil, skipped, run .. '\0' .. ARGV[A + 15] .. '\0' .. key) end
 else
   fired_by = key
   store_drafts(drafts)
