@@ -1078,6 +1078,7 @@ class AsyncWaypost(BaseClient):
         It is known by its queue and `key`, which is made of `name` and rule unless given. To save it again changes
         nothing; another rule under the same key decides its next fire. The options:
 
+        - `cron` may be a list of patterns, and `exclude` has dates, in zone `tz`, on which they do not fire.
         - `missed` decides about instants that were not fired in time (`grace`, 60 s): `skip` them (the default), fire
           `once` for all, or `CatchUp(n)`.
         - `overlap` decides about an instant while the last run has not ended: `allow` it to fire (the default), `skip`

@@ -429,7 +429,7 @@ class BaseClient:
 
     def cron(
         self,
-        pattern: str,
+        pattern: str | Sequence[str],
         *,
         tz: str = "UTC",
         name: str | None = None,
@@ -437,14 +437,14 @@ class BaseClient:
         handler: HandlerKeywords | None = None,
         **rule: Unpack[RuleKeywords],
     ) -> Callable[[F], F]:
-        """Run a function by a cron `pattern` in zone `tz`: it is the handler of a queue of its own.
+        """Run a function by a cron `pattern`, or several, in zone `tz`: it is the handler of a queue of its own.
 
         Workers save the schedule when they start. `queue` and `name` are the function's own name unless given;
         `handler` has options of `handler`, such as `{"timeout": 30}`; the others are those of `save_schedule`:
-        `missed`, `overlap`, `grace`, `start`, `end`, `max_fires`, `jitter`, `body`, `priority`, `group` and `headers`.
-        Unless given, `overlap` is `skip`: an instant does not fire while the last run has not ended. Another pattern for
-        the same name changes the schedule. One whose function is gone stays in the store until it is removed; workers
-        log it when they start.
+        `exclude`, `missed`, `overlap`, `grace`, `start`, `end`, `max_fires`, `jitter`, `body`, `priority`, `group` and
+        `headers`. Unless given, `overlap` is `skip`: an instant does not fire while the last run has not ended. Another
+        pattern for the same name changes the schedule. One whose function is gone stays in the store until it is
+        removed; workers log it when they start.
 
         Raises `InvalidSchedule` for a pattern, zone or rule that makes no sense.
 

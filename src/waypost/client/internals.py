@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from datetime import datetime
+from collections.abc import Callable, Iterable, Sequence
+from datetime import date, datetime
 from typing import TYPE_CHECKING, TypeVar
 
 from waypost.client.async_client import AsyncWaypost
@@ -56,9 +56,10 @@ def preview_schedule(
     tz: str = "UTC",
     start: datetime | None = None,
     end: datetime | None = None,
+    exclude: Iterable[date] = (),
 ) -> list[tuple[datetime, datetime]]:
     """Return the next fires of a rule after a time, in UTC and in its zone; raises what `save_schedule` would."""
-    spec = make_spec("preview", cron=cron, every=every, tz=tz, start=start, end=end)
+    spec = make_spec("preview", cron=cron, every=every, tz=tz, exclude=exclude, start=start, end=end)
     zone = zone_of(spec.tz)
     instants = [
         to_datetime(fire.instant_ms) for fire in Timeline("preview", spec).next_fires_after(to_ms(after), count)

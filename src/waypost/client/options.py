@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from datetime import datetime
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import date, datetime
 from typing import Any, TypedDict
 
 from waypost.message import Queue
@@ -48,6 +48,7 @@ class PublishManyKeywords(_PublishOptions, total=False):
 class RuleKeywords(TypedDict, total=False):
     """What decorators and `save_schedule` have in common."""
 
+    exclude: Iterable[date]
     missed: Missed
     overlap: Overlap | None
     grace: Duration
@@ -64,7 +65,7 @@ class RuleKeywords(TypedDict, total=False):
 class ScheduleKeywords(RuleKeywords, total=False):
     """The options of `save_schedule`."""
 
-    cron: str | None
+    cron: str | Sequence[str] | None
     every: Duration | None
     tz: str
     correlation_id: str | None

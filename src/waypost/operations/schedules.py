@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import date, datetime
 from typing import Any
 
 from msgspec import structs
@@ -32,7 +32,7 @@ from waypost.policy import (
     check_priority,
 )
 from waypost.redaction import journal_copy
-from waypost.schedule.cron import read_cron
+from waypost.schedule.cron import join_patterns
 from waypost.schedule.rule import Fire, Spec, Timeline, fire_id, interval_ms, pack_spec, unpack_spec
 from waypost.schedule.schedule import Schedule, describe, missed_policy, overlap_rule
 from waypost.schedule.state import after_change, after_gap, pack_state, read_state
@@ -44,6 +44,8 @@ from waypost.values import Published, ScheduleList, StoredSchedule
 log = logging.getLogger("waypost")
 
 NAME_CHARACTERS_MAX = 128
+#: Days that a schedule may exclude: three years of them, in every spec that is read.
+EXCLUDED_MAX = 1_000
 #: The headers that name the schedule of a message, and its instant.
 SCHEDULE_HEADER, INSTANT_HEADER = "waypost-schedule", "waypost-instant"
 #: How often a save is tried again when another client changed the schedule after it was read.
@@ -60,9 +62,10 @@ LISTED_TOGETHER = 64
 def make_spec(
     name: str,
     *,
-    cron: str | None = None,
+    cron: str | Sequence[str] | None = None,
     every: Duration | None = None,
     tz: str = "UTC",
+    exclude: Iterable[date] = (),
     missed: Missed = "skip",
     overlap: Overlap | None = None,
     grace: Duration = GRACE_SECONDS,
@@ -93,7 +96,8 @@ def make_spec(
     encoded = codec.encode_body(body, as_type)
     spec = Spec(
         name,
-        cron=None if cron is None else read_cron(cron).pattern,
+        cron=None if cron is None else join_patterns(cron),
+        exclude=_check_exclude(exclude, cron is not None),
         every_ms=None if every is None else interval_ms(every),
         tz=zone_name(tz),
         start_ms=_moment_ms("start", start),
@@ -124,6 +128,18 @@ def make_spec(
             f"({CHUNK_BYTES_MAX:,} bytes); lower it, or publish a reference to the data"
         )
     return spec
+
+
+def _check_exclude(exclude: Iterable[date], is_cron: bool) -> tuple[str, ...]:
+    """Return excluded days in order, each once, as text."""
+    days = list(exclude) if isinstance(exclude, Iterable) else [exclude]
+    if any(not isinstance(day, date) or isinstance(day, datetime) for day in days):
+        raise InvalidSchedule(f"exclude is a list of days, as [date(2026, 12, 25)], not {show(exclude)}")
+    if len(days) > EXCLUDED_MAX:
+        raise InvalidSchedule(f"a schedule has at most {EXCLUDED_MAX:,} excluded days, not {len(days):,}")
+    if days and not is_cron:
+        raise InvalidSchedule("an interval has no days: exclude belongs to cron")
+    return tuple(sorted({day.isoformat() for day in days}))
 
 
 def _check_overlap(overlap: Overlap | None, missed: Missed, declared: bool) -> Overlap:
@@ -216,7 +232,8 @@ def _with_key(listing: ScheduleList, key: str) -> StoredSchedule | None:
 
 #: The fields of a spec behind each keyword of `save_schedule`.
 FIELDS: dict[str, tuple[str, ...]] = {
-    "cron": ("cron", "every_ms"), "every": ("cron", "every_ms", "tz"), "tz": ("tz",), "start": ("start_ms",),
+    "cron": ("cron", "every_ms"), "every": ("cron", "every_ms", "tz", "exclude"), "tz": ("tz",),
+    "exclude": ("exclude",), "start": ("start_ms",),
     "end": ("end_ms",), "max_fires": ("max_fires",), "jitter": ("jitter_ms",), "missed": ("missed", "max_catchup"),
     "overlap": ("overlap",),
     "grace": ("grace_ms",), "body": ("content", "body", "type_name"), "headers": ("headers",),

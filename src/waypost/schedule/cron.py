@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from calendar import monthrange
+from collections.abc import Sequence
 from datetime import date, datetime, timedelta
 from functools import lru_cache
 
@@ -41,6 +42,8 @@ NAMED = {
     "day of week": dict(zip(DAYS, range(7), strict=True)),
 }
 PATTERN_CHARACTERS_MAX = 256
+#: Patterns of one schedule: each of them is searched for the next instant.
+PATTERNS_MAX = 16
 #: 29 February is at most eight years away, so a pattern without a match in this time never occurs.
 HORIZON_YEARS = 9
 PART = re.compile(r"(\*|[A-Za-z]+|\d{1,4})(?:-([A-Za-z]+|\d{1,4}))?(?:/(\d{1,4}))?")
@@ -119,8 +122,27 @@ class Cron:
 def read_cron(pattern: str) -> Cron:
     """Parse a pattern, or return it from the cache."""
     if not isinstance(pattern, str):
-        raise InvalidSchedule(f"cron must be a pattern as text, not {show(pattern)}")
+        raise InvalidSchedule(f"cron must be a pattern as text, or a list of patterns, not {show(pattern)}")
     return _read_cron(pattern)
+
+
+def join_patterns(patterns: str | Sequence[str]) -> str:
+    """Return one or several patterns as the text that is saved: parsed, with single spaces, separated by `; `."""
+    texts = patterns
+    if isinstance(patterns, str):
+        texts = [part for part in patterns.split(";") if part.strip()] or [patterns]
+    elif not isinstance(patterns, Sequence) or isinstance(patterns, bytes) or not patterns:
+        raise InvalidSchedule(f"cron must be a pattern as text, or a list of patterns, not {show(patterns)}")
+    if len(texts) > PATTERNS_MAX:
+        raise InvalidSchedule(f"a schedule has at most {PATTERNS_MAX} cron patterns, not {len(texts)}")
+    # In the order given, each once.
+    return "; ".join(dict.fromkeys(read_cron(text).pattern for text in texts))
+
+
+@lru_cache(maxsize=1024)
+def split_patterns(text: str) -> tuple[Cron, ...]:
+    """Return the patterns of a saved text."""
+    return tuple(read_cron(part.strip()) for part in text.split(";"))
 
 
 @lru_cache(maxsize=1024)

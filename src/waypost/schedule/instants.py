@@ -9,7 +9,8 @@ Both are monotonic, so the search jumps from match to match, never minute by min
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta, timezone, tzinfo
+from collections.abc import Container, Sequence
+from datetime import UTC, date, datetime, time, timedelta, timezone, tzinfo
 
 from waypost.schedule.cron import Cron
 
@@ -30,6 +31,24 @@ def next_instant(cron: Cron, zone: tzinfo, after: int) -> int | None:
         found = cron.after(_naive(after + offset))
         return None if found is None else _seconds(found) - offset
     return _real_time(cron, zone, after) if cron.follows_real_time else _wall_clock(cron, zone, after)
+
+
+def next_of_all(crons: Sequence[Cron], zone: tzinfo, after: int, excluded: Container[date] = ()) -> int | None:
+    """Return the first second after `after` at which any pattern fires, on a day that is not excluded, or None.
+
+    Days are those of the zone. Each pattern follows daylight saving by its own rule.
+    """
+    while True:
+        found = [instant for cron in crons if (instant := next_instant(cron, zone, after)) is not None]
+        if not found:
+            return None
+        instant = min(found)
+        day = datetime.fromtimestamp(instant, UTC).astimezone(zone).date()
+        if day not in excluded:
+            return instant
+        # Go on with the next day: a pattern may have thousands of instants in this one.
+        midnight = datetime.combine(day + timedelta(days=1), time())
+        after = max(instant, first_instant_of(zone, midnight) - 1)
 
 
 def _wall_clock(cron: Cron, zone: tzinfo, after: int) -> int | None:

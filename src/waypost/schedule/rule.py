@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import date, timedelta
 from itertools import islice
 from typing import NamedTuple
 
@@ -19,8 +19,8 @@ from waypost.checks import DUE_MS_MAX, show
 from waypost.errors import InvalidSchedule, SchemaTooNew
 from waypost.identity import encode
 from waypost.policy import INTERVAL_MS_MAX, INTERVAL_MS_MIN
-from waypost.schedule.cron import read_cron
-from waypost.schedule.instants import next_instant
+from waypost.schedule.cron import split_patterns
+from waypost.schedule.instants import next_of_all
 from waypost.schedule.zones import zone_of
 
 #: Instants that one step of a catch-up walks through; the next step does the rest.
@@ -31,6 +31,7 @@ class Spec(msgspec.Struct, frozen=True, omit_defaults=True):
     """All that is saved of a schedule except its state. Newer releases may add fields; older ones ignore them."""
 
     name: str
+    #: One pattern, or several separated by `; `.
     cron: str | None = None
     every_ms: int | None = None
     tz: str = "UTC"
@@ -55,6 +56,8 @@ class Spec(msgspec.Struct, frozen=True, omit_defaults=True):
     group: str | None = None
     #: What happens at an instant while the last run has not ended: `allow`, `skip` or `queue_one`.
     overlap: str = "allow"
+    #: Days in the schedule's zone on which it does not fire, as 2026-12-25.
+    exclude: tuple[str, ...] = ()
     #: Whether a decorator in a program declared it, rather than a call of `save_schedule`.
     declared: bool = False
 
@@ -67,7 +70,7 @@ class Spec(msgspec.Struct, frozen=True, omit_defaults=True):
         """The fields that determine the instants. Not the anchor: it is when the rule was first saved."""
         return (
             self.cron, self.every_ms, self.tz if self.cron else None, self.start_ms, self.end_ms, self.max_fires,
-            self.jitter_ms,
+            self.jitter_ms, self.exclude,
         )  # fmt: skip
 
 
@@ -123,11 +126,12 @@ class Fire(NamedTuple):
 class Timeline:
     """The instants of one schedule, in order."""
 
-    __slots__ = ("_key", "_spec")
+    __slots__ = ("_excluded", "_key", "_spec")
 
     def __init__(self, key: str, spec: Spec) -> None:
         self._key = key
         self._spec = spec
+        self._excluded = frozenset(date.fromisoformat(day) for day in spec.exclude)
 
     def _instant_after(self, after_ms: int) -> int | None:
         spec = self._spec
@@ -137,7 +141,7 @@ class Timeline:
             anchor = spec.anchor_ms if spec.start_ms is None else spec.start_ms
             found: int | None = next_multiple(anchor, spec.every_ms, after_ms)
         elif spec.cron is not None:
-            seconds = next_instant(read_cron(spec.cron), zone_of(spec.tz), max(0, after_ms) // 1000)
+            seconds = next_of_all(split_patterns(spec.cron), zone_of(spec.tz), max(0, after_ms) // 1000, self._excluded)
             found = None if seconds is None else seconds * 1000
         else:
             raise InvalidSchedule("a schedule has either cron or every; this one has neither")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 from typing import Any
 
 from msgspec import Struct
@@ -23,9 +23,12 @@ class Schedule(Struct, frozen=True):
     queue: str
     key: str
     name: str
+    #: One pattern, or several separated by `; `.
     cron: str | None
     every: timedelta | None
     tz: str
+    #: Days in its zone on which it does not fire.
+    exclude: list[date]
     missed: Missed
     grace: timedelta
     overlap: Overlap
@@ -91,6 +94,7 @@ def describe(queue: str, stored: StoredSchedule, count: int = 1) -> Schedule:
         cron=spec.cron,
         every=to_timedelta(spec.every_ms),
         tz=spec.tz,
+        exclude=[date.fromisoformat(day) for day in spec.exclude],
         missed=missed_policy(spec),
         grace=to_timedelta(spec.grace_ms),
         overlap=overlap_rule(spec),

@@ -110,7 +110,7 @@ def after_change(state: State, last_ms: int | None, old: Spec) -> State:
 
 
 #: The fields of a spec that say whether a moment is one of its instants.
-TIMING = ("cron", "every_ms", "tz", "anchor_ms", "start_ms", "end_ms")
+TIMING = ("cron", "every_ms", "tz", "anchor_ms", "start_ms", "end_ms", "exclude")
 
 
 class FiredInstants:

@@ -224,8 +224,8 @@ async def save_schedule(place: Place, queue: str, request: documents.ScheduleSav
     rule: Any = {
         name: getattr(request, name)
         for name in (
-            "cron", "every", "tz", "overlap", "grace", "start", "end", "max_fires", "jitter", "body", "priority",
-            "group",
+            "cron", "every", "tz", "exclude", "overlap", "grace", "start", "end", "max_fires", "jitter", "body",
+            "priority", "group",
         )
     }  # fmt: skip
     missed = CatchUp(request.missed) if isinstance(request.missed, int) else request.missed
@@ -369,7 +369,11 @@ def save_forms(queue: str, request: documents.ScheduleSave) -> Forms:
         rule = {"cron": request.cron, "tz": request.tz}
     for name, value in rule.items():
         arguments += [f"--{name}", value]
+    for day in request.exclude:
+        arguments += ["--exclude", day.isoformat()]
     options: dict[str, object] = {"queue": request.queue} | rule
+    if request.exclude:
+        options["exclude"] = request.exclude
     for name in ("key", "missed", "overlap", "grace", "jitter", "start", "end", "max_fires", "priority", "group"):
         value = getattr(request, name)
         if value != SCHEDULE_DEFAULTS[name]:

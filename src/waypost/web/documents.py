@@ -5,7 +5,7 @@ Times are RFC 3339 in UTC, durations are seconds, tokens are text (they can be l
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import date, datetime
 from typing import Annotated, Any, Literal, get_args
 
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -656,6 +656,7 @@ class Schedule(Answer, frozen=True, kw_only=True):
     cron: str | None
     every: float | None
     tz: str
+    exclude: list[date]
     missed: str
     overlap: str
     grace: float
@@ -850,9 +851,10 @@ class TimersQuery(Request, frozen=True, kw_only=True):
 class PreviewQuery(Request, frozen=True, kw_only=True):
     """A rule: a cron pattern or an interval in seconds, in a time zone."""
 
-    cron: Annotated[str, Meta(max_length=256)] | None = None
+    cron: Annotated[str, Meta(max_length=4096)] | None = None
     every: float | None = None
     tz: Annotated[str, Meta(max_length=64)] = "UTC"
+    exclude: Annotated[str, Meta(max_length=12_000, description="Days, as 2026-12-25, separated by commas.")] = ""
     start: datetime | None = None
     end: datetime | None = None
     count: Annotated[int, Meta(ge=1, le=100, description="So many fires.")] = 10
@@ -1031,9 +1033,12 @@ class ScheduleSave(Request, frozen=True, kw_only=True):
     name: Annotated[str, Meta(min_length=1, max_length=128)]
     queue: Text
     key: Text | None = None
-    cron: Annotated[str, Meta(max_length=256)] | None = None
+    #: A pattern, or several separated by semicolons.
+    cron: Annotated[str, Meta(max_length=4096)] | None = None
     every: float | None = None
     tz: Annotated[str, Meta(max_length=64)] = "UTC"
+    #: Days in its zone on which a cron pattern does not fire.
+    exclude: Annotated[list[date], Meta(max_length=1000)] = []
     missed: Literal["skip", "once"] | int = "skip"
     #: At an instant while the last run has not ended: fire, skip it, or fire when the run ends.
     overlap: Literal["allow", "skip", "queue_one"] = "allow"

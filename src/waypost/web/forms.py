@@ -155,6 +155,8 @@ def to_document(action: Action, sent: Mapping[str, str]) -> dict[str, Any]:
                 document[name] = parse_number(name, text, int)
             case "delay" | "every" | "grace" | "jitter" if text.strip():
                 document[name] = parse_number(name, text, float)
+            case "exclude":
+                document[name] = text.replace(",", " ").split()
             case "missed":
                 document[name] = int(text) if text.isdecimal() else text or "skip"
             case _:
@@ -202,9 +204,11 @@ def schedule_fields() -> list[Field]:
     return [
         Field("name", "text", "", "Name", "", (), True),
         Field("queue", "text", "", "Queue", "It publishes to this queue.", (), True),
-        Field("cron", "text", "", "Cron pattern", "As in 0 9 * * mon-fri; or give an interval below."),
+        Field("cron", "text", "", "Cron pattern", "As in 0 9 * * mon-fri, several separated by semicolons; or give an "
+              "interval below."),
         Field("every", "number", "", "Or every so many seconds", ""),
         Field("tz", "text", "UTC", "Time zone", "UTC, +05:30 or Europe/Madrid; of a cron pattern."),
+        Field("exclude", "text", "", "Not on these days", "As in 2026-12-25, 2027-01-01; of a cron pattern."),
         Field("missed", "text", "skip", "Missed fires", "skip them, fire once for all of them, or a number: catch up "
               "with so many."),
         Field("overlap", "text", "allow", "Overlap", "At an instant while the last run has not ended: allow, skip, or "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -29,9 +29,10 @@ def preview(query: documents.PreviewQuery, now: datetime) -> documents.ScheduleP
     """When a rule fires from now on, in UTC and in its zone; or what is wrong with it."""
     try:
         found = preview_schedule(
-            now, query.count, cron=query.cron or None, every=query.every, tz=query.tz, start=query.start, end=query.end
-        )
-    except WaypostError as error:
+            now, query.count, cron=query.cron or None, every=query.every, tz=query.tz, start=query.start, end=query.end,
+            exclude=[date.fromisoformat(day) for day in query.exclude.replace(",", " ").split()],
+        )  # fmt: skip
+    except (WaypostError, ValueError) as error:
         return documents.SchedulePreview(valid=False, error=str(error), fires=[])
     fires: list[documents.Fire] = []
     offset = None
@@ -80,7 +81,8 @@ def known_values(known: ClientSchedule) -> dict[str, str]:
     values = {
         "name": known.name, "queue": known.queue, "cron": known.cron, "every": every, "tz": known.tz,
         "missed": missed.max_catchup if isinstance(missed, CatchUp) else missed,
-        "overlap": known.overlap, "grace": known.grace.total_seconds(), "jitter": known.jitter.total_seconds(),
+        "exclude": ", ".join(day.isoformat() for day in known.exclude) or None, "overlap": known.overlap,
+        "grace": known.grace.total_seconds(), "jitter": known.jitter.total_seconds(),
         "start": None if known.start is None else known.start.isoformat(),
         "end": None if known.end is None else known.end.isoformat(),
         "max_fires": known.max_fires, "priority": known.priority, "group": known.group,
@@ -156,7 +158,7 @@ async def show_form(visit: Visit, sent: Mapping[str, str] | None = None) -> Resp
             content = convert(forms.to_document(action, given), documents.ScheduleSave)
             query = documents.PreviewQuery(
                 cron=content.cron, every=content.every, tz=content.tz, start=content.start, end=content.end,
-                count=PREVIEWED,
+                exclude=",".join(day.isoformat() for day in content.exclude), count=PREVIEWED,
             )  # fmt: skip
             planned = await read_preview(visit.here, query)
             shortcuts = action.forms("", content) if planned.valid else None

@@ -15,6 +15,7 @@ from waypost.cli.options import (
     add_command,
     integer_between,
     open_client,
+    parse_day,
     parse_duration,
     parse_time,
     parse_time_or_day,
@@ -47,9 +48,9 @@ COUNT_MAX = 10_000
 NONE = object()
 #: What `--reset` sets beside the rule.
 DEFAULTS: dict[str, Any] = {
-    "missed": "skip", "overlap": "allow", "grace": GRACE_SECONDS, "start": None, "end": None, "max_fires": None,
-    "jitter": 0, "body": None, "priority": PRIORITY_DEFAULT, "group": None, "headers": {}, "correlation_id": None,
-    "reply_to": None,
+    "exclude": [], "missed": "skip", "overlap": "allow", "grace": GRACE_SECONDS, "start": None, "end": None,
+    "max_fires": None, "jitter": 0, "body": None, "priority": PRIORITY_DEFAULT, "group": None, "headers": {},
+    "correlation_id": None, "reply_to": None,
 }  # fmt: skip
 
 
@@ -67,9 +68,12 @@ def add(commands: Any) -> None:
         actions, "preview", run_preview, "show when a rule fires; needs no store", store=False,
         json_text="as a list of {utc, local}",
     )  # fmt: skip
-    preview.add_argument("pattern", nargs="?", help='a cron pattern: "0 2 * * *"')
+    preview.add_argument("pattern", nargs="?", help='a cron pattern: "0 2 * * *", or several separated by ;')
     preview.add_argument("--every", type=float, metavar="S", help="an interval in seconds instead of a pattern")
     preview.add_argument("--tz", default="UTC", help="time zone: UTC, +05:30, Europe/Madrid (UTC)")
+    preview.add_argument(
+        "--exclude", type=parse_day, action="append", default=[], metavar="DAY", help="not on this day; may be repeated"
+    )
     preview.add_argument("--start", metavar="TIME", help="from this time on, as 2026-03-06T00:00:00Z (now)")
     preview.add_argument("--count", type=int, default=5, metavar="N", help="N instants (5)")
 
@@ -96,16 +100,20 @@ def _add_save(actions: Any) -> None:
     save = add_command(
         actions, "save", run_save, "save a schedule, or change an existing one",
         more="Of an existing schedule (found by --key, or by its name in the queue) only the given options change. "
-        "`none` removes a start, an end, a limit, a group or the headers; --reset sets all options not given to their "
-        "defaults.",
+        "`none` removes a start, an end, a limit, a group, the headers or the excluded days; --reset sets all options "
+        "not given to their defaults.",
         examples=('waypost schedules save rollup --queue reports --cron "0 9 * * *"',
                   "waypost schedules save rollup --queue reports --jitter 30s --end none"),
     )  # fmt: skip
     save.add_argument("name", help="its name")
     save.add_argument("--queue", required=True, help="the queue that it publishes to")
-    save.add_argument("--cron", metavar="PATTERN", help='a cron pattern: "0 2 * * *"')
+    save.add_argument("--cron", metavar="PATTERN", help='a cron pattern: "0 2 * * *", or several separated by ;')
     save.add_argument("--every", type=float, metavar="S", help="or an interval in seconds")
     save.add_argument("--tz", help="time zone: UTC, +05:30, Europe/Madrid (UTC)")
+    save.add_argument(
+        "--exclude", type=_or_none(parse_day), action="append", metavar="DAY",
+        help="not on this day, as 2026-12-25; may be repeated",
+    )  # fmt: skip
     save.add_argument("--body", metavar="JSON", help="the body of its messages (null)")
     save.add_argument("--key", help="its key (made of name and rule)")
     save.add_argument("--missed", metavar="RULE", help="what becomes of missed fires: skip, once, or at most N (skip)")
@@ -176,6 +184,8 @@ def _given_rule(options: argparse.Namespace) -> dict[str, Any]:
             rule["body"] = msgspec.json.decode(options.body.encode())
         except msgspec.DecodeError as error:
             raise InvalidBody(f"--body is not JSON ({error}); text stands in quotation marks") from None
+    if options.exclude is not None:
+        rule["exclude"] = [] if NONE in options.exclude else options.exclude
     if options.missed is not None:
         rule["missed"] = _parse_missed(options.missed)
     if options.headers is not None:
@@ -203,7 +213,9 @@ def run_preview(options: argparse.Namespace) -> int:
         raise InvalidSchedule(f"--count is a whole number from 1 to {COUNT_MAX}")
     start_ms = _parse_start(options.start)
     start = to_datetime(start_ms) if options.every is not None else None
-    spec = make_spec("preview", cron=options.pattern, every=options.every, tz=options.tz, start=start)
+    spec = make_spec(
+        "preview", cron=options.pattern, every=options.every, tz=options.tz, exclude=options.exclude, start=start
+    )
     fires = Timeline("preview", spec).next_fires_after(start_ms - 1, options.count)
     zone = zone_of(spec.tz)
     instants = [
@@ -233,7 +245,7 @@ def run_list(options: argparse.Namespace) -> int:
         rule = (
             f"every {schedule.every.total_seconds():g} s"
             if schedule.every is not None
-            else f"{schedule.cron} {schedule.tz}"
+            else f"{schedule.cron} {schedule.tz}" + (f" but {len(schedule.exclude)} days" if schedule.exclude else "")
         )
         state = (
             "paused"
