@@ -34,7 +34,8 @@ _TO_HEAD = """
     UPDATE {message} SET state = {READY}, priority = ?, position = ?, ready_ms = ?, published_ms = ?, size = ?, key = ?,
         "group" = ?, token = ?, deliveries = ?, attempts = ?, nonce = x'', worker = NULL, claimed_ms = NULL,
         lease_end_ms = NULL, lease_ms = 0, cancel_requested = 0, cause = ?, ended_ms = NULL, reason = NULL,
-        error_type = NULL, error = NULL, chain = ?
+        error_type = CASE typeof(error_type) WHEN 'text' THEN error_type END,
+        error = CASE typeof(error) WHEN 'text' THEN error END, chain = ?
     WHERE seq = ?"""
 _TO_DEAD = "UPDATE {message} SET ended_ms = ?, reason = ? WHERE seq = ?"
 _REMOVE = "DELETE FROM {message} WHERE seq = ?"

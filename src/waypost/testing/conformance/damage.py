@@ -82,6 +82,15 @@ class TestDamage:
         assert bench.publish(key="order:7").status == "queued"
         assert bench.ledger().balance == 0
 
+    @pytest.mark.promise("SEE-5")
+    def test_a_stranded_message_keeps_its_last_error_through_a_repair(self, bench: Bench) -> None:
+        id = bench.publish().id
+        bench.settle(bench.claim_one(), "retry", error_type="ValueError", error="not now")
+        bench.run(strand(bench.store, QUEUE, id))
+        check(bench, mend=True)
+        (found,) = bench.run(bench.store.peek(QUEUE, "ready", 10)).messages
+        assert (found.id, found.error_type, found.error) == (id, "ValueError", "not now")
+
     @pytest.mark.promise("SEE-5", "PUB-9")
     def test_a_stranded_message_keeps_its_priority_through_a_repair(self, bench: Bench) -> None:
         high = bench.publish(priority=9).id
