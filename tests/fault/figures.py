@@ -32,7 +32,7 @@ from tests.fault.lease_figures import disconnected, late_answers, poison_by_exit
 from tests.fault.proxy import Proxy
 from tests.fault.relay_figures import relay_figures
 from tests.fault.repeat_figures import repeat_figures
-from tests.fault.scheduler_processes import run_faulty_schedulers
+from tests.fault.scheduler_processes import run_faulty_schedulers, run_takeovers
 from tests.fault.simulator_figures import simulator_figures
 from tests.fault.token_figures import token_crashes
 from tests.fault.wake_figures import COUNTED_FIGURES, TIMED_FIGURES, Server
@@ -364,6 +364,20 @@ def schedulers(place: Place) -> Iterator[Figure]:
     )
 
 
+def takeovers(place: Place) -> Iterator[Figure]:
+    """Three schedulers of a schedule of each second, whose leader is killed while its lease of 15 seconds lasts."""
+    if place.store == "postgres":
+        migrate(place.url, namespace="takeover")
+    kills = 1 if place.quick else 3
+    report = run_takeovers(place.url, "takeover", kills=kills, seed=place.chance.randrange(2**32), ttl_seconds=15)
+    yield Figure(
+        f"{place.store} schedulers, {report.kills} leaders killed",
+        f"missed {report.missed}, double fires {report.doubles}, latest fire {report.latest.total_seconds():.1f} s",
+        f"{report.kills}, 0, 2 s",
+        report.missed <= report.kills and report.doubles == 0 and report.latest.total_seconds() < 2,
+    )
+
+
 def slow_link(place: Place) -> Iterator[Figure]:
     """A worker behind a link that takes ten leases to carry all messages: none may end before it has arrived."""
     if place.server is None:
@@ -469,11 +483,11 @@ def exits(place: Place) -> Iterator[Figure]:
 
 FIGURES: tuple[Callable[[Place], Iterator[Figure]], ...] = (
     frozen_workers, poison, same_keys, lost_replies, repeats, stopped_server, worker_memory, schedulers,
-    daylight_saving, outbox, effects_once, slow_link, leases, exits,
+    takeovers, daylight_saving, outbox, effects_once, slow_link, leases, exits,
 )  # fmt: skip
 #: The names that `--only` accepts, and those that `--counts` excludes because they are rates over time.
 NAMES = (*(take.__name__ for take in FIGURES), "wakes", "tokens", "idle", "relays", "simulator", "lake")
-TIMED_NAMES = ("idle",)
+TIMED_NAMES = ("idle", "takeovers")
 #: What requests that change something contain; replies to the handshake of a new connection always pass.
 VERBS = {"valkey": b"EVALSHA", "postgresql": b'"($1'}
 

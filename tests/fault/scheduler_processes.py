@@ -12,9 +12,12 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 
+from tests.waiting import until
 from waypost import CatchUp, Waypost
+from waypost.schedule.scheduler import DEPUTY_ROLE
 
 ROOT = Path(__file__).parents[2]
 TTL_SECONDS = 0.4
@@ -28,10 +31,20 @@ QUEUE = "ticks"
 class SchedulerProcesses:
     """Processes that are restarted when they died, and resumed a while after they froze themselves."""
 
-    def __init__(self, url: str, namespace: str, count: int, seed: int, probability: float, hours_off: float) -> None:
+    def __init__(
+        self,
+        url: str,
+        namespace: str,
+        count: int,
+        seed: int,
+        probability: float,
+        hours_off: float,
+        ttl_seconds: float = TTL_SECONDS,
+    ) -> None:
         self._chance = random.Random(seed)
         self._given = (url, namespace)
         self._probability = probability
+        self._ttl_seconds = ttl_seconds
         self._running: dict[int, subprocess.Popen[bytes]] = {}
         self._frozen: dict[int, float] = {}
         self._hours_off = hours_off
@@ -41,7 +54,7 @@ class SchedulerProcesses:
 
     def _start(self, hours_off: float = 0.0) -> None:
         url, namespace = self._given
-        given = (url, namespace, TTL_SECONDS, self._chance.randrange(2**32), self._probability, hours_off)
+        given = (url, namespace, self._ttl_seconds, self._chance.randrange(2**32), self._probability, hours_off)
         process = subprocess.Popen(
             [sys.executable, "-m", "tests.fault.faulty_scheduler", *map(str, given)],
             cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
@@ -60,10 +73,16 @@ class SchedulerProcesses:
                 del self._running[pid]
                 self.kills += 1
                 self._start(self._hours_off if self._chance.random() < 0.25 else 0.0)
-        for pid, until in list(self._frozen.items()):
-            if time.monotonic() >= until:
+        for pid, resume_at in list(self._frozen.items()):
+            if time.monotonic() >= resume_at:
                 del self._frozen[pid]
                 os.kill(pid, signal.SIGCONT)
+
+    def kill(self, pid: int) -> None:
+        """Kill one process, and start none in its place."""
+        process = self._running.pop(pid)
+        process.kill()
+        process.wait()
 
     def stop(self) -> None:
         """Stop all processes."""
@@ -131,4 +150,60 @@ def run_faulty_schedulers(
             if mine:
                 report.holes += (mine[-1] - mine[0]) // interval_ms + 1 - len(mine)
             assert schedule.fires == len(mine), "the schedule counts what it published"
+    return report
+
+
+@dataclass(slots=True)
+class TakeoverReport:
+    """What became of the instants of a schedule whose leader was killed."""
+
+    kills: int = 0
+    fired: int = 0
+    doubles: int = 0
+    missed: int = 0
+    #: How late the latest fire was, by the store's clock.
+    latest: timedelta = timedelta(0)
+
+
+def run_takeovers(url: str, namespace: str, *, kills: int, seed: int, ttl_seconds: float) -> TakeoverReport:
+    """Kill the leader of three schedulers `kills` times, and report the instants of a schedule of each second."""
+    report = TakeoverReport()
+    with Waypost(url, namespace=namespace) as post:
+        executor = post.store.connect(start_timeout=10)
+
+        def published(queue: str) -> int:
+            return post.ledger(queue).published
+
+        def leader_of(role: str) -> str:
+            return executor.run(post.store.elect(role, "the test", 1)).leader
+
+        for number in range(kills):
+            queue = f"takeover-{number}"
+            # Standbys read the schedules when they start, and then every few minutes.
+            post.save_schedule("tick", queue=queue, every=1.0)
+            schedulers = SchedulerProcesses(url, namespace, 3, seed + number, 0.0, 0.0, ttl_seconds)
+            try:
+                until(lambda: leader_of(DEPUTY_ROLE).startswith("ticker:"), "a deputy")
+                until(lambda q=queue: published(q) >= 3, "fires before the kill")  # type: ignore[misc]
+                # What was missed while the processes started does not count.
+                (before,) = post.schedules(queue)
+                leader = leader_of("scheduler")
+                schedulers.kill(int(leader.split(":")[1]))
+                report.kills += 1
+                count = published(queue) + 5
+                until(lambda q=queue, n=count: published(q) >= n, "fires after the kill")  # type: ignore[misc]
+            finally:
+                schedulers.stop()
+            # Leases of dead processes may last: the next round begins without them.
+            for role in ("scheduler", DEPUTY_ROLE):
+                executor.run(post.store.resign(role, leader_of(role)))
+            (schedule,) = post.schedules(queue)
+            report.missed += schedule.missed_fires - before.missed_fires
+            instants = Counter(message.instant for message in post.messages(queue))
+            report.fired += instants.total()
+            report.doubles += instants.total() - len(instants)
+            late = [message.published_at - message.instant for message in post.messages(queue) if message.instant]
+            report.latest = max([report.latest, *late])
+            post.remove_schedule("tick", queue=queue)
+        executor.close()
     return report

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fault.scheduler_processes import ROOT, run_faulty_schedulers
+from tests.fault.scheduler_processes import ROOT, run_faulty_schedulers, run_takeovers
 from tests.waiting import until
 from waypost import Waypost
 from waypost.testing.bench import fresh_namespace
@@ -45,6 +45,14 @@ def test_leaders_that_die_or_freeze_at_the_tick_fire_nothing_twice_and_miss_noth
     assert report.kills + report.freezes >= 12
     assert (report.doubles, report.holes, report.missed, report.early) == (0, 0, 0, 0)
     assert report.fired > 20
+
+
+@pytest.mark.promise("CRON-8", "CRON-6")
+def test_a_killed_leader_is_replaced_while_its_lease_lasts(tmp_path: Path) -> None:
+    # The lease is longer than any run of this test: only a standby can have fired after the kill.
+    report = run_takeovers(f"sqlite:///{tmp_path / 'ticks.db'}", "wp", kills=1, seed=7, ttl_seconds=3_600)
+    assert (report.kills, report.doubles) == (1, 0)
+    assert report.fired >= 8
 
 
 @pytest.mark.promise("CRON-7", "TIMER-4")

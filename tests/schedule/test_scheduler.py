@@ -23,7 +23,7 @@ from waypost.policy import CatchUp, Missed
 from waypost.schedule.promoter import Promoter, PromoterTick
 from waypost.schedule.rule import pack_spec
 from waypost.schedule.schedule import Schedule, describe
-from waypost.schedule.scheduler import POLL_SECONDS, READ_SECONDS, Scheduler, Tick
+from waypost.schedule.scheduler import DEPUTY_ROLE, POLL_SECONDS, READ_SECONDS, Scheduler, Tick
 from waypost.store.memory import MemoryStore
 from waypost.store.port import Call, Draft, Executor, Store
 from waypost.testing.clock import START_MS, ClockTime, ManualClock
@@ -589,22 +589,80 @@ def test_a_standby_leads_once_the_lease_of_its_leader_has_ended(world: World) ->
     assert world.tick(leader).election == "following"
 
 
-@pytest.mark.promise("CRON-6", "WAKE-5")
-def test_a_standby_with_a_live_leader_tries_to_fire_at_most_every_half_minute(world: World) -> None:
+@pytest.mark.promise("CRON-6", "CRON-8", "WAKE-5")
+def test_of_standbys_with_a_live_leader_one_tries_a_fire_each_second_and_the_others_each_half_minute(
+    world: World,
+) -> None:
     world.save(every=1)
-    leader, standby = world.scheduler("a"), world.scheduler("b", by_polls=True)
+    leader, *standbys = (world.scheduler(name, by_polls=bool(number)) for number, name in enumerate("abcd"))
     world.tick(leader)
-    counting = Counting(world.executor)
-    drive(cast(Executor, counting), standby.tick())
-    counting.names.clear()
-    for _ in range(110):
+    counted = [Counting(world.executor) for _ in standbys]
+    for standby, counting in zip(standbys, counted, strict=True):
+        drive(cast(Executor, counting), standby.tick())
+        counting.names.clear()
+    for _ in range(1_100):
+        world.clock.advance(0.1)
+        world.tick(leader)
+        for standby, counting in zip(standbys, counted, strict=True):
+            assert drive(cast(Executor, counting), standby.tick()).fires == 0
+    first, *others = sorted(counted, key=lambda one: -one.names["fire_schedule"])
+    assert 60 <= first.names["fire_schedule"] <= 112
+    assert first.names["elect"] <= 7
+    for other in others:
+        assert other.names["fire_schedule"] <= 4
+        assert other.names["elect"] <= 3
+    assert len(world.instants()) == len(set(world.instants())) == 110
+
+
+@pytest.mark.promise("CRON-8", "CRON-6")
+@pytest.mark.parametrize("seed", range(4))
+def test_a_schedule_of_each_second_misses_nothing_when_its_leader_dies(world: World, seed: int) -> None:
+    world.save(every=1)
+    leader, *standbys = (world.scheduler(name, by_polls=bool(number)) for number, name in enumerate("abc"))
+    lateness = timedelta(0)
+    for number in range(400):
+        world.clock.advance_ms(100)
+        if number <= 150 + 3 * seed:  # then it is dead, and its lease goes on for 15 seconds
+            world.tick(leader)
+        for standby in standbys:
+            lateness = max(lateness, world.tick(standby).lateness)
+    assert world.instants() == [1_000 * second for second in range(1, 41)]
+    assert world.stored().missed_fires == 0
+    assert timedelta(0) < lateness < timedelta(seconds=2)
+
+
+@pytest.mark.promise("CRON-8", "CRON-6")
+def test_a_leader_that_returns_ends_the_work_of_the_standby_in_its_place(world: World) -> None:
+    world.save(every=10)
+    leader, standby = world.scheduler("a", ttl_ms=60_000), world.scheduler("b", by_polls=True)
+    world.tick(leader)
+    world.tick(standby)
+    world.clock.advance(12)
+    assert world.tick(standby).fires == 1
+    world.clock.advance(8)
+    assert world.tick(standby).fires == 1, "it fires in time from then on"
+    for _ in range(20):  # the leader was frozen; it fires and renews its lease again
         world.clock.advance(1)
         world.tick(leader)
-        tick = drive(cast(Executor, counting), standby.tick())
-        assert tick.fires == 0
-    assert counting.names["elect"] == 0
-    assert counting.names.total() <= 4
-    assert len(world.instants()) == len(set(world.instants())) == 110
+        world.tick(standby)
+    world.clock.advance(10)
+    assert world.tick(standby).fires == 0, "the leader has a moment again"
+    assert world.tick(leader).fires == 1
+
+
+@pytest.mark.promise("CRON-8")
+def test_a_deputy_that_stops_hands_over(world: World) -> None:
+    world.save(every=1)
+    leader, standby = world.scheduler("a", ttl_ms=600_000), world.scheduler("b", by_polls=True)
+    world.tick(leader)
+    world.tick(standby)
+    for _ in range(30):
+        world.clock.advance(0.1)
+        world.tick(leader)
+        world.tick(standby)
+    assert world.executor.run(world.store.elect(DEPUTY_ROLE, "c", 1_000)).leader == "b"
+    drive(world.executor, standby.hand_over())
+    assert world.executor.run(world.store.elect(DEPUTY_ROLE, "c", 1_000)).leader == "c"
 
 
 @pytest.mark.promise("CRON-7", "WAKE-5")

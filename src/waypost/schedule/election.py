@@ -30,8 +30,9 @@ class Candidate:
         self.by_polls = by_polls
         self.leading = False
         self._is_new = False
-        #: When to stand for election again, by the monotonic clock.
+        #: When to stand for election again, and when the lease of another leader ends, by the monotonic clock.
         self.elect_at = 0.0
+        self.lease_end = 0.0
 
     def elect(self) -> Flow[Election]:
         """Stand for election, or renew the lease, if it is time; return the state."""
@@ -46,6 +47,7 @@ class Candidate:
     def update(self, elected: Elected) -> None:
         """Take over the result of an election."""
         was, self.leading = self.leading, elected.leader == self.name
+        self.lease_end = 0.0 if self.leading else self.context.monotonic() + elected.remaining_ms / 1000
         self._is_new = self._is_new or (self.leading and not was)
         # A leader renews in time; a follower tries again when the lease of the leader has ended.
         wait_ms = self.ttl_ms / 3 if self.leading else elected.remaining_ms + 1

@@ -9,7 +9,7 @@ Both are monotonic, so the search jumps from match to match, never minute by min
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence, Set
 from datetime import UTC, date, datetime, time, timedelta, timezone, tzinfo
 
 from waypost.schedule.cron import Cron
@@ -33,7 +33,7 @@ def next_instant(cron: Cron, zone: tzinfo, after: int) -> int | None:
     return _real_time(cron, zone, after) if cron.follows_real_time else _wall_clock(cron, zone, after)
 
 
-def next_of_all(crons: Sequence[Cron], zone: tzinfo, after: int, excluded: Container[date] = ()) -> int | None:
+def next_of_all(crons: Sequence[Cron], zone: tzinfo, after: int, excluded: Set[date] = frozenset()) -> int | None:
     """Return the first second after `after` at which any pattern fires, on a day that is not excluded, or None.
 
     Days are those of the zone. Each pattern follows daylight saving by its own rule.
@@ -43,6 +43,8 @@ def next_of_all(crons: Sequence[Cron], zone: tzinfo, after: int, excluded: Conta
         if not found:
             return None
         instant = min(found)
+        if not excluded:
+            return instant
         day = datetime.fromtimestamp(instant, UTC).astimezone(zone).date()
         if day not in excluded:
             return instant

@@ -38,6 +38,12 @@ POLL_SECONDS = 4.0
 STANDBY_POLL_SECONDS = 300.0
 STANDBY_LATE_MS = 1_000
 STANDBY_SECONDS = 30.0
+#: Of schedules that fire more often than that, one standby, the deputy, tries each fire, or one a second: for how long
+#: it is elected, how late a fire must be for it (so that one of each second is not missed), and its pause.
+DEPUTY_ROLE = "scheduler deputy"
+DEPUTY_TTL_MS = 60_000
+DEPUTY_LATE_MS = 700
+DEPUTY_SECONDS = 0.9
 #: How often it reads all schedules again, changed or not.
 READ_SECONDS = 30.0
 #: Fires sent to the store in one flush.
@@ -103,6 +109,12 @@ class Scheduler:
         #: As a standby: how late a fire must be to be fired here, and when the next try is allowed (monotonic clock).
         self._standby_ms = round(STANDBY_LATE_MS * random.uniform(1.0, 1.5))
         self._standby_at = 0.0
+        #: As a standby: whether it fires in the place of a leader that does not; until when it is the deputy, and when
+        #: to stand for that again (monotonic clock).
+        self._acting = False
+        #: When the lease of the leader ended as that began; None: not known yet. A later end: the leader is alive.
+        self._acting_lease_end: float | None = None
+        self._deputy_until = self._deputy_at = 0.0
         self._poll_seconds = poll_seconds
         self._on_tick = on_tick
         self._known: dict[tuple[str, str], _KnownSchedule] = {}
@@ -118,15 +130,23 @@ class Scheduler:
     def hand_over(self) -> Flow[None]:
         """Give up the lead, so that another scheduler leads at once."""
         yield from self.candidate.resign()
+        if self.context.monotonic() < self._deputy_until:
+            self._deputy_until = 0.0
+            deputy = self.context.store.resign(DEPUTY_ROLE, self.candidate.name)
+            yield from self.context.attempt(deputy, budget=0)
 
     def tick(self) -> Flow[Tick]:
         """Stand for election; as the leader, poll for changes and fire what is due."""
+        stands = self.context.monotonic() >= self.candidate.elect_at
         election = yield from self.candidate.elect()
         if election == "following":
+            if self._acting and stands:
+                self._see_leader()
             tick = yield from self._follow(Tick(election))
             return self._report(tick)
         if election == "elected":
             self._poll_at = self._read_at = 0.0
+            self._acting = False
         yield from self._poll(self._poll_seconds)
         tick = Tick(election)
         due = self._due()
@@ -137,25 +157,59 @@ class Scheduler:
     def _follow(self, tick: Tick) -> Flow[Tick]:
         """Fire what the leader has not fired a second after its due time; the store compares as it does for a leader.
 
-        So no fire waits for the lease of a dead leader to end. With a live leader, a standby sends at most one request
-        in `STANDBY_SECONDS`.
+        So no fire waits for the lease of a dead leader to end. With a live leader, a standby sends at most one fire in
+        `STANDBY_SECONDS`, and the deputy one a second. A standby that has fired goes on as the leader would, until
+        another one is faster.
         """
-        yield from self._poll(STANDBY_POLL_SECONDS)
         now = self.context.monotonic()
-        late = self._due(self._standby_ms) if now >= self._standby_at else []
+        is_deputy = now < self._deputy_until
+        yield from self._poll(self._poll_seconds if is_deputy or self._acting else STANDBY_POLL_SECONDS)
+        late_ms = 0 if self._acting else DEPUTY_LATE_MS if is_deputy else self._standby_ms
+        late = self._due(late_ms) if now >= self._standby_at else []
         if late:
-            self._standby_at = now + STANDBY_SECONDS
             tick = yield from self._fire(late[:1], tick)
-            if tick.fires or tick.missed:
-                self._standby_at = 0.0
+            if tick.fires or tick.missed or tick.overlaps:
                 tick = yield from self._fire(late[1:FIRES_PER_FLUSH], tick)
-                # The leader may be dead: stand for election now, not with the next poll.
-                self.candidate.elect_at = 0.0
+                self._act(now)
+            else:
+                self._acting = False
+                self._standby_at = now + (DEPUTY_SECONDS if is_deputy else STANDBY_SECONDS)
+                yield from self._elect_deputy(now)
         sleep = min(self._until(self._poll_at), self._until(self.candidate.elect_at))
-        fire = self._next_fire_seconds(self._standby_ms)
+        fire = self._next_fire_seconds(0 if self._acting else late_ms)
         if fire is not None:
             sleep = min(sleep, max(fire, self._until(self._standby_at)))
         return structs.replace(tick, _sleep_seconds=max(0.0, sleep))
+
+    def _act(self, now: float) -> None:
+        """The leader is late, and may be dead: fire in its place, and stand for election before the next poll."""
+        if not self._acting:
+            self._acting, self._acting_lease_end = True, None
+            # Others may have been saved since this standby read the schedules.
+            self._poll_at = 0.0
+        self._standby_at = 0.0
+        self.candidate.elect_at = min(self.candidate.elect_at, now + 1.0)
+
+    def _see_leader(self) -> None:
+        """Leave the fires to the leader again if it has renewed its lease since this standby fires in its place."""
+        end = self.candidate.lease_end
+        if self._acting_lease_end is None:
+            self._acting_lease_end = end
+        elif end > self._acting_lease_end + 1.0:
+            self._acting = False
+
+    def _elect_deputy(self, now: float) -> Flow[None]:
+        """Stand for deputy, or stay it, if a schedule fires so often that each standby tries few of its fires."""
+        fire = self._next_fire_seconds(0)
+        if now < self._deputy_at or fire is None or fire > STANDBY_SECONDS:
+            return
+        name = self.candidate.name
+        elected = yield from self.context.attempt(self.context.store.elect(DEPUTY_ROLE, name, DEPUTY_TTL_MS))
+        if elected.leader == name:
+            self._deputy_until, self._deputy_at = now + DEPUTY_TTL_MS / 1000, now + DEPUTY_TTL_MS / 3000
+            self._standby_at = now + DEPUTY_SECONDS
+        else:
+            self._deputy_until, self._deputy_at = 0.0, now + (elected.remaining_ms + 1) / 1000
 
     def _report(self, tick: Tick) -> Tick:
         if tick.election == "elected" or tick.fires or tick.missed or tick.overlaps or self._on_tick is not None:
