@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import date, datetime
 from typing import TYPE_CHECKING, TypeVar
 
@@ -56,7 +56,7 @@ def preview_schedule(
     tz: str = "UTC",
     start: datetime | None = None,
     end: datetime | None = None,
-    exclude: Iterable[date] = (),
+    exclude: Collection[date] = (),
 ) -> list[tuple[datetime, datetime]]:
     """Return the next fires of a rule after a time, in UTC and in its zone; raises what `save_schedule` would."""
     spec = make_spec("preview", cron=cron, every=every, tz=tz, exclude=exclude, start=start, end=end)

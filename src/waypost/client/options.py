@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import date, datetime
 from typing import Any, TypedDict
 
@@ -48,7 +48,7 @@ class PublishManyKeywords(_PublishOptions, total=False):
 class RuleKeywords(TypedDict, total=False):
     """What decorators and `save_schedule` have in common."""
 
-    exclude: Iterable[date]
+    exclude: Collection[date]
     missed: Missed
     overlap: Overlap | None
     grace: Duration

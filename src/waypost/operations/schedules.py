@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import date, datetime
 from typing import Any
 
@@ -65,7 +65,7 @@ def make_spec(
     cron: str | Sequence[str] | None = None,
     every: Duration | None = None,
     tz: str = "UTC",
-    exclude: Iterable[date] = (),
+    exclude: Collection[date] = (),
     missed: Missed = "skip",
     overlap: Overlap | None = None,
     grace: Duration = GRACE_SECONDS,
@@ -130,10 +130,12 @@ def make_spec(
     return spec
 
 
-def _check_exclude(exclude: Iterable[date], is_cron: bool) -> tuple[str, ...]:
+def _check_exclude(exclude: Collection[date], is_cron: bool) -> tuple[str, ...]:
     """Return excluded days in order, each once, as text."""
-    days = list(exclude) if isinstance(exclude, Iterable) else [exclude]
-    if any(not isinstance(day, date) or isinstance(day, datetime) for day in days):
+    # What else it may be is not asked for its items: that could run any code.
+    is_list = isinstance(exclude, list | tuple | set | frozenset)
+    days: list[date] = list(exclude) if is_list else []
+    if not is_list or any(not isinstance(day, date) or isinstance(day, datetime) for day in days):
         raise InvalidSchedule(f"exclude is a list of days, as [date(2026, 12, 25)], not {show(exclude)}")
     if len(days) > EXCLUDED_MAX:
         raise InvalidSchedule(f"a schedule has at most {EXCLUDED_MAX:,} excluded days, not {len(days):,}")

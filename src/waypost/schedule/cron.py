@@ -131,7 +131,7 @@ def join_patterns(patterns: str | Sequence[str]) -> str:
     texts = patterns
     if isinstance(patterns, str):
         texts = [part for part in patterns.split(";") if part.strip()] or [patterns]
-    elif not isinstance(patterns, Sequence) or isinstance(patterns, bytes) or not patterns:
+    elif not isinstance(patterns, list | tuple) or not patterns:
         raise InvalidSchedule(f"cron must be a pattern as text, or a list of patterns, not {show(patterns)}")
     if len(texts) > PATTERNS_MAX:
         raise InvalidSchedule(f"a schedule has at most {PATTERNS_MAX} cron patterns, not {len(texts)}")
