@@ -31,7 +31,7 @@ LOGGED = {
 NOT_LOGGED = {
     "publish", "queues", "stats", "peek", "find", "history", "ledger", "journal", "watch", "dead list", "dead peek",
     "bulk list", "bulk run", "actions", "timers list", "schedules preview", "schedules list", "worker", "web",
-    "scheduler", "promoter", "relay", "migrate", "bench", "completion", "demo",
+    "scheduler", "promoter", "relay", "migrate", "bench", "completion", "demo", "init",
 }  # fmt: skip
 
 
