@@ -173,6 +173,23 @@ def test_a_handler_that_waits_lets_others_start(harness: Harness) -> None:
 
 
 @pytest.mark.promise("QUEUE-3")
+def test_a_worker_goes_on_as_soon_as_the_rate_allows_it(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    @harness.handler("orders")
+    async def handle(number: int) -> None:
+        seen.append(number)
+
+    # A poll that only is to be safe would help too, much later.
+    monkeypatch.setattr("waypost.operations.receive.safety_poll_seconds", lambda *_, **__: 3600.0)
+    harness.configure("orders", rate="5/s")
+    harness.publish_many("orders", range(15))
+    with harness.working():
+        until(lambda: len(seen) == 15)
+    harness.check("orders")
+
+
+@pytest.mark.promise("QUEUE-3")
 def test_a_rate_and_a_limit_of_running_messages_hold_for_workers(harness: Harness) -> None:
     harness.configure("orders", max_running=2, rate="30/s")
     running: list[int] = [0, 0]

@@ -316,8 +316,8 @@ class QueueModel:
             self.promote(now, operation)
             self._cap_leases(now)
             self._reclaim(now, operation)
-            room, next_rate_ms = self._room(now, limit)
-            leases, more = self._lease(now, room, bytes_max, operation, nonce, worker)
+            leases, more = self._lease(now, self._room(now, limit), bytes_max, operation, nonce, worker)
+            next_rate_ms = self._next_rate(now)
         self._trim_dead(now)
         if sleeper is not None and len(leases) < limit and not more:
             # It took all messages and could take more; a claim of nothing only unregisters the sleeper.
@@ -388,9 +388,9 @@ class QueueModel:
             deadline = record.lease_end_ms or 0
             self._to_head(record, deadline, "expired")
 
-    def _room(self, now: int, limit: int) -> tuple[int, int | None]:
-        """Return how many may be leased now, and the time until the rate allows another one."""
-        policy, room, next_rate_ms = self.policy, limit, None
+    def _room(self, now: int, limit: int) -> int:
+        """Return how many may be leased now."""
+        policy, room = self.policy, limit
         if policy.max_running is not None:
             room = min(room, max(0, policy.max_running - self.count("leased")))
         if policy.rate_count is not None and policy.rate_per_ms is not None:
@@ -398,11 +398,16 @@ class QueueModel:
             if self.rate_log and self.rate_log[-1][0] > now:
                 # The clock was set back. The whole window counts from now on, not until the clock reaches the old time.
                 self.rate_log = [(now, sum(n for _, n in self.rate_log))]
-            allowed = policy.rate_count - sum(n for _, n in self.rate_log)
-            if allowed <= 0:
-                next_rate_ms = self.rate_log[0][0] + policy.rate_per_ms - now
-            room = min(room, max(0, allowed))
-        return room, next_rate_ms
+            room = min(room, max(0, policy.rate_count - sum(n for _, n in self.rate_log)))
+        return room
+
+    def _next_rate(self, now: int) -> int | None:
+        """Return the time until the rate allows another message; None if it allows one now."""
+        policy = self.policy
+        if policy.rate_count is None or policy.rate_per_ms is None:
+            return None
+        used_up = sum(n for _, n in self.rate_log) >= policy.rate_count
+        return self.rate_log[0][0] + policy.rate_per_ms - now if used_up else None
 
     def _lease(
         self, now: int, room: int, bytes_max: int, operation: Operation, nonce: bytes, worker: str

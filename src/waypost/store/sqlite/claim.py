@@ -73,8 +73,8 @@ def claim(
     if not records.paused:
         promote_due(records, operation_id)
         _reclaim(records, operation_id)
-        room, next_rate_ms = _room(records, limit)
-        leases, more = _lease(records, room, bytes_max, nonce, worker, operation_id)
+        leases, more = _lease(records, _room(records, limit), bytes_max, nonce, worker, operation_id)
+        next_rate_ms = _next_rate(records)
     trim_dead(records)
     if sleeper is not None and len(leases) < limit and not more:
         step.execute(_SLEEPERS_OLD, (records.number, now))
@@ -129,9 +129,9 @@ def _reclaim(records: QueueRecords, operation: str) -> None:
     records.flush_and_forget()
 
 
-def _room(records: QueueRecords, limit: int) -> tuple[int, int | None]:
-    """Return how many may be leased now, and the time until the rate allows another one."""
-    policy, room, next_rate_ms = records.policy, limit, None
+def _room(records: QueueRecords, limit: int) -> int:
+    """Return how many may be leased now."""
+    policy, room = records.policy, limit
     if policy.max_running is not None:
         room = min(room, max(0, policy.max_running - records.numbers["leased"]))
     if policy.rate_count is not None and policy.rate_per_ms is not None:
@@ -143,11 +143,17 @@ def _room(records: QueueRecords, limit: int) -> tuple[int, int | None]:
             # The clock was set back. The whole window counts from now on, not until the clock reaches the old time.
             records.step.execute(_RATE_CLEAR, (records.number,))
             records.step.execute(_RATE_ADD, (records.number, records.now, records.numbers["rate_sum"]))
-        if allowed <= 0:
-            first = records.step.execute(_RATE_FIRST, (records.number,)).fetchone()[0]
-            next_rate_ms = first + policy.rate_per_ms - records.now
         room = min(room, max(0, allowed))
-    return room, next_rate_ms
+    return room
+
+
+def _next_rate(records: QueueRecords) -> int | None:
+    """Return the time until the rate allows another message; None if it allows one now."""
+    policy = records.policy
+    if policy.rate_count is None or policy.rate_per_ms is None or records.numbers["rate_sum"] < policy.rate_count:
+        return None
+    first: int = records.step.execute(_RATE_FIRST, (records.number,)).fetchone()[0]
+    return first + policy.rate_per_ms - records.now
 
 
 def _lease(

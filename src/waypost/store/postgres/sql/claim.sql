@@ -221,6 +221,8 @@ BEGIN
             IF v_leased > 0 AND q.rate_count IS NOT NULL THEN
                 INSERT INTO {rate} AS r (queue, at_ms, count) VALUES (q.number, v_now, v_leased)
                 ON CONFLICT (queue, at_ms) DO UPDATE SET count = r.count + excluded.count;
+                SELECT CASE WHEN q.rate_count <= sum(r.count) THEN min(r.at_ms) + q.rate_per_ms - v_now END
+                INTO v_rate FROM {rate} r WHERE r.queue = q.number;
             END IF;
         END IF;
         IF q.dead_max IS NOT NULL OR q.dead_keep_ms IS NOT NULL THEN

@@ -140,15 +140,14 @@ for i = 1, #expired do
   end
 end
 
--- How many may be leased now, and how long until the rate lets another one through.
-local room, next_rate = paused and 0 or limit, nil
+-- How many may be leased now.
+local room = paused and 0 or limit
+local function rate_entry(text)
+  local at, number = string.match(text, '(%d+):(%d+)')
+  return tonumber(at) or 0, tonumber(number) or 0
+end
 if policy.max_running then room = min(room, max(0, policy.max_running - call('ZCARD', LEASES))) end
 if policy.rate_count and not paused then
-  local function rate_entry(text)
-    local at, number = string.match(text, '(%d+):(%d+)')
-    return tonumber(at) or 0, tonumber(number) or 0
-  end
-
   -- Forget claims that left the rate's window. A bounded number: the sum is too high until the rest is gone, never too low.
   local function forget_rate(horizon)
     local last = rate_entry(call('LINDEX', RATE, -1) or '')
@@ -173,11 +172,7 @@ if policy.rate_count and not paused then
   end
 
   forget_rate(now - policy.rate_per_ms)
-  local used = counts[COUNT.rate_sum]
-  if used >= policy.rate_count then
-    next_rate = max(0, rate_entry(call('LINDEX', RATE, 0) or '') + policy.rate_per_ms - now)
-  end
-  room = min(room, max(0, policy.rate_count - used))
+  room = min(room, max(0, policy.rate_count - counts[COUNT.rate_sum]))
 end
 
 local at_most_once = not policy.lease_ms
@@ -354,6 +349,11 @@ if item_count > 0 or leased > 0 or buried > 0 or #due > 0 or #expired > 0 or #un
 end
 remember(NONCE .. concat(ids) .. (extra ~= '' and '\1' .. extra or ''))
 
+-- How long until the rate lets another one through.
+local next_rate = nil
+if policy.rate_count and not paused and counts[COUNT.rate_sum] >= policy.rate_count then
+  next_rate = max(0, rate_entry(call('LINDEX', RATE, 0) or '') + policy.rate_per_ms - now)
+end
 local reply = header(lease_end, next_rate)
 for i = 1, leased * 2 do reply[i + 11] = replies[i] end
 return reply
