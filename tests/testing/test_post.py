@@ -303,12 +303,23 @@ def test_schedules_fire_each_time_on_the_way() -> None:
 
         post.run_all()
         assert fired == []
-        post.advance(hours=3)
+        post.run_for(hours=3)
         assert [message.at.hour for message in post.published("hourly")] == [1, 2, 3]
-        post.run_all()
-        assert len(fired) == 3
+        assert [at.hour for at in fired] == [1, 2, 3]
         (schedule,) = post.schedules()
         assert schedule.next_fires[0] == datetime(2026, 3, 1, 4, tzinfo=UTC)
+
+
+def test_an_open_run_skips_later_instants_unless_they_may_overlap() -> None:
+    with TestPost(start=datetime(2026, 3, 1, 0, 30, tzinfo=UTC)) as post:
+        post.cron("0 * * * *", name="one")(lambda: None)
+        post.cron("0 * * * *", name="each", overlap="allow")(lambda: None)
+        post.advance(hours=3)
+        assert [message.at.hour for message in post.published("one")] == [1]
+        assert [message.at.hour for message in post.published("each")] == [1, 2, 3]
+        assert len(post.run_all()) == 4
+        post.advance(hours=1)
+        assert [message.at.hour for message in post.published("one")] == [1, 4]
 
 
 def test_a_lease_ends_when_the_clock_passes_it() -> None:

@@ -380,7 +380,8 @@ class TestPost(_TestPost, Waypost):
         """Move the clock by seconds or a timedelta, or keywords: `advance(hours=1)`. Schedules fire on the way.
 
         Timers and retries that come due and leases that end are there for the next `run_all`. With `eager=True` the
-        handlers run too, each at its time.
+        handlers run too, each at its time. Without it no run ends on the way, so a `cron` or `every` whose `overlap` is
+        `skip` (its default) fires once and skips the later instants: `run_for` fires each.
         """
         target = self._target(duration, parts)
         self._steps(self._worker.run_until(target, raises=True, handlers=self._eager))
