@@ -162,6 +162,7 @@ def test_the_page_of_the_lake_has_its_audit_and_its_report(memory: Site, tmp_pat
     (lake / "audit.json").write_text(json.dumps(CLEAN))
     (lake / "report.html").write_text("<script>report()</script>")
     assert client.api("/lake")["audit"]["text"].endswith("are accounted for, and nothing is unexplained.")
+    assert "There is none" in client.get("/s/main/lake").text
     assert "/s/main/lake/report" in client.get("/s/main/lake").text
     report = client.get("/s/main/lake/report")
     assert (report.status, report.text) == (200, "<script>report()</script>")
@@ -172,10 +173,48 @@ def test_the_page_of_the_lake_has_its_audit_and_its_report(memory: Site, tmp_pat
     assert "unsafe-inline" not in client.get("/s/main/lake").header("content-security-policy")
 
 
+def test_the_page_of_the_lake_has_advice_and_what_became_of_it(memory: Site, tmp_path: Path) -> None:
+    place = make_lake(tmp_path / "lake")
+    longer = {"id": "lease/orders", "queue": "orders", "title": "The lease is too short <b>", "call": "lease=60"}
+    fewer = {"id": "retry/mails", "queue": "mails", "title": "Retries never helped", "call": "max_deliveries=2"}
+    write_advice(
+        place,
+        [
+            longer | {"recorded_ms": 1, "record": "advised", "advice": '{"effect": "fewer redeliveries"}'},
+            longer | {"recorded_ms": 1, "record": "applied", "undo": "lease=30", "advice": '{"effect": "fewer"}'},
+            fewer | {"recorded_ms": 2, "record": "advised", "advice": "{}"},
+            fewer | {"recorded_ms": 3, "record": "judged", "verdict": "solved", "advice": "no JSON"},
+        ],
+    )
+    client = memory.client(lake=str(place))
+    advice = client.api("/lake")["advice"]
+    assert [(one["queue"], one["applied"], one["verdict"], one["effect"]) for one in advice] == [
+        ("orders", True, None, "fewer"),
+        ("mails", False, "solved", ""),
+    ]
+    page = client.get("/s/main/lake").text
+    assert "The lease is too short &lt;b&gt;" in page
+    assert "lease=30" in page
+
+
+def write_advice(place: Path, rows: list[dict[str, Any]]) -> None:
+    """Write records as `waypost pipeline advise` does."""
+    import pyarrow as pa
+    from deltalake import write_deltalake
+
+    from waypost.spark.insight.advise import ADVICE
+
+    empty = dict.fromkeys(ADVICE.columns) | {"at_ms": 1_772_366_400_000}
+    schema = ADVICE.arrow(ADVICE.columns)
+    write_deltalake(place / "insight" / "advice", pa.Table.from_pylist([empty | row for row in rows], schema=schema))
+
+
 def test_without_a_lake_there_is_no_page_of_it(memory: Site, tmp_path: Path) -> None:
     memory.post.publish("orders", 1)
     client = memory.client()
-    assert client.api("/lake") == {"configured": False, "audit": None, "has_report": False, "problem": None}
+    assert client.api("/lake") == {
+        "configured": False, "audit": None, "advice": [], "has_report": False, "problem": None,
+    }  # fmt: skip
     assert client.get("/s/main/lake").status == 404
     assert "/s/main/lake" not in client.get("/s/main").text
     (tmp_path / "audit.json").write_text("{}")

@@ -202,12 +202,29 @@ class LakeAudit(Answer, frozen=True, kw_only=True):
     findings: list[LakeFinding]
 
 
+class LakeAdvice(Answer, frozen=True, kw_only=True):
+    """Advice of `waypost pipeline advise`, and what became of it."""
+
+    at: datetime
+    queue: str
+    title: str
+    effect: str
+    #: What to call, and what takes it back.
+    call: str
+    undo: str
+    applied: bool
+    #: As `came true` or `solved`; none as long as it is open.
+    verdict: str | None
+
+
 class Lake(Answer, frozen=True, kw_only=True):
     """What the lake of a store has besides its tables."""
 
     #: Whether the server was given the lake of this store.
     configured: bool
     audit: LakeAudit | None = None
+    #: Open advice first, then what was judged, newest first.
+    advice: list[LakeAdvice] = []
     has_report: bool = False
     #: Why nothing is known of it now: it cannot be read, or does not answer.
     problem: str | None = None

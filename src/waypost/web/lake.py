@@ -37,6 +37,12 @@ COLUMNS = (
 HISTOGRAMS = "gold/histograms"
 MEASURES = ("wait", "run")
 AUDIT, REPORT = "audit.json", "report.html"
+ADVICE = "insight/advice"
+ADVICE_COLUMNS = ("at_ms", "recorded_ms", "record", "id", "queue", "title", "call", "undo", "verdict", "advice")
+#: Advice is recorded in this order if the times are the same.
+RECORDS = {"judged": 0, "advised": 1, "applied": 2}
+#: Advice that is listed.
+ADVICE_MAX = 50
 #: The largest file of a lake that is read whole: a report with its library has some megabytes.
 FILE_BYTES_MAX = 32 * 1024 * 1024
 #: A page waits so long for percentiles; they are read again after so long, and those of so many pages are kept.
@@ -277,15 +283,53 @@ async def describe_lake(lake: str | None) -> documents.Lake:
     if lake is None:
         return documents.Lake(configured=False)
     try:
-        audit, has_report = await within(ANSWER_SECONDS, _describe, lake)
+        audit, has_report, advice = await within(ANSWER_SECONDS, _describe, lake)
         found = None if audit is None else audit_document(audit)
     except Problem as problem:
         return documents.Lake(configured=True, problem=problem.detail)
-    return documents.Lake(configured=True, audit=found, has_report=has_report)
+    return documents.Lake(configured=True, audit=found, has_report=has_report, advice=advice)
 
 
-def _describe(lake: str) -> tuple[bytes | None, bool]:
-    return _read_file(lake, AUDIT), _read_file(lake, REPORT, only_size=True) is not None
+def _describe(lake: str) -> tuple[bytes | None, bool, list[documents.LakeAdvice]]:
+    has_report = _read_file(lake, REPORT, only_size=True) is not None
+    return _read_file(lake, AUDIT), has_report, _read_advice(lake)
+
+
+class _Effect(Struct, frozen=True):
+    effect: str = ""
+
+
+def _read_advice(lake: str) -> list[documents.LakeAdvice]:
+    """The newest record of each piece of advice: what is open first, then what was judged."""
+    from deltalake import DeltaTable
+    from deltalake.exceptions import DeltaError, TableNotFoundError
+    from pyarrow import ArrowException
+
+    try:
+        rows = DeltaTable(f"{lake.rstrip('/')}/{ADVICE}").to_pyarrow_table(columns=list(ADVICE_COLUMNS)).to_pylist()
+    except TableNotFoundError:
+        return []
+    except (DeltaError, ArrowException, OSError) as error:
+        raise Problem(502, "lake-unreadable", f"the lake cannot be read ({type(error).__name__})") from None
+    rows.sort(key=lambda row: (row["recorded_ms"], row["at_ms"], RECORDS.get(row["record"], 0)))
+    newest = {row["id"]: row for row in rows}
+    applied = {row["id"] for row in rows if row["record"] == "applied"}
+    ordered = sorted(newest.values(), key=lambda row: (row["record"] == "judged", -row["recorded_ms"]))
+    return [
+        documents.LakeAdvice(
+            at=to_datetime(row["at_ms"]), queue=row["queue"], title=row["title"], effect=_effect(row["advice"]),
+            call=row["call"] or "", undo=row["undo"] or "", applied=row["id"] in applied,
+            verdict=row["verdict"] if row["record"] == "judged" else None,
+        )
+        for row in ordered[:ADVICE_MAX]
+    ]  # fmt: skip
+
+
+def _effect(advice: str | None) -> str:
+    try:
+        return msgspec.json.decode(advice or "{}", type=_Effect).effect
+    except msgspec.DecodeError:
+        return ""
 
 
 def audit_document(content: bytes) -> documents.LakeAudit:
