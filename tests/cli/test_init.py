@@ -58,10 +58,10 @@ def test_a_project_is_tested_and_runs(
 
 @pytest.mark.parametrize("store", URLS)
 @pytest.mark.parametrize("fastapi", [False, True])
-def test_three_commands_follow(store: str, fastapi: bool) -> None:
+def test_what_to_install_and_three_commands_follow(store: str, fastapi: bool) -> None:
     commands = next_commands(Path("the shop"), store, fastapi=fastapi)
-    assert len(commands) == 3
-    assert commands[0].startswith("cd 'the shop' && ")
+    assert len(commands) == 4
+    assert commands[0] == "cd 'the shop' && pip install -r requirements.txt"
     assert next_commands(Path(), store, fastapi=fastapi)[1:] == commands[1:]
 
 
@@ -78,5 +78,5 @@ def test_nothing_is_overwritten(sqlite_cli: CommandRunner, monkeypatch: pytest.M
     (sqlite_cli.folder / "here").mkdir()
     monkeypatch.chdir(sqlite_cli.folder / "here")
     document = json.loads(sqlite_cli.run_bare("init", "--json"))
-    assert document["commands"][0] == "python app.py"
+    assert document["commands"][:2] == ["pip install -r requirements.txt", "python app.py"]
     assert sorted(document["files"]) == sorted(one.name for one in Path().iterdir())

@@ -13,7 +13,7 @@ import pytest
 
 from tests.waiting import until, until_async
 from waypost import AsyncWaypost, Waypost
-from waypost.errors import InvalidInput, KeyInUse, OutcomeUnknown, QueueFull, StoreUnavailable
+from waypost.errors import InvalidInput, KeyInUse, OperationTooOld, OutcomeUnknown, QueueFull, StoreUnavailable
 from waypost.store.port import Call
 from waypost.testing.bench import StoreMaker, fresh_namespace
 from waypost.testing.clock import ManualClock
@@ -292,6 +292,19 @@ def test_a_lost_reply_is_repeated_for_all(store: HoldingStore) -> None:
     run(store, test)
 
 
+def test_a_call_that_may_have_run_is_not_sent_again_as_many(store: HoldingStore) -> None:
+    async def test(post: AsyncWaypost) -> None:
+        # The reply is lost, and the repeat comes when the store no longer remembers the call, as after a freeze.
+        store.faults = [None, "cut", OperationTooOld("too old to be repeated")]
+        tasks = await held(store, *(post.publish("orders", number) for number in range(5)))
+        store.open.set()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [type(one).__name__ for one in results] == ["Published"] + ["OperationTooOld"] * 4
+        assert sorted((await bodies_of(post)).values()) == list(range(5))
+
+    run(store, test)
+
+
 def test_an_unreachable_store_fails_each_publish(store: HoldingStore) -> None:
     async def test(post: AsyncWaypost) -> None:
         store.faults = [None, StoreUnavailable("refused")]
@@ -434,6 +447,22 @@ def test_a_publish_from_a_hook_or_a_log_handler_waits_for_nothing(store: Holding
             log.removeHandler(handler)
             log.setLevel(level)
         assert sorted(message.body for message in post.messages("orders")) == ["first", "logged", "observed"]
+
+
+def test_a_thread_that_is_interrupted_before_its_call_holds_no_other_up(
+    store: HoldingStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: Any) -> None:
+        raise Interrupted
+
+    with Waypost(store=store) as post, ThreadPoolExecutor(4) as threads:
+        publishes = [lambda number=number: post.publish("orders", number) for number in range(4)]
+        futures = held_in_threads(store, threads, post, publishes)
+        monkeypatch.setattr("waypost.operations.gathering._Batch", interrupt)
+        store.open.set()
+        results = [future.exception(90) for future in futures]
+        assert sorted(type(one).__name__ for one in results) == ["Interrupted", "NoneType", "NoneType", "NoneType"]
+        assert post.ledger("orders").published == 3
 
 
 def test_an_interrupted_thread_passes_its_call_on(store: HoldingStore) -> None:

@@ -19,6 +19,7 @@ from waypost import AsyncWaypost, NoRetry
 from waypost.errors import ConfigurationError, InvalidInput
 from waypost.outbox import AsyncInbox, inbox_sql
 from waypost.store import aiosqlite_internals
+from waypost.store.sqlite.transactions import begins_transactions
 
 SALE = text("INSERT INTO shop (n) VALUES (:n)")
 
@@ -162,3 +163,14 @@ def test_an_unknown_release_of_aiosqlite_is_named() -> None:
         aiosqlite_internals.connection_of(Other())
     with pytest.raises(ConfigurationError, match=r"aiosqlite>=0\.20"):
         asyncio.run(aiosqlite_internals.run_in_thread(Other(), int))
+
+
+def test_how_a_connection_of_another_thread_begins_transactions_is_known_by_its_isolation_level() -> None:
+    class OfAnotherThread:
+        isolation_level = "DEFERRED"
+
+        @property
+        def autocommit(self) -> int:
+            raise sqlite3.ProgrammingError("objects created in a thread can only be used in that same thread")
+
+    assert begins_transactions(OfAnotherThread())  # type: ignore[arg-type]

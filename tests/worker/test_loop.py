@@ -172,6 +172,24 @@ def test_a_handler_that_waits_lets_others_start(harness: Harness) -> None:
     assert sorted(started) == list(range(60))
 
 
+@pytest.mark.promise("LEASE-10")
+def test_a_runner_that_fails_stops_the_worker_and_gives_its_message_back(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("a filter of the log failed")
+
+    @harness.handler("orders")
+    async def handle(number: int) -> None:
+        raise ValueError
+
+    monkeypatch.setattr("waypost.worker.consumer.log_failure", fail)
+    harness.publish("orders", 1)
+    with pytest.raises(RuntimeError, match="a filter of the log failed"):
+        harness.run()
+    until(lambda: harness.ledger("orders").leased == 0)
+
+
 @pytest.mark.promise("QUEUE-3")
 def test_a_worker_goes_on_as_soon_as_the_rate_allows_it(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []

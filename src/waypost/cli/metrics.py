@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from waypost.cli.output import write_stderr
+from waypost.cli.output import report_progress
 
 if TYPE_CHECKING:
     from waypost.client.base import BaseClient
@@ -54,5 +54,5 @@ def serve(worker: SyncWorker | Worker, prometheus: Prometheus | None, options: a
     from waypost.see import Endpoint
 
     with Endpoint(worker, prometheus, host=options.metrics_host, port=options.metrics_port) as endpoint:
-        write_stderr(f"  metrics at {endpoint.url}/metrics, beside /health and /ready")
+        report_progress(f"metrics at {endpoint.url}/metrics, beside /health and /ready", options.log_format)
         yield

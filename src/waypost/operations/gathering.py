@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from waypost.errors import OutcomeUnknown, StoreUnavailable, WaypostError
+from waypost.errors import QueueFull, StoreUnavailable, WaypostError
 from waypost.identity import Operation
 from waypost.operations.flow import ClientContext, Flow, Sending, Turn
 from waypost.policy import CHUNK_BYTES_MAX, CHUNK_MESSAGES_MAX
@@ -27,6 +27,9 @@ Result = TypeVar("Result")
 
 #: A call that is not answered within this time, as on a broken connection, holds back nothing: the line goes on.
 OVERTAKE_SECONDS = 0.25
+
+#: How many places in line are considered for one call: a very long line is not read whole for each.
+LOOK_AHEAD = 2 * CHUNK_MESSAGES_MAX
 
 
 class Shared(Protocol[Item, Result]):
@@ -72,6 +75,11 @@ class _Place(Turn, Generic[Item, Result]):
         self.alone = False
         #: Its caller was cancelled.
         self.gone = False
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether there is nothing to wait for any more."""
+        return self.alone or self.error is not None or self.result is not None or self.batch is not None
 
 
 class _Batch(Generic[Item, Result]):
@@ -141,7 +149,7 @@ class Line(Generic[Item, Result]):
         with self._lock:
             self._begin()
             left: list[_Place[Item, Result]] = []
-            for place in self._waiting:
+            for place in self._waiting[:LOOK_AHEAD]:
                 key, size = shared.key(place.item), shared.size(place.item)
                 if size > room or len(places) == CHUNK_MESSAGES_MAX or (key is not None and key in keys):
                     left.append(place)
@@ -149,7 +157,7 @@ class Line(Generic[Item, Result]):
                     places.append(place)
                     keys.add(key)
                     room -= size
-            self._waiting = left
+            self._waiting[:LOOK_AHEAD] = left
         return places
 
     def withdraw(self, place: _Place[Item, Result]) -> None:
@@ -258,19 +266,29 @@ class _Lead:
             self._line.next()
 
 
+def shares_calls(context: ClientContext, key: str | None) -> bool:
+    """Return whether a message with this key, or without one, may share a call.
+
+    In the user's own database an open transaction of a caller may hold a key, or the whole file: others that shared the
+    call would wait for it too, and its own caller may be one of them.
+    """
+    transactions = context.store.transactions
+    return transactions is None or (key is None and transactions.on_busy is None)
+
+
 def send_in_line(context: ClientContext, queue: str, item: Item, line: Line[Item, Result]) -> Flow[Result]:
     """Send one item, with others if a call is under way, and return its own result."""
     place = line.join(item)
     if place is not None and not place.alone:
         try:
             while not (yield place):
-                if line.overtake(place):
+                if line.overtake(place) or place.is_decided:
                     break
         except BaseException:
             line.withdraw(place)
             raise
     if place is None or place.leads:
-        lead = _Lead(line)
+        lead, places = _Lead(line), []
         try:
             places = [] if place is None else line.take(place)
             if place is None or len(places) == 1:
@@ -279,6 +297,8 @@ def send_in_line(context: ClientContext, queue: str, item: Item, line: Line[Item
             yield from _send(context, line, place, place.batch, lead.pass_on)
         finally:
             lead.pass_on()
+            if place is not None and place.batch is None:
+                _send_each_alone(places[1:])  # interrupted before there was a call
     elif place.batch is not None:
         yield from _send(context, line, place, place.batch, None)
     if place.alone:
@@ -286,6 +306,12 @@ def send_in_line(context: ClientContext, queue: str, item: Item, line: Line[Item
     if place.error is not None:
         raise place.error
     return place.result  # type: ignore[return-value]
+
+
+def _send_each_alone(places: Sequence[_Place[Any, Any]]) -> None:
+    for place in places:
+        place.alone = True
+        place.end()
 
 
 def _send_alone(
@@ -325,13 +351,15 @@ def _send(
         woken = yield from batch.sending.run(attempted)
         for place, result in zip(batch.places, woken.result, strict=True):
             place.result = result
-    except (StoreUnavailable, OutcomeUnknown) as error:
-        for place in batch.places:
-            place.error = error if place is sender else copy.copy(error)
-    except WaypostError:
-        # What can be done is found by sending each alone: the others are refused one by one.
-        for place in batch.places:
-            place.alone = True
+    except WaypostError as error:
+        refused = error.outcome == "not done" and not isinstance(error, StoreUnavailable)
+        if isinstance(error, QueueFull) or (refused and not batch.sending.may_have_run):
+            # What can be done is found by sending each alone: the others are refused one by one.
+            for place in batch.places:
+                place.alone = True
+        else:
+            for place in batch.places:
+                place.error = error if place is sender else copy.copy(error)
     except BaseException:
         sender.gone = True
         line.hand_on(batch)

@@ -37,7 +37,7 @@ from waypost.errors import (
 from waypost.identity import Operation
 from waypost.message import error_text, error_type
 from waypost.operations.flow import REFUSALS, AfterCommit, ClientContext, Flow, Sending, Sleep, Together
-from waypost.operations.gathering import Lines, send_in_line
+from waypost.operations.gathering import Lines, send_in_line, shares_calls
 from waypost.operations.outgoing import deliver_outgoing
 from waypost.policy import (
     BATCH_MAX,
@@ -254,8 +254,7 @@ def publish(
     )
     try:
         try:
-            if lines is None or options.after or (draft.key is not None and context.store.transactions is not None):
-                # A key may be held by an open transaction of the caller: only this publish waits for its end.
+            if lines is None or options.after or not shares_calls(context, draft.key):
                 results = yield from _publish_once(context, queue, (draft,))
             else:
                 results = [(yield from send_in_line(context, queue, draft, lines.of(queue)))]

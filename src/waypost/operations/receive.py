@@ -22,7 +22,7 @@ from waypost.errors import (
 from waypost.identity import Operation
 from waypost.message import Message, Outcome, error_text, error_type
 from waypost.operations.flow import REFUSALS, ClientContext, Flow, Sending, Sleep
-from waypost.operations.gathering import Lines, send_in_line
+from waypost.operations.gathering import Lines, send_in_line, shares_calls
 from waypost.operations.outgoing import deliver_outgoing
 from waypost.policy import (
     POLL_FIRST_SECONDS,
@@ -526,7 +526,8 @@ def settle(
     With `lines` a single one that is simply done may share a call with others that end at the same time.
     """
     statuses: list[SettleStatus]
-    if lines is not None and len(settlements) == 1 and settlements[0].is_plain_done:
+    is_single = len(settlements) == 1 and settlements[0].is_plain_done
+    if lines is not None and is_single and shares_calls(context, messages[0].key):
         statuses = [(yield from send_in_line(context, queue, settlements[0], lines.of(queue)))]
     else:
         woken = yield from context.operate(queue, settling(context, queue, settlements), budget=budget, fenced=True)

@@ -205,7 +205,8 @@ class FileWatch:
                 query = self._spelling(namespace)["SELECT value FROM {meta} WHERE name = ?"]
                 row = connection.execute(query, (TRANSACTION_WAKES,)).fetchone()
             except sqlite3.OperationalError:
-                return False  # no tables yet, or another process has locked the file: the count is read again
+                self._version = -1  # no tables yet, or another process has locked the file: it is read again
+                return False
         before, self._wakes[namespace] = self._wakes.get(namespace), row
         return bool(row != before)
 
@@ -238,6 +239,8 @@ class SocketTransport(InterruptibleTransport):
         self._file = path
         self._watch = watch
         self._topics: set[Topic] = set()
+        #: Found while topics were added; the next wait returns it.
+        self._woken: list[tuple[Topic, list[str]]] = []
         self._name = secrets.token_hex(8)
         self._path = os.path.join(directory_of(path), self._name)
         if len(os.fsencode(self._path)) > SOCKET_PATH_BYTES_MAX:
@@ -270,7 +273,8 @@ class SocketTransport(InterruptibleTransport):
     def listen(self, topics: Sequence[Topic]) -> None:
         """Watch the file for these topics. All notifications arrive anyway, and the hub filters them."""
         self._topics.update(topic for topic in topics if topic.kind == "ready")
-        self._woken_by_transactions()  # what was before is covered by the poll that follows
+        # For the new topics what was before is covered by the poll that follows; the others hear of it.
+        self._woken += self._woken_by_transactions()
 
     def unlisten(self, topics: Sequence[Topic]) -> None:
         self._topics.difference_update(topics)
@@ -279,6 +283,9 @@ class SocketTransport(InterruptibleTransport):
         """The hub sends by itself."""
 
     def wait(self, seconds: float) -> list[tuple[Topic, list[str]]]:
+        if self._woken:
+            woken, self._woken = self._woken, []
+            return woken
         until = time.monotonic() + seconds
         while True:
             left = until - time.monotonic()

@@ -128,7 +128,7 @@ class Consumer:
         self._listener.open()
         self._waiter.open()
         self._claiming = self._loop.create_task(self._claim_loop(), name=f"waypost claims {self.queue}")
-        self._claiming.add_done_callback(self._claim_loop_ended)
+        self._claiming.add_done_callback(self._task_ended)
 
     def stop_claiming(self) -> None:
         """Stop claiming; continue with claimed messages."""
@@ -246,7 +246,7 @@ class Consumer:
 
     # ---- claiming ----------------------------------------------------------------------------------------
 
-    def _claim_loop_ended(self, task: asyncio.Task[None]) -> None:
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._on_abort(error)
 
@@ -458,6 +458,8 @@ class Consumer:
         while count > 0 and len(self._slots) < self.handler.concurrency and not self._stopping:
             slot = Slot(self)
             slot.task = self._loop.create_task(self._run(slot), name=f"waypost handles {self.queue}")
+            # A runner that ends by an error, as of a log handler, would leave its message leased for good.
+            slot.task.add_done_callback(self._task_ended)
             self._slots.append(slot)
             count -= 1
 

@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
         write_json({"folder": str(folder), "files": list(FILES), "commands": commands})
         return 0
     write(f"{folder}: {', '.join(FILES)}")
-    write("\nnext:")
+    write("\nnext, those that go on in terminals of their own, in this folder:")
     for command in commands:
         write(f"  {command}")
     return 0
@@ -83,7 +83,7 @@ def make_files(store: str, *, fastapi: bool) -> dict[str, str]:
         "extras": ",".join(extras),
         "packages": "\n".join(["pytest", *(["httpx", "uvicorn"] if fastapi else [])]),
         "publish": f"`{POST_ORDER if fastapi else 'python app.py'}`",
-        "commands": "\n".join(next_commands(Path(), store, fastapi=fastapi)),
+        "commands": "\n".join(next_commands(Path(), store, fastapi=fastapi)[1:]),
     }
     folder = files("waypost.cli") / "project"
     made = {}
@@ -94,7 +94,7 @@ def make_files(store: str, *, fastapi: bool) -> dict[str, str]:
 
 
 def next_commands(folder: Path, store: str, *, fastapi: bool) -> list[str]:
-    """Return the three commands to go on with."""
+    """Return what to install, and the three commands to go on with."""
     publish = ["uvicorn app:app", POST_ORDER] if fastapi else ["python app.py"]
     worker = "waypost worker app --reload"
     if store == "sqlite":
@@ -104,4 +104,4 @@ def next_commands(folder: Path, store: str, *, fastapi: bool) -> list[str]:
         migrate = f" && waypost migrate {URLS[store]}" if store == "postgres" else ""
         commands = [f"{start}{migrate}", worker, publish[0]]
     change = "" if folder == Path() else f"cd {shlex.quote(str(folder))} && "
-    return [f"{change}{commands[0]}", *commands[1:]]
+    return [f"{change}pip install -r requirements.txt", *commands]

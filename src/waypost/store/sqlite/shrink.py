@@ -56,8 +56,13 @@ class Shrinker:
                 return
         except sqlite3.Error:
             return  # the call itself has succeeded
-        self._thread = threading.Thread(target=self._shrink, name="waypost-sqlite-shrink", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._shrink, name="waypost-sqlite-shrink", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            log.debug("%s does not shrink now (%s)", self._path, error)
+            return
+        self._thread = thread
 
     def stop(self) -> None:
         """Stop for good, and wait for the step in progress."""

@@ -162,7 +162,10 @@ class SqliteTransactionExecutor:
 
 def begins_transactions(connection: sqlite3.Connection) -> bool:
     """Whether a connection begins a transaction by itself before it writes."""
-    autocommit = getattr(connection, "autocommit", None)
+    try:
+        autocommit = getattr(connection, "autocommit", None)
+    except sqlite3.ProgrammingError:
+        autocommit = None  # it can be read only in the connection's own thread, as that of aiosqlite
     if isinstance(autocommit, bool):  # from Python 3.12 on; otherwise isolation_level decides
         return not autocommit
     return connection.isolation_level is not None
