@@ -15,7 +15,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
 
 from tests.outbox.transaction_kinds import TABLE
-from waypost import AsyncWaypost, NoRetry
+from waypost import AsyncWaypost, NoRetry, Waypost
 from waypost.errors import ConfigurationError, InvalidInput
 from waypost.outbox import AsyncInbox, inbox_sql
 from waypost.store import aiosqlite_internals
@@ -174,3 +174,12 @@ def test_how_a_connection_of_another_thread_begins_transactions_is_known_by_its_
             raise sqlite3.ProgrammingError("objects created in a thread can only be used in that same thread")
 
     assert begins_transactions(OfAnotherThread())  # type: ignore[arg-type]
+
+
+def test_a_file_without_the_tables_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "new.db"
+    post = Waypost(f"sqlite:///{path}")
+    with closing(sqlite3.connect(path)) as file, pytest.raises(ConfigurationError, match="Open the client first"):
+        post.publish("orders", 1, transaction=file)
+    with post, closing(sqlite3.connect(path)) as file, file:
+        assert post.publish("orders", 1, transaction=file).status == "queued"

@@ -56,7 +56,7 @@ def map_error(error: sqlite3.Error, path: str, verb: str) -> StoreError:
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return StoreUnavailable(
             f"{verb}: {path} is held by another writer for too long, nothing was done; "
-            "find the transaction that was left open, and try again"
+            "find the transaction that was left open (if it is your own, pass it as transaction=), and try again"
         )
     if code == sqlite3.SQLITE_FULL:
         return StoreFull(

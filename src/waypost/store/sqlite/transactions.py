@@ -106,8 +106,12 @@ class SqliteTransactionExecutor:
                 "this connection commits each statement by itself, so a crash could keep a part of your work without "
                 "the rest; execute BEGIN IMMEDIATE first, or connect with isolation_level other than None"
             )
-        if check_schema(connection, self._store.spelling, self._store.path):
-            complete(connection, self._store.spelling)
+        if not check_schema(connection, self._store.spelling, self._store.path):
+            raise ConfigurationError(
+                f"{self._store.path} does not have waypost's tables yet; nothing was published. Open the client first "
+                "(`with post:`, `post.open()`, the lifespan of your application), which creates them"
+            )
+        complete(connection, self._store.spelling)
 
     def run(self, call: Call[T]) -> T:
         """Run one call as a part of the transaction."""
