@@ -46,6 +46,8 @@ def sell(kind: str, url: str, namespace: str, *, transactions: int, kills: int) 
     if url.startswith("sqlite"):
         with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as file:
             file.execute(TABLE)
+            file.execute("DELETE FROM shop")
+            file.commit()
     else:
         migrate(url, namespace=namespace)
         with psycopg.connect(url) as connection:
