@@ -49,7 +49,8 @@ system: .venv/ready
 # Left to `more`, so that every run stays well under 35 minutes on two cores.
 MORE := tests/spark/test_connect.py tests/spark/test_standalone.py
 MORE_STORES := (postgres15 or pgbouncer or redis62 or cluster) and async
-MORE_TESTS := tests/spark/test_object_store.py::test_a_pipeline_does_everything_in_an_object_store
+MORE_TESTS := tests/spark/test_object_store.py::test_a_pipeline_does_everything_in_an_object_store \
+	tests/spark/test_advise.py::test_planted_problems_are_named_proven_cured_by_their_advice_and_judged
 everything: .venv/ready system
 	$(PYTEST) $(PARALLEL) tests $(addprefix --ignore ,$(MORE)) $(addprefix --deselect ,$(MORE_TESTS)) -k "not ($(MORE_STORES))"
 
