@@ -162,6 +162,36 @@ def test_a_batch_goes_on_without_what_cannot_be_decoded() -> None:
         assert sorted(outcome for call in calls for outcome in call.outcomes) == ["dead", "done", "done"]
 
 
+def test_an_error_in_a_batch_leaves_no_message_leased() -> None:
+    seen: list[list[Order]] = []
+    with TestPost() as post:
+
+        @post.handler("orders", batch=10)
+        def charge(orders: list[Order]) -> None:
+            seen.append(orders)
+
+        post.publish_many("orders", [{"id": 1}, {"id": "two"}, {"id": 3}])
+        with pytest.raises(Undecodable):
+            post.run_all()
+        assert seen == [[Order(1), Order(3)]]
+        ledger = post.ledger("orders")
+        assert (ledger.leased, ledger.dead, ledger.done) == (0, 1, 2)
+
+
+def test_a_failure_of_the_test_inside_of_a_handler_is_not_collected() -> None:
+    with TestPost() as post:
+
+        @post.handler("orders")
+        def charge(order: object) -> None:
+            pytest.fail("not reached")
+
+        post.publish("orders", 1)
+        with pytest.raises(pytest.fail.Exception):
+            post.run_all(raises=False)
+        ledger = post.ledger("orders")
+        assert (ledger.leased, ledger.ready) == (0, 1)
+
+
 def test_a_manual_message_left_unsettled_is_retried() -> None:
     with TestPost() as post:
 
@@ -350,6 +380,74 @@ def test_a_paused_queue_does_not_hold_the_clock() -> None:
         assert done == ["timer"]
 
 
+def test_a_fire_that_waits_for_a_run_follows_when_it_ends() -> None:
+    fired: list[datetime] = []
+    with TestPost(start=datetime(2026, 3, 1, 0, 30, tzinfo=UTC)) as post:
+
+        @post.cron("0 * * * *", overlap="queue_one")
+        def hourly() -> None:
+            fired.append(post.now)
+
+        post.advance(hours=3)
+        assert len(post.published("hourly")) == 1
+        post.run_all()
+        assert fired == [datetime(2026, 3, 1, 3, 30, tzinfo=UTC)] * 2
+        post.run_for(hours=2)
+        assert [at.hour for at in fired] == [3, 3, 4, 5]
+        assert {at.minute for at in fired[2:]} == {0}
+
+
+def test_a_fire_that_cannot_be_published_does_not_hold_the_clock() -> None:
+    attempts: list[datetime] = []
+
+    class Refusing(Middleware):
+        def publish(self, outgoing: Outgoing, call_next: Callable[[Outgoing], list[Published]]) -> list[Published]:
+            attempts.append(post.now)
+            raise ValueError("not now")
+
+    with TestPost(middleware=[Refusing()]) as post:
+        begin = post.now
+        post.every(3600, name="sweep")(lambda: None)
+        post.run_for(hours=12)
+        assert post.now - begin == timedelta(hours=12)
+        assert 10 <= len(attempts) <= 1000
+        assert post.published() == []
+
+
+def test_a_schedule_fires_when_handlers_have_made_room_in_its_queue() -> None:
+    done: list[datetime] = []
+    with TestPost(start=datetime(2026, 3, 1, tzinfo=UTC)) as post:
+        post.configure("sweep", max_pending=1)
+
+        @post.every(60)
+        def sweep() -> None:
+            done.append(post.now)
+
+        post.publish("sweep", None)
+        post.advance(90)
+        begin = post.now
+        assert len(post.run_all()) == 2
+        assert done == [begin, begin]
+
+
+def test_a_run_for_a_time_keeps_to_the_rate_of_a_queue() -> None:
+    seen: list[float] = []
+    with TestPost() as post:
+        begin = post.now
+        post.configure("orders", rate="2/m")
+        post.handler("orders")(lambda order: seen.append((post.now - begin).total_seconds()))
+        post.publish_many("orders", range(6))
+        post.run_for(minutes=10)
+        assert seen == [0, 0, 60, 60, 120, 120]
+
+
+def test_many_calls_in_a_long_time_are_not_endless(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("waypost.testing.inline.CALLS_MAX", 10)
+    with TestPost() as post:
+        post.every(60, name="sweep")(lambda: None)
+        assert len(post.run_for(hours=1)) >= 59
+
+
 def test_the_distance_must_be_given_once_and_forward() -> None:
     with TestPost() as post:
         with pytest.raises(InvalidInput):
@@ -376,6 +474,42 @@ def test_what_was_published_is_listed_with_what_became_of_it_left_out() -> None:
         assert (message.body, message.key, message.group, message.priority) == (Order(1, 10), "order:1", "acme", 7)
         assert (message.headers, message.delay) == ({"a": "b"}, timedelta(seconds=5))
         assert [one.queue for one in post.published()] == ["orders", "mails"]
+
+
+@pytest.mark.parametrize("level", ["off", "failures", "all", "full"])
+def test_what_was_published_does_not_depend_on_the_journal(level: Any) -> None:
+    with TestPost(redact=lambda queue, body, headers: ("hidden", headers)) as post:
+        post.configure("orders", journal=level)
+        post.publish("orders", {"id": 1}, key="order:1", delay=60)
+        (message,) = post.published("orders")
+        assert (message.body, message.key, message.delay) == ({"id": 1}, "order:1", timedelta(minutes=1))
+
+
+def test_what_was_published_is_in_order_while_the_clock_stands_still() -> None:
+    with TestPost() as post:
+
+        @post.handler("orders")
+        def charge(order: int, message: Message[Any]) -> None:
+            message.then("mails", order)
+            message.then("parcels", order)
+
+        post.publish_many("orders", range(20))
+        post.run_all()
+        bodies = [message.body for message in post.published("mails")]
+        assert bodies == list(range(20))
+        follow = [(message.body, message.queue) for message in post.published()[20:]]
+        assert follow == [(order, queue) for order in range(20) for queue in ("mails", "parcels")]
+
+
+def test_what_was_published_is_known_after_its_queue_was_removed() -> None:
+    with TestPost() as post:
+        post.handler("orders")(lambda order: None)
+        post.publish("orders", 1)
+        post.run_all()
+        assert post.remove_queue("orders")
+        post.advance(1)
+        post.publish("orders", 2)
+        assert [message.body for message in post.published("orders")] == [1, 2]
 
 
 def test_an_assertion_compares_bodies_typed_or_as_json() -> None:
@@ -599,6 +733,40 @@ def test_a_handler_that_takes_too_long_fails() -> None:
         with pytest.raises(TimeoutError):
             await post.run_all()
         assert (await post.ledger("orders")).dead == 1
+
+    run_async(check)
+
+
+def test_the_end_of_the_test_ends_its_handlers() -> None:
+    async def check(post: AsyncTestPost) -> None:
+        started = asyncio.Event()
+
+        @post.handler("orders")
+        async def charge(order: object) -> None:
+            started.set()
+            await asyncio.Event().wait()
+
+        await post.publish("orders", 1)
+        run = asyncio.create_task(post.run_all(raises=False))
+        await started.wait()
+        run.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await run
+        ledger = await post.ledger("orders")
+        assert (ledger.leased, ledger.ready) == (0, 1)
+
+    run_async(check)
+
+
+def test_a_handler_that_cancels_itself_fails() -> None:
+    async def check(post: AsyncTestPost) -> None:
+        @post.handler("orders", retry=NoRetry())
+        async def charge(order: object) -> None:
+            raise asyncio.CancelledError
+
+        await post.publish("orders", 1)
+        (call,) = await post.run_all(raises=False)
+        assert call.outcome == "dead"
 
     run_async(check)
 

@@ -78,8 +78,32 @@ def test_eager_handlers_wait_for_the_commit(engine: Engine, post: Waypost) -> No
         post.publish("orders", 1, transaction=session)
         assert done == []
         session.commit()
-        test.run_all()
         assert done == [1]
+        assert test.run_all() == []
+
+
+def test_an_error_of_an_eager_handler_is_raised_after_the_commit(engine: Engine, post: Waypost) -> None:
+    @post.handler("orders", retry=NoRetry())
+    def charge(order: int) -> None:
+        raise ValueError("no money")
+
+    with TestPost.replacing(post, eager=True) as test, Session(engine) as session:
+        session.execute(text("INSERT INTO orders VALUES (7)"))
+        post.publish("orders", 7, transaction=session)
+        with pytest.raises(ValueError, match="no money"):
+            session.commit()
+        assert session.execute(text("SELECT count(*) FROM orders")).scalar() == 1
+        assert test.ledger("orders").dead == 1
+
+
+def test_nothing_is_there_of_a_session_that_is_closed(engine: Engine, post: Waypost) -> None:
+    with TestPost.replacing(post) as test, Session(engine) as session:
+        session.execute(text("SELECT 1"))
+        post.publish("orders", 1, transaction=session)
+        session.close()
+        post.publish("orders", 2, transaction=session)
+        session.commit()
+        assert [message.body for message in test.published("orders")] == [2]
 
 
 def test_a_handler_with_a_session_settles_at_its_commit(engine: Engine, post: Waypost) -> None:
@@ -128,6 +152,31 @@ def test_an_async_session_of_sqlite_publishes_at_its_commit(tmp_path: Path) -> N
             assert test.published() == []
             await session.commit()
             test.assert_published("orders", {"id": 7}, count=1)
+        await engine.dispose()
+
+    asyncio.run(check())
+
+
+def test_eager_handlers_run_in_the_task_of_an_async_commit(tmp_path: Path) -> None:
+    from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+
+    from waypost import AsyncWaypost
+    from waypost.testing import AsyncTestPost
+
+    post = AsyncWaypost(f"sqlite:///{tmp_path / 'shop.db'}")
+    done: list[Any] = []
+
+    @post.handler("orders")
+    async def charge(order: int) -> None:
+        done.append((order, asyncio.get_running_loop()))
+
+    async def check() -> None:
+        engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'shop.db'}")
+        async with AsyncTestPost.replacing(post, eager=True), AsyncSession(engine) as session:
+            await post.publish("orders", 7, transaction=session)
+            assert done == []
+            await session.commit()
+            assert done == [(7, asyncio.get_running_loop())]
         await engine.dispose()
 
     asyncio.run(check())

@@ -18,8 +18,19 @@ SETTINGS = """
 SECRET_KEY = "of a test"
 INSTALLED_APPS = ["waypost.django", "shop_project"]
 DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}
-WAYPOST = {"DATABASE": "default"}
+WAYPOST = {"DATABASE": "default", "QUEUES": {"orders": {"max_deliveries": 7}}}
 USE_TZ = True
+"""
+#: A test in addition to those of the page.
+QUEUES_TEST = """
+from django.test import SimpleTestCase
+from waypost.django.testing import use_test_post
+
+
+class QueuesTests(SimpleTestCase):
+    def test_queues_have_their_settings(self):
+        with use_test_post() as test:
+            self.assertEqual(test.policy("orders").max_deliveries, 7)
 """
 
 
@@ -54,6 +65,7 @@ def test_the_recipes_for_pytest_and_fastapi_pass(project: Path) -> None:
 def test_the_recipe_for_django_passes(project: Path) -> None:
     (project / "shop_settings.py").write_text(SETTINGS)
     (project / "shop_project" / "__init__.py").write_text("")
+    (project / "shop_project" / "test_queues.py").write_text(QUEUES_TEST)
     ran = run(project, "django", "test", "--settings=shop_settings")
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert "Ran 2 tests" in ran.stderr
+    assert "Ran 3 tests" in ran.stderr

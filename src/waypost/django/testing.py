@@ -25,7 +25,7 @@ from django.utils.module_loading import autodiscover_modules
 
 from waypost.django.clients import configuration, replace_client
 from waypost.django.handlers import register_declared
-from waypost.django.workers import register_tasks
+from waypost.django.workers import configure_queues, register_tasks
 from waypost.testing import TestPost
 
 #: What a `TestPost` takes of WAYPOST['OPTIONS']: the others are about connections.
@@ -45,6 +45,7 @@ def use_test_post(*, start: datetime | None = None, eager: bool = False) -> Iter
         register_declared(test)
         if hasattr(settings, "TASKS"):
             register_tasks(test, None)
+        configure_queues(test, chosen)
         replace_client(test)
         try:
             yield test

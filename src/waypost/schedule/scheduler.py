@@ -127,6 +127,11 @@ class Scheduler:
         """Read all schedules in the next tick: one was saved here, or the time changed."""
         self._poll_at = self._read_at = 0.0
 
+    def retry(self) -> None:
+        """Try in the next tick what failed, and what waits for the end of a run, without the pause that is left."""
+        for known in self._known.values():
+            known.retry_at = known.run_at = 0.0
+
     def hand_over(self) -> Flow[None]:
         """Give up the lead, so that another scheduler leads at once."""
         yield from self.candidate.resign()

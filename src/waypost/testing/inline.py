@@ -7,7 +7,9 @@ them. What becomes of a message is decided by the same code as in a worker.
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Callable, Generator, Sequence
+from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -31,8 +33,12 @@ from waypost.values import Settlement
 from waypost.worker.handler import Handler
 from waypost.worker.handler_log import log_failure
 
-#: With so many calls in one run something publishes without end, and the test would never end either.
+#: With so many calls at one time of the clock something publishes without end, and the test would never end either.
 CALLS_MAX = 10_000
+#: Ticks of the scheduler at one time of the clock: each fires what is due, or sets it aside until later.
+TICKS_MAX = 100
+#: The pause after a fire that failed, for example because its queue is full: it doubles with each failure.
+RETRY_MS, RETRY_MS_MAX = 1_000, 60_000
 
 
 class Handled(Struct, frozen=True):
@@ -84,6 +90,8 @@ class InlineWorker:
         #: Whether handlers run at this moment: what they publish is handled by the same run.
         self.runs = False
         self._schedulers: dict[int, Scheduler] = {}
+        #: The last failure of a schedule by queue and key: its instant, and the pause after it.
+        self._failed: dict[tuple[str, str], tuple[int, int]] = {}
         self._declared: dict[int, int] = {}
 
     # ---- runs --------------------------------------------------------------------------------------------
@@ -94,11 +102,17 @@ class InlineWorker:
         if self.runs:
             return handled
         self.runs = True
+        before = len(handled)
         try:
-            yield from self.fire_due()
-            while (yield from self._run_round(handled, raises)):
-                if len(handled) >= CALLS_MAX:
-                    raise AssertionError(self._describe_endless(handled))
+            ran = True
+            while ran:
+                # Again after handlers: what waits for the end of a run, or for room in a queue, can fire now.
+                yield from self.fire_due()
+                ran = False
+                while (yield from self._run_round(handled, raises)):
+                    ran = True
+                    if len(handled) - before >= CALLS_MAX:
+                        raise AssertionError(self._describe_endless(handled[before:]))
         finally:
             self.runs = False
         return handled
@@ -130,16 +144,28 @@ class InlineWorker:
         clock.advance_ms(at_ms - clock())
 
     def _next_due(self, *, messages: bool) -> int | None:
-        """Return when the next schedule fires; with `messages` also when one of a handler is due or its lease ends."""
+        """Return when the next schedule fires; with `messages` also when one of a handler can run or its lease ends."""
         now, moments = self.store.clock(), []
         served = {handler.queue for post in self.clients for handler in handlers_to_test(post)}
         with self.store.lock:
             for model in self.store.models.values():
-                moments += [one.due_ms for one in model.schedules.values() if one.due_ms is not None and not one.paused]
+                moments += [
+                    one.due_ms if one.due_ms > now else self._retry_at(model.name, one.key, one.due_ms)
+                    for one in model.schedules.values()
+                    if one.due_ms is not None and not one.paused
+                ]
                 if messages and model.name in served and not model.paused:
-                    due, lease = model.next_due(now), model.next_lease(now)
-                    moments += [now + left for left in (due, lease) if left is not None]
+                    rate = model.next_rate(now) if model.count("ready") else None
+                    lefts = (model.next_due(now), model.next_lease(now), rate)
+                    moments += [now + left for left in lefts if left is not None]
         return min(moments, default=None)
+
+    def _retry_at(self, queue: str, key: str, due_ms: int) -> int:
+        """Return when to try a fire again that was just tried and failed."""
+        failed_ms, pause_ms = self._failed.get((queue, key), (0, 0))
+        pause_ms = min(2 * pause_ms, RETRY_MS_MAX) if failed_ms == due_ms else RETRY_MS
+        self._failed[queue, key] = (due_ms, pause_ms)
+        return self.store.clock() + pause_ms
 
     # ---- schedules ---------------------------------------------------------------------------------------
 
@@ -151,9 +177,15 @@ class InlineWorker:
         post = self.clients[-1]
         scheduler = self._schedulers.get(id(post))
         if scheduler is None:
-            scheduler = self._schedulers[id(post)] = Scheduler(flow_context(post))
-        scheduler.refresh()
-        yield FlowStep(post, scheduler.tick())
+            context = copy.copy(flow_context(post))
+            context.monotonic = lambda: self.store.clock() / 1000
+            scheduler = self._schedulers[id(post)] = Scheduler(context)
+        scheduler.retry()
+        for _ in range(TICKS_MAX):
+            scheduler.refresh()
+            tick = yield FlowStep(post, scheduler.tick())
+            if tick.election == "following" or tick.sleep > timedelta(milliseconds=1):
+                break
 
     def _save_declared(self) -> Steps:
         for post in self.clients:
@@ -171,11 +203,21 @@ class InlineWorker:
             for handler in handlers_to_test(post):
                 messages = yield from self._claim(post, handler)
                 found = found or bool(messages)
-                for call in _calls(handler, messages):
-                    one = yield from self._handle(post, handler, call)
-                    handled.append(one)
-                    if one.error is not None and raises:
-                        raise one.error
+                calls = _calls(handler, messages)
+                before = len(handled)
+                while calls:
+                    try:
+                        handled.append((yield from self._handle(post, handler, calls.pop(0))))
+                    except GeneratorExit:
+                        raise
+                    except BaseException:
+                        for call in calls:
+                            yield FlowStep(post, self._settle(flow_context(post), handler, call, None, stopped=True))
+                        raise
+                # After all that was claimed: no lease is left of a batch without what could not be decoded.
+                errors = [one.error for one in handled[before:] if one.error is not None]
+                if errors and raises:
+                    raise errors[0]
         return found
 
     def _claim(self, post: BaseClient, handler: Handler) -> Generator[FlowStep | CallStep, Any, list[Message[Any]]]:
@@ -205,10 +247,12 @@ class InlineWorker:
             if not isinstance(result, Outcome):
                 for message in messages:
                     yield FlowStep(post, pass_sent_on(context, message))
-        except KeyboardInterrupt:
-            yield FlowStep(post, self._settle(context, handler, messages, None, stopped=True))
+        except GeneratorExit:
             raise
         except BaseException as failure:
+            if _ends_test(failure):
+                yield FlowStep(post, self._settle(context, handler, messages, None, stopped=True))
+                raise
             error = failure
         ending = error
         if error is None and isinstance(result, Outcome):
@@ -255,6 +299,15 @@ class InlineWorker:
             f"{format_count(len(handled), 'handler call')} in one run, and there still are messages: does a handler of "
             f"{', '.join(queues)} publish to its own queue?"
         )
+
+
+def _ends_test(error: BaseException) -> bool:
+    """Return whether this is not a failure of a handler: an interrupt, the end of the test's task, `pytest.fail()`."""
+    if isinstance(error, asyncio.CancelledError):
+        # A handler may cancel itself; then the task of the test goes on.
+        task = asyncio.current_task() if asyncio._get_running_loop() is not None else None
+        return task is not None and task.cancelling() > 0
+    return not isinstance(error, Exception | SystemExit)
 
 
 def _calls(handler: Handler, messages: list[Message[Any]]) -> list[list[Message[Any]]]:

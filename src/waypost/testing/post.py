@@ -124,6 +124,9 @@ class _TestPost(BaseClient):
         self._worker = InlineWorker(store)
         self._undo = []
         self._eager = eager
+        if eager:
+            store.transactions.after_commit = self._run_eagerly
+            store.transactions.after_commit_async = self._run_eagerly_async
         self._add(self)
 
     def _add(self, post: BaseClient) -> None:
@@ -185,14 +188,7 @@ class _TestPost(BaseClient):
             types[queue_name(queue)] = queue_type(queue)
         store = self._worker.store
         with store.lock:
-            events = [
-                event
-                for model in store.models.values()
-                if name in (None, model.name)
-                for event in model.journal
-                if event.event == "published"
-            ]
-        events.sort(key=lambda event: (event.at_ms, event.message_id or ""))
+            events = [event for event in store.log.events if name in (None, event.queue)]
         return [_published_message(event, types.get(event.queue)) for event in events]
 
     def assert_published(
@@ -309,9 +305,10 @@ def _describe_message(message: PublishedMessage) -> str:
 class TestPost(_TestPost, Waypost):
     """A `Waypost` for tests: a memory store with a clock of its own, and methods that run handlers in the test.
 
-    The clock begins at `start` (now) and moves by `advance` only. With `eager=True` handlers run at each publish, and
-    their errors reach the publisher. `queues`, `strict_queues`, `middleware`, `state`, `on_event` and `redact` are
-    those of `Waypost`. `replacing` gives the client of a program this store for the length of a test.
+    The clock begins at `start` (now) and moves by `advance` only. With `eager=True` handlers run at each publish, or at
+    the commit of its transaction, and their errors are raised there. `queues`, `strict_queues`, `middleware`, `state`,
+    `on_event` and `redact` are those of `Waypost`. `replacing` gives the client of a program this store for the length
+    of a test.
 
     Handlers that block run in the calling thread; async ones on an event loop of this object. Inside a running event
     loop use `AsyncTestPost`.

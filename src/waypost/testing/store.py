@@ -1,4 +1,4 @@
-"""The store of a `TestPost`: the memory store with a clock of its own, which keeps the body of every publish.
+"""The store of a `TestPost`: the memory store with a clock of its own, which records every message published.
 
 Transactions of SQLAlchemy sessions and of Django work as with a store in the same database: what is published inside is
 there after the commit, and not after a rollback. The answer of a call inside is computed on a copy of the queues.
@@ -7,41 +7,80 @@ there after the commit, and not after a rollback. The answer of a call inside is
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, NoReturn, TypeVar
 from weakref import WeakKeyDictionary
 
-from msgspec import structs
-
 from waypost.errors import ConfigurationError
+from waypost.identity import Operation
 from waypost.outbox.transaction_adapters import is_instance_of, transaction_support
 from waypost.store.memory.queue import QueueModel
+from waypost.store.memory.records import Record
 from waypost.store.memory.store import MemoryExecutor, MemoryStore
 from waypost.store.port import Call, Store
 from waypost.store.transactions import CallerTransaction, Checks
 from waypost.testing.clock import ManualClock
+from waypost.values import EventName, EventRecord
 
 T = TypeVar("T")
 
 
+class PublishLog:
+    """What was published to a store, in order, whatever the queues journal."""
+
+    def __init__(self) -> None:
+        self.events: list[EventRecord] = []
+
+    def __deepcopy__(self, memo: object) -> PublishLog:
+        # What is published to a copy of the queues, to compute an answer, is not published.
+        return PublishLog()
+
+
+class TestQueue(QueueModel):
+    """A queue that records what is published to it."""
+
+    __test__ = False
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.log = PublishLog()
+
+    def note(
+        self, now: int, event: EventName, operation: Operation | None, record: Record | None, **details: Any
+    ) -> None:
+        """Record a publish with its body as it was published, and append the event to the journal."""
+        if event == "published" and record is not None:
+            published = EventRecord(
+                self.name, len(self.log.events) + 1, now, event, message_id=record.id, key=record.key,
+                group=record.group, priority=record.priority, **details | {"body": record.envelope},
+            )  # fmt: skip
+            self.log.events.append(published)
+        super().note(now, event, operation, record, **details)
+
+    def successor(self, now: int, mark: bytes) -> QueueModel:
+        """Return what is kept after a removal, with the same record of publishes."""
+        model = super().successor(now, mark)
+        model.log = self.log  # type: ignore[attr-defined]
+        return model
+
+
 class TestStore(MemoryStore):
-    """A memory store for tests of programs: every queue journals its bodies."""
+    """A memory store for tests of programs: what was published to it is in `log`."""
 
     __test__ = False
 
     def __init__(self, clock: ManualClock) -> None:
         super().__init__(clock=clock)
+        self.log = PublishLog()
         #: The store of the client that a test replaces: a transaction that it would refuse is refused here too.
         self.original: Store | None = None
         self.transactions: TestTransactions = TestTransactions(self)  # type: ignore[assignment]
 
     def _queue_for_writing(self, name: str) -> QueueModel:
-        known = self._queues.get(name)
-        if known is not None:
-            return known
-        model = super()._queue_for_writing(name)
-        model.policy = structs.replace(model.policy, journal="full")
-        return model
+        if name not in self._queues:
+            model = self._queues[name] = TestQueue(name)
+            model.log = self.log
+        return self._queues[name]
 
     @property
     def models(self) -> dict[str, QueueModel]:
@@ -52,12 +91,13 @@ class TestStore(MemoryStore):
         """Return what a call would answer after others, and change nothing."""
         with self.lock:
             before, self._queues = self._queues, copy.deepcopy(self._queues)
+            log, self.log = self.log, PublishLog()
             try:
                 executor = MemoryExecutor(self)
                 executor.run_many(calls)
                 return executor.run(call)
             finally:
-                self._queues = before
+                self._queues, self.log = before, log
 
 
 class TestTransactions:
@@ -72,6 +112,9 @@ class TestTransactions:
 
     def __init__(self, store: TestStore) -> None:
         self._store = store
+        #: Run after a commit that ran calls: in the thread of the commit, or awaited by it.
+        self.after_commit: Callable[[], object] | None = None
+        self.after_commit_async: Callable[[], Awaitable[object]] | None = None
         #: The calls of open transactions of SQLAlchemy sessions.
         self._pending: WeakKeyDictionary[Any, list[Call[Any]]] = WeakKeyDictionary()
 
@@ -114,7 +157,13 @@ class TestTransactions:
         """Answer a call now and run it at the commit of `given`, a session of SQLAlchemy or a connection of Django."""
         if is_instance_of(given, "django", "BaseDatabaseWrapper", "ConnectionProxy"):
             answer = self._store.answer([], call)
-            given.on_commit(lambda: self._commit([call]))
+
+            def on_commit() -> None:
+                self._commit([call])
+                if self.after_commit is not None:
+                    self.after_commit()
+
+            given.on_commit(on_commit)
             return answer
         if is_instance_of(given, "sqlalchemy", "scoped_session", "async_scoped_session"):
             given = given()
@@ -127,26 +176,38 @@ class TestTransactions:
         pending = self._pending.get(session)
         if pending is None:
             pending = self._pending[session] = []
-            self._follow(session, pending)
+            self._follow(session, pending, is_async=session is not given)
         answer = self._store.answer(pending, call)
         pending.append(call)
         return answer
 
-    def _follow(self, session: Any, pending: list[Call[Any]]) -> None:
+    def _follow(self, session: Any, pending: list[Call[Any]], *, is_async: bool) -> None:
         from sqlalchemy import event
+        from sqlalchemy.util import await_only
+
+        committed = False
 
         def on_commit(session: Any) -> None:
+            nonlocal committed
             # SQLAlchemy reports the release of a savepoint too.
             if not session.in_nested_transaction():
                 self._commit(pending)
-                pending.clear()
+                committed = bool(pending)
 
-        def on_rollback(session: Any) -> None:
-            if not session.in_nested_transaction():
-                pending.clear()
+        def on_end(session: Any, transaction: Any) -> None:
+            # Also of a session that is closed without a commit or a rollback.
+            nonlocal committed
+            if transaction.parent is not None:
+                return
+            pending.clear()
+            runs, committed = committed, False
+            if runs and is_async and self.after_commit_async is not None:
+                await_only(self.after_commit_async())
+            elif runs and self.after_commit is not None:
+                self.after_commit()
 
         event.listen(session, "after_commit", on_commit)
-        event.listen(session, "after_rollback", on_rollback)
+        event.listen(session, "after_transaction_end", on_end)
 
     def _commit(self, calls: list[Call[Any]]) -> None:
         executor = MemoryExecutor(self._store)

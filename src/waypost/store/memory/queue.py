@@ -317,7 +317,7 @@ class QueueModel:
             self._cap_leases(now)
             self._reclaim(now, operation)
             leases, more = self._lease(now, self._room(now, limit), bytes_max, operation, nonce, worker)
-            next_rate_ms = self._next_rate(now)
+            next_rate_ms = self.next_rate(now)
         self._trim_dead(now)
         if sleeper is not None and len(leases) < limit and not more:
             # It took all messages and could take more; a claim of nothing only unregisters the sleeper.
@@ -401,7 +401,7 @@ class QueueModel:
             room = min(room, max(0, policy.rate_count - sum(n for _, n in self.rate_log)))
         return room
 
-    def _next_rate(self, now: int) -> int | None:
+    def next_rate(self, now: int) -> int | None:
         """Return the time until the rate allows another message; None if it allows one now."""
         policy = self.policy
         if policy.rate_count is None or policy.rate_per_ms is None:
@@ -758,7 +758,7 @@ class QueueModel:
 
         Operations and arrivals, until none can be repeated any more; and the last number of the journal.
         """
-        model = QueueModel(self.name)
+        model = type(self)(self.name)
         model.removed_ms, model.removed_mark, model.removed_until = now, mark, now + REMOVED_TTL_MS
         model.replays, model.arrivals = self.replays, self.arrivals
         model.journal_last, model.journal_first = self.journal_last, self.journal_last + 1
