@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
@@ -19,16 +19,18 @@ from tests.schedule.test_scheduler import QUEUE, World, thaw, world_of
 from tests.worker.harness import Harness
 from waypost import Backfilled, CatchUp, Waypost
 from waypost.errors import InvalidInput, InvalidSchedule, InvalidTime, QueueFull, StoreFailed, UnknownSchedule
+from waypost.identity import Session
 from waypost.operations import schedules as operations
 from waypost.operations.backfill import backfill
 from waypost.operations.flow import drive
-from waypost.policy import CHUNK_MESSAGES_MAX
+from waypost.policy import CHUNK_MESSAGES_MAX, Overlap
 from waypost.schedule.rule import Spec
+from waypost.schedule.scheduler import RUN_POLL_SECONDS_MAX
 from waypost.schedule.state import RANGES_MAX, RULES_MAX, State, add_range, after_change, pack_state, read_state
 from waypost.store.memory import MemoryStore
-from waypost.store.port import Store
+from waypost.store.port import Store, Target
 from waypost.store.sqlite import SqliteStore
-from waypost.testing.clock import ManualClock
+from waypost.testing.clock import ClockTime, ManualClock
 from waypost.times import to_datetime
 
 
@@ -249,17 +251,35 @@ def test_what_is_remembered_is_bounded() -> None:
 @settings(max_examples=40, deadline=None)
 @given(
     st.lists(
-        st.tuples(st.sampled_from(["tick", "fill", "pause", "resume", "save"]), st.integers(0, 30), st.integers(1, 40)),
+        st.tuples(
+            st.sampled_from(["tick", "fill", "pause", "resume", "save", "end"]), st.integers(0, 30), st.integers(1, 40)
+        ),
         min_size=3, max_size=25,
     ),
-    st.sampled_from(["skip", "once", CatchUp(3)]),
+    st.sampled_from([("skip", "allow"), ("once", "allow"), (CatchUp(3), "allow"), ("skip", "skip"), ("once", "skip"),
+                     ("skip", "queue_one"), ("once", "queue_one")]),
 )  # fmt: skip
-def test_fires_pauses_and_backfills_in_any_order_publish_each_instant_once(
-    steps: list[tuple[str, int, int]], missed: Any
+@example([("tick", 10, 1), ("tick", 10, 1), ("fill", 5, 2)], ("skip", "queue_one"))
+@example(
+    [("tick", 10, 1), ("tick", 10, 1), ("pause", 0, 1), ("resume", 30, 1), ("end", 0, 1), ("tick", 5, 1),
+     ("tick", 0, 1), ("end", 0, 1), ("tick", 8, 1), ("tick", 0, 1)],
+    ("skip", "queue_one"),
+)  # fmt: skip
+def test_fires_runs_pauses_and_backfills_in_any_order_publish_each_instant_once(
+    steps: list[tuple[str, int, int]], rule: tuple[Any, Overlap]
 ) -> None:
+    missed, overlap = rule
     clock = ManualClock()
     world = world_of(cast(Store, MemoryStore(clock=clock)), clock)
-    world.save(every=1.0, missed=missed, grace=2)
+    world.save(every=1.0, missed=missed, grace=2, overlap=overlap)
+    session, seen = Session(ClockTime(clock)), Counter[int]()
+
+    def end_runs() -> None:
+        """Cancel all that was published, so that no run goes on."""
+        seen.update(world.instants())
+        ready = world.executor.run(world.store.peek(QUEUE, "ready", 1_000)).messages
+        world.executor.run(world.store.cancel(QUEUE, [Target(one.id) for one in ready], session.operation(QUEUE)))
+
     scheduler = world.scheduler(ttl_ms=10_000_000)
     for what, seconds, length in steps:
         clock.advance(seconds / 10)
@@ -269,7 +289,9 @@ def test_fires_pauses_and_backfills_in_any_order_publish_each_instant_once(
         elif what == "fill":
             fill(world, now - length, now)
         elif what == "save":
-            world.save(every=1.0, missed=missed, grace=2, body=seconds)
+            world.save(every=1.0, missed=missed, grace=2, overlap=overlap, body=seconds)
+        elif what == "end":
+            end_runs()
         else:
             change = operations.pause if what == "pause" else operations.resume
             drive(world.executor, change(world.context, "rollup", None))
@@ -279,7 +301,13 @@ def test_fires_pauses_and_backfills_in_any_order_publish_each_instant_once(
     world.tick(scheduler)
     now = (clock() - world.start_ms) / 1000
     fill(world, -50, now)
-    seen = Counter(world.instants())
+    for _ in range(2):
+        # Whatever waits for the end of a run fires now.
+        end_runs()
+        clock.advance(RUN_POLL_SECONDS_MAX)
+        world.tick(scheduler)
+        world.tick(scheduler)
+    end_runs()
     assert set(seen.values()) <= {1}
     wanted = {1_000 * second for second in range(-50, int(now) + 1) if second < now}
     assert wanted <= set(seen), "no instant of the past is left out"

@@ -161,9 +161,40 @@ def test_a_long_outage_of_a_pattern_is_counted_in_several_short_steps() -> None:
         expected = decision.following
         if decision.fires:
             break
-    assert steps == 50_000 // WALK_MAX + 1
+        assert decision.valid_until_ms == DUE_MS_MAX, "a slow walk makes the step stale, and so each one after it"
+    assert steps == -(-(50_001 - WALK_MAX) // (WALK_MAX - CHUNK_MESSAGES_MAX)) + 1
     assert [fire.instant_ms for fire in decision.fires] == [now - 2_000, now - 1_000, now]
     assert missed == 50_001 - 3
+
+
+@pytest.mark.promise("CRON-4")
+def test_a_catch_up_after_a_long_outage_has_all_its_fires() -> None:
+    one = Spec("tick", cron="* * * * * *", missed="all", max_catchup=500)
+    now = T0 + 1_000 * (WALK_MAX + 1)
+    first = Timeline("key", one).after(T0)
+    assert first is not None
+    step = decide(one, "key", first, 0, now)
+    assert step is not None
+    assert step.following is not None
+    last = decide(one, "key", step.following, 0, now)
+    assert last is not None
+    assert (step.fires, len(last.fires), step.missed + last.missed) == ((), 500, WALK_MAX + 1 - 500)
+
+
+@pytest.mark.promise("CRON-1")
+@pytest.mark.parametrize("zone", ["UTC", "Europe/Madrid"])
+def test_a_walk_through_several_patterns_finds_what_single_searches_find(zone: str) -> None:
+    one = Spec("many", cron="*/20 * * * *; 30 2 * * *; 15 1-3 * * sun", tz=zone, exclude=("2026-03-28",))
+    timeline = Timeline("key", one)
+    begin = 1_774_566_000_000  # 26 March 2026: clocks go forward three days later
+    walked = timeline.next_fires_after(begin, 400)
+    after, searched = begin, []
+    for _ in range(400):
+        fire = timeline.after(after)
+        assert fire is not None
+        searched.append(fire)
+        after = fire.instant_ms
+    assert walked == searched
 
 
 @pytest.mark.promise("CRON-4", "CRON-1")

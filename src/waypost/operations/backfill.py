@@ -134,7 +134,7 @@ class _Backfill:
                 return
             if fires:
                 try:
-                    fired = yield from self._publish(fires, begin_ms, part[-1].instant_ms)
+                    fired = yield from self._publish(part, fires, begin_ms)
                 except QueueFull as error:
                     if len(part) == 1:
                         raise self._no_room(error) from error
@@ -159,13 +159,18 @@ class _Backfill:
         fired = FiredInstants(read_state(stored), stored)
         return passed, [fire for fire in passed if fire.instant_ms not in fired]
 
-    def _publish(self, fires: list[Fire], begin_ms: int, until_ms: int) -> Flow[Fired]:
+    def _publish(self, part: list[Fire], fires: list[Fire], begin_ms: int) -> Flow[Fired]:
         """Publish the messages of some instants, and remember that all instants of this part have fired."""
         context, queue, stored = self._context, self._queue, self._stored
         drafts = yield from drafts_of(context, queue, stored, self._spec, fires)
         known = read_state(stored)
+        # One that waits for the end of a run is published here: it would fire a second time after that run.
+        waits = known.waiting_ms is not None and all(fire.instant_ms != known.waiting_ms for fire in part)
         state = structs.replace(
-            known, fired=add_range(known.fired, begin_ms, until_ms), backfilled=known.backfilled + len(drafts)
+            known,
+            fired=add_range(known.fired, begin_ms, part[-1].instant_ms),
+            backfilled=known.backfilled + len(drafts),
+            waiting_ms=known.waiting_ms if waits else None,
         )
         step = FireStep(
             stored.key, stored.version, stored.next_ms, 0, DUE_MS_MAX, None, 0, stored.next_ms, stored.due_ms,

@@ -20,6 +20,8 @@ DAY = 86_400
 STRIDE = 6 * DAY
 #: The last second that has a local time in every zone.
 SECONDS_MAX = 253_402_214_400
+#: Later than all instants.
+NEVER = 2 * SECONDS_MAX
 
 
 def next_instant(cron: Cron, zone: tzinfo, after: int) -> int | None:
@@ -33,16 +35,28 @@ def next_instant(cron: Cron, zone: tzinfo, after: int) -> int | None:
     return _real_time(cron, zone, after) if cron.follows_real_time else _wall_clock(cron, zone, after)
 
 
-def next_of_all(crons: Sequence[Cron], zone: tzinfo, after: int, excluded: Set[date] = frozenset()) -> int | None:
+def next_of_all(
+    crons: Sequence[Cron],
+    zone: tzinfo,
+    after: int,
+    excluded: Set[date] = frozenset(),
+    upcoming: dict[int, int] | None = None,
+) -> int | None:
     """Return the first second after `after` at which any pattern fires, on a day that is not excluded, or None.
 
-    Days are those of the zone. Each pattern follows daylight saving by its own rule.
+    Days are those of the zone. Each pattern follows daylight saving by its own rule. A walk gives the same `upcoming`
+    to each of its searches, with times in order: it keeps the next instant of each pattern until that has passed.
     """
+    upcoming = {} if upcoming is None else upcoming
     while True:
-        found = [instant for cron in crons if (instant := next_instant(cron, zone, after)) is not None]
-        if not found:
+        for number, cron in enumerate(crons):
+            if upcoming.get(number, after) <= after:
+                instant = next_instant(cron, zone, after)
+                # A pattern without another instant is searched no more.
+                upcoming[number] = NEVER if instant is None else instant
+        instant = min(upcoming.values(), default=NEVER)
+        if instant == NEVER:
             return None
-        instant = min(found)
         if not excluded:
             return instant
         day = datetime.fromtimestamp(instant, UTC).astimezone(zone).date()

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
+from waypost.checks import DUE_MS_MAX
 from waypost.policy import CHUNK_MESSAGES_MAX
 from waypost.schedule.rule import WALK_MAX, Fire, Spec, Timeline
 
@@ -50,9 +51,8 @@ def decide(spec: Spec, key: str, expected: Fire, fired: int, now_ms: int) -> Dec
         due.append(fire)
         count += 1
     if following is not None and following.due_ms <= now_ms:
-        # More is due than one step walks through, and the newest is not in this step: all of it is missed.
-        last = due[-1]
-        return Decision((), passed + count, last.due_ms, now_ms + DECISION_MS, following)
+        # More is due than one step walks through: the oldest are missed, however long the walk took.
+        return Decision((), passed + count - len(due), due[0].due_ms, DUE_MS_MAX, due[0])
     chosen = _choose(spec, due, now_ms)
     missed = passed + count - len(chosen)
     if spec.max_fires is not None:

@@ -23,8 +23,9 @@ from waypost.schedule.cron import split_patterns
 from waypost.schedule.instants import next_of_all
 from waypost.schedule.zones import zone_of
 
-#: Instants that one step of a catch-up walks through; the next step does the rest.
-WALK_MAX = 20_000
+#: Instants that one step of a catch-up walks through; the next step does the rest. With more, the walk would take
+#: longer than a decision is valid.
+WALK_MAX = 2_000
 
 
 class Spec(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -133,7 +134,7 @@ class Timeline:
         self._spec = spec
         self._excluded = frozenset(date.fromisoformat(day) for day in spec.exclude)
 
-    def _instant_after(self, after_ms: int) -> int | None:
+    def _instant_after(self, after_ms: int, upcoming: dict[int, int] | None = None) -> int | None:
         spec = self._spec
         if spec.start_ms is not None:
             after_ms = max(after_ms, spec.start_ms - 1)
@@ -141,7 +142,8 @@ class Timeline:
             anchor = spec.anchor_ms if spec.start_ms is None else spec.start_ms
             found: int | None = next_multiple(anchor, spec.every_ms, after_ms)
         elif spec.cron is not None:
-            seconds = next_of_all(split_patterns(spec.cron), zone_of(spec.tz), max(0, after_ms) // 1000, self._excluded)
+            patterns, zone = split_patterns(spec.cron), zone_of(spec.tz)
+            seconds = next_of_all(patterns, zone, max(0, after_ms) // 1000, self._excluded, upcoming)
             found = None if seconds is None else seconds * 1000
         else:
             raise InvalidSchedule("a schedule has either cron or every; this one has neither")
@@ -151,9 +153,10 @@ class Timeline:
 
     def walk(self, after_ms: int) -> Iterator[Fire]:
         """Yield the fires whose instants are after a time, in order. Due times are in order too."""
-        instant = self._instant_after(after_ms)
+        upcoming: dict[int, int] = {}
+        instant = self._instant_after(after_ms, upcoming)
         while instant is not None:
-            following = self._instant_after(instant)
+            following = self._instant_after(instant, upcoming)
             yield Fire(instant, instant + self._jitter(instant, following))
             instant = following
 

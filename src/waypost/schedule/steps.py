@@ -13,7 +13,7 @@ from msgspec import structs
 from waypost.checks import DUE_MS_MAX
 from waypost.schedule.missed import Decision
 from waypost.schedule.rule import Spec
-from waypost.schedule.state import State, after_fires, after_gap, pack_state, read_state
+from waypost.schedule.state import State, add_range, after_fires, after_gap, fired_ranges, pack_state, read_state
 from waypost.store.port import AfterRun, FireStep
 from waypost.values import StoredSchedule
 
@@ -59,9 +59,10 @@ def _after_run(stored: StoredSchedule, spec: Spec, decision: Decision, known: St
 
 def waiting_step(stored: StoredSchedule, known: State, run_id: str | None) -> FireStep:
     """Return the step of a fire that waits for the end of the last run: nothing changes before that."""
-    state = structs.replace(
-        after_fires(known, stored.last_ms, known.waiting_ms, missed=True), run_id=run_id, waiting_ms=None
-    )
+    assert known.waiting_ms is not None
+    # The fires after it may be those after a pause, so no range begins with it.
+    fired = add_range(fired_ranges(known, stored.last_ms), known.waiting_ms, known.waiting_ms)
+    state = structs.replace(known, since_ms=None, fired=fired, run_id=run_id, waiting_ms=None)
     return FireStep(
         stored.key, stored.version, stored.next_ms, 0, DUE_MS_MAX, known.waiting_ms, 0, stored.next_ms, stored.due_ms,
         state=pack_state(state), new_version=os.urandom(8).hex(),
