@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from html import unescape
 from http.cookies import SimpleCookie
 from typing import Any
 from urllib.parse import urlencode
@@ -76,6 +78,16 @@ class Client:
         sent = {"content-type": "application/json", "x-csrf-token": token} | dict(headers or {})
         content = b"" if body is None else json.dumps(body).encode()
         return self.send(method, f"/api/v1/stores/main{path}", content, headers=sent)
+
+    def press(self, path: str, page: str, **changes: str) -> Answer:
+        """Send the form of a page that has a field `once`, as its last button does, after changes to its fields."""
+        form = next(one for one in re.findall(r"<form.*?</form>", page, re.DOTALL) if 'name="once"' in one)
+        fields = {
+            name: unescape(value) for name, value in re.findall(r'<input[^>]* name="(\w+)" value="([^"]*)"', form)
+        }
+        for name, choices in re.findall(r'<select[^>]* name="(\w+)".*?>(.*?)</select>', form, re.DOTALL):
+            fields[name] = re.findall(r"<option selected>([^<]*)<", choices)[0]
+        return self.form(path, fields | changes)
 
     def form(self, path: str, fields: Mapping[str, str], headers: Mapping[str, str] | None = None) -> Answer:
         sent = {"content-type": "application/x-www-form-urlencoded"} | dict(headers or {})

@@ -102,9 +102,7 @@ def test_the_pages_show_the_count_and_the_same_as_a_command(site: Site) -> None:
         assert "<b>2</b> dead letters" in page.text
         assert "waypost bulk start orders" in page.text
         assert "&lt;b&gt;wrong&lt;/b&gt;" in page.text
-    fields = dict(re.findall(r'name="(csrf_token|once)" value="([^"]*)"', client.get(links[0]).text))
-    sent = fields | {"reason": "rejected", "error": "<b>wrong</b>", "rate": ""}
-    answer = client.form("/s/main/queues/orders/do/bulk_redrive", sent)
+    answer = client.press("/s/main/queues/orders/do/bulk_redrive", client.get(links[0]).text)
     assert answer.header("location") == "/s/main/actions"
     until(lambda: client.run(pause()) or site.post.ledger("orders").dead_kept == 0)
 
@@ -145,9 +143,7 @@ def test_the_card_of_letters_without_an_error_takes_only_those(memory: Site) -> 
     (link,) = (unescape(one) for one in re.findall(r'href="([^"]*/do/bulk_redrive[^"]*error=)"', text))
     page = client.get(link).text
     assert "<b>2</b> dead letters" in page
-    form = next(one for one in re.findall(r'<form method="post".*?</form>', page, re.DOTALL) if 'name="error"' in one)
-    fields = {name: unescape(value) for name, value in re.findall(r'name="(\w+)" value="([^"]*)"', form)}
-    assert client.form(link.partition("?")[0], fields).status == 303
+    assert client.press(link.partition("?")[0], page).status == 303
     (started,) = client.api("/bulk")["bulk_actions"]
     assert started["filters"] == {"reason": "rejected", "error_type": "", "error": ""}
     assert carried_on(client, started["id"])["done"] == 2
@@ -395,15 +391,54 @@ def test_the_messages_of_a_bulk_action_are_chosen_by_key_type_and_age_in_a_form(
     until(lambda: memory.post.stats("orders").at > published)
     aged = client.get(path, state="delayed", key_prefix="acme:", older_than="0s").text
     assert "<b>3</b> delayed messages" in aged
-    form = next(one for one in re.findall(r"<form.*?</form>", aged, re.DOTALL) if 'name="confirm"' in one)
-    fields = {name: unescape(value) for name, value in re.findall(r'name="(\w+)" value="([^"]*)"', form)}
-    assert fields["published_before"].endswith("+00:00"), "an age in the write would mean other messages than the count"
-    assert client.form(path, fields | {"confirm": "orders"}).status == 303
+    assert re.search(r'name="published_before" value="[^"]*\+00:00"', aged), "an age means others than the count"
+    assert client.press(path, aged, confirm="orders").status == 303
     (started,) = client.api("/bulk")["bulk_actions"]
     assert set(started["filters"]) == {"key_prefix", "published_before"}
     assert carried_on(client, started["id"])["done"] == 3
-    wrong = client.get(path, state="delayed", older_than="soon")
-    assert (wrong.status, "2h or 7d" in wrong.text) == (422, True)
+    for age, text in (("soon", "2h or 7d"), ("999999d", "before all times")):
+        wrong = client.get(path, state="delayed", older_than=age)
+        assert (wrong.status, text in wrong.text) == (422, True)
+
+
+@pytest.mark.promise("QUEUE-8", "DEAD-2", "FACE-3")
+@pytest.mark.parametrize("verb", ["bulk_cancel", "bulk_purge", "bulk_redrive", "bulk_reschedule"])
+def test_a_filter_that_was_typed_but_not_counted_is_counted_first(memory: Site, verb: str) -> None:
+    if verb in ("bulk_purge", "bulk_redrive"):
+        memory.bury("orders", 1, 2)
+    memory.post.publish_many("orders", range(4), group="acme", delay=600 if verb == "bulk_reschedule" else None)
+    client = memory.client()
+    path = f"/s/main/queues/orders/do/{verb}"
+    page = client.get(path).text
+    confirmed = {"confirm": "orders"} if 'name="confirm"' in page else {}
+    for changes in ({"group": "none"}, {"older_than": "2h"}, {"counted": ""}):
+        answer = client.press(path, page, **confirmed, **changes)
+        assert answer.status == 303
+        assert answer.header("location").partition("?")[0] == path
+        assert "confirm" not in answer.header("location")
+        assert client.api("/bulk")["bulk_actions"] == []
+        again = client.get(answer.header("location")).text
+        assert "Nothing was done" in again
+        assert ("<b>0</b>" in again) == ("counted" not in changes)
+    recounted = client.press(path, again, group="acme", step="count").header("location")
+    counted = client.get(recounted).text
+    assert "Nothing was done" not in counted
+    # An age that is taken back leaves no time behind.
+    aged = client.get(path, older_than="2h").text
+    back = client.press(path, aged, older_than="").header("location")
+    assert "_before" not in back
+    assert client.press(path, counted, **confirmed).header("location") == "/s/main/actions"
+    (started,) = client.api("/bulk")["bulk_actions"]
+    assert started["filters"]["group"] == "acme"
+
+
+def test_a_rate_that_was_typed_stays_when_messages_are_counted_again(memory: Site) -> None:
+    memory.bury("orders", 1)
+    client = memory.client()
+    path = "/s/main/queues/orders/do/bulk_redrive"
+    counted = client.press(path, client.get(path).text, reason="rejected", rate="5/s", step="count")
+    page = client.get(counted.header("location")).text
+    assert re.search(r'<input id="f-rate" name="rate" value="5/s"', page)
 
 
 @pytest.mark.promise("DEAD-2", "FACE-3")

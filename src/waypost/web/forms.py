@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from waypost.web import documents
 from waypost.web.actions import Action
@@ -110,7 +110,19 @@ def time_before(text: str, now: datetime) -> datetime:
     found = AGE.fullmatch(text.strip())
     if found is None:
         raise Problem(422, "invalid-input", f"older than is a time as in 30min, 2h or 7d, not {text[:40]!r}")
-    return now - timedelta(**{AGE_UNITS[found[2]]: float(found[1])})
+    try:
+        return now - timedelta(**{AGE_UNITS[found[2]]: float(found[1])})
+    except OverflowError:
+        raise Problem(422, "invalid-input", f"older than {text[:40]!r} is before all times") from None
+
+
+def read_time(text: str) -> datetime:
+    """A time of a form in UTC, which it is unless it says otherwise."""
+    try:
+        found = datetime.fromisoformat(text.strip())
+        return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise Problem(422, "invalid-time", f"{text[:40]!r} is no time, as in 2026-03-06T09:00:00") from None
 
 
 def age_field(action: Action) -> str:
@@ -119,7 +131,7 @@ def age_field(action: Action) -> str:
 
 
 def filter_fields(action: Action, given: Mapping[str, str], older_than: str, *, bodies: bool) -> list[Field]:
-    """The form that chooses the messages of a bulk action; what it does not ask for stays as the link has it."""
+    """The fields that choose the messages of a bulk action; what they do not ask for stays as the link has it."""
     questions = []
     if action.name == "bulk_cancel":
         states = ("ready", "delayed", "waiting")
@@ -130,8 +142,7 @@ def filter_fields(action: Action, given: Mapping[str, str], older_than: str, *, 
             continue
         value = older_than if name == OLDER_THAN else given.get(name, "")
         questions.append(Field(name, "text", value, label, text.format(since=since)))
-    names = {field.name for field in questions} | ({age_field(action)} if older_than else set())
-    return [*questions, *(Field(name, "hidden", value) for name, value in given.items() if name not in names)]
+    return questions
 
 
 def to_document(action: Action, sent: Mapping[str, str]) -> dict[str, Any]:
@@ -183,7 +194,6 @@ def parse_number(name: str, text: str, kind: type[int] | type[float]) -> float:
 
 def fields_of(action: Action, given: Mapping[str, str], detail: documents.QueueDetail | None) -> list[Field]:
     """The fields of a write: those that its link filled in, and those that are asked for."""
-    hidden = [Field(name, "hidden", value) for name, value in given.items()]
     match action.name:
         case "purge" | "remove":
             visible = [Field("confirm", "text", "", "Type the name of the queue", "This cannot be undone.", (), True)]
@@ -195,8 +205,9 @@ def fields_of(action: Action, given: Mapping[str, str], detail: documents.QueueD
             visible = [Field("delay", "number", "0", "Seconds from now", "0 makes it due now.", (), True)]
         case _:
             visible = []
-    names = set(given)
-    return [*hidden, *(field for field in visible if field.name not in names)]
+    names = {field.name for field in visible}
+    hidden = [Field(name, "hidden", value) for name, value in given.items() if name not in names]
+    return [*hidden, *(structs.replace(field, value=given.get(field.name, field.value)) for field in visible)]
 
 
 def schedule_fields() -> list[Field]:

@@ -17,7 +17,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from waypost.errors import WaypostError
-from waypost.web import action_pages, dead_letters, documents, failures, forms, lake_pages, reading, search
+from waypost.web import action_pages, counted, dead_letters, documents, failures, forms, lake_pages, reading, search
 from waypost.web.access import CSRF_FIELD, SESSION_COOKIE, SESSION_SECONDS, Caller, address_of
 from waypost.web.actions import ACTIONS, Action
 from waypost.web.api import cookie_path, set_visit, store_summary
@@ -305,6 +305,9 @@ def draw_confirm(
     filters: Sequence[forms.Field] = (),
 ) -> Response:
     """The page that asks before a write; a bulk action with the form that chooses its messages."""
+    choice = {field.name: field.value for field in filters}
+    if fields is None:
+        fields = [field for field in forms.fields_of(action, given, detail) if field.name not in choice]
     assumed = {"confirm": queue} if action.name in ("bulk_purge", "bulk_cancel") else {}
     assumed |= {"delay": "0"} if action.name == "bulk_reschedule" else {}
     try:
@@ -313,8 +316,8 @@ def draw_confirm(
         shortcuts = None
     return visit.draw(
         "confirm.html", title=action.summary, action=action, queue=queue, shortcuts=shortcuts, detail=detail,
-        fields=forms.fields_of(action, given, detail) if fields is None else fields, given=given, changes=[],
-        meant=meant, section=section_of(action), filters=filters,
+        fields=fields, given=given, changes=[],
+        meant=meant, section=section_of(action), filters=filters, counted=counted.pack(choice),
     )  # fmt: skip
 
 
@@ -339,6 +342,12 @@ async def run_action(visit: Visit) -> Response:
         return await preview_settings(visit, action, queue, sent)
     if action.name == "save_schedule" and sent.pop("step", "") == "preview":
         return await show_form(visit, sent)
+    if counted.is_counted(action):
+        requested = sent.pop("step", "") == "count"
+        again = counted.count_again(action, sent, requested=requested)
+        if again is not None:
+            where = (".", "queues", queue, "do") if queue else (".", "do")
+            return visit.go(visit.url(*where, action.name, **again), None if requested else counted.NOTICE)
     content = convert(forms.to_document(action, sent), action.request)
     done = await visit.service.act(action, visit.request, caller, visit.here, queue, content)
     text = done.text[:1].upper() + done.text[1:] + "."

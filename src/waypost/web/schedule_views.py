@@ -13,7 +13,7 @@ from waypost import CatchUp
 from waypost import Schedule as ClientSchedule
 from waypost.client.internals import preview_schedule
 from waypost.errors import WaypostError
-from waypost.web import documents, forms, reading
+from waypost.web import counted, documents, forms, reading
 from waypost.web.actions import ACTIONS
 from waypost.web.problems import Problem
 from waypost.web.service import convert
@@ -103,35 +103,27 @@ def known_values(known: ClientSchedule) -> dict[str, str]:
 BACKFILLED = timedelta(days=1)
 
 
-def read_time(text: str) -> datetime:
-    """A time of a form, which is in UTC unless it says otherwise."""
-    try:
-        found = datetime.fromisoformat(text.strip())
-    except ValueError:
-        raise Problem(422, "invalid-time", f"{text[:40]!r} is no time, as in 2026-03-06T09:00:00") from None
-    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
-
-
 async def show_backfill(visit: Visit, given: Mapping[str, str]) -> Response:
     """The form of a backfill; with an interval, how many messages it would publish, and the button that does."""
     action, known = ACTIONS["backfill_schedule"], await find_schedule(visit, given)
     if known is None:
         raise Problem(422, "no-choice", "name the schedule: its queue and its key")
-    planned, shortcuts, wrong = None, None, None
+    planned, shortcuts, wrong, choice = None, None, None, dict[str, str]()
     now = (await store_now(visit.here)).replace(microsecond=0)
     interval = {"start": now - BACKFILLED, "end": now}
     if "start" in given and "end" in given:
         try:
-            interval = {name: read_time(given[name]) for name in interval}
+            interval = {name: forms.read_time(given[name]) for name in interval}
             wanted = documents.BackfillRequest(queue=known.queue, key=known.key, dry_run=True, **interval)
             async with reading.answered():
                 planned = await action.run(visit.here, "", wanted)
             shortcuts = action.forms("", wanted)
+            choice = {name: at.isoformat() for name, at in interval.items()}
         except (Problem, WaypostError) as error:
             wrong = error.detail if isinstance(error, Problem) else str(error)
     return visit.draw(
         "backfill.html", title=f"Backfill {known.name}", known=known, planned=planned, shortcuts=shortcuts, wrong=wrong,
-        interval=interval,
+        interval=interval, counted=counted.pack(choice),
     )  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 // Pages work without scripts; these keep them up to date and add keys, local times and copying.
 import { startCopying } from "./copy.js";
+import { startCounting } from "./counted.js";
 import { startKeys } from "./keys.js";
 import { startLive } from "./live.js";
 import { showTimes, startTimes } from "./times.js";
@@ -8,6 +9,7 @@ for (const element of document.querySelectorAll(".scripted")) element.hidden = f
 startTimes();
 startKeys();
 startCopying();
+startCounting();
 startLive(() => {
   for (const element of document.querySelectorAll(".scripted")) element.hidden = false;
   showTimes();
