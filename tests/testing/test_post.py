@@ -162,7 +162,7 @@ def test_a_batch_goes_on_without_what_cannot_be_decoded() -> None:
         assert sorted(outcome for call in calls for outcome in call.outcomes) == ["dead", "done", "done"]
 
 
-def test_an_error_in_a_batch_leaves_no_message_leased() -> None:
+def test_no_lease_of_a_batch_is_open_after_an_error() -> None:
     seen: list[list[Order]] = []
     with TestPost() as post:
 

@@ -29,7 +29,7 @@ Result = TypeVar("Result")
 OVERTAKE_SECONDS = 0.25
 
 #: How many places in line are considered for one call: a very long line is not read whole for each.
-LOOK_AHEAD = 2 * CHUNK_MESSAGES_MAX
+PLACES_READ_MAX = 2 * CHUNK_MESSAGES_MAX
 
 
 class Shared(Protocol[Item, Result]):
@@ -149,7 +149,7 @@ class Line(Generic[Item, Result]):
         with self._lock:
             self._begin()
             left: list[_Place[Item, Result]] = []
-            for place in self._waiting[:LOOK_AHEAD]:
+            for place in self._waiting[:PLACES_READ_MAX]:
                 key, size = shared.key(place.item), shared.size(place.item)
                 if size > room or len(places) == CHUNK_MESSAGES_MAX or (key is not None and key in keys):
                     left.append(place)
@@ -157,7 +157,7 @@ class Line(Generic[Item, Result]):
                     places.append(place)
                     keys.add(key)
                     room -= size
-            self._waiting[:LOOK_AHEAD] = left
+            self._waiting[:PLACES_READ_MAX] = left
         return places
 
     def withdraw(self, place: _Place[Item, Result]) -> None:
