@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import duckdb
 import pytest
 
 from waypost.policy import PolicyRecord
 from waypost.spark.insight.advice import (
+    TEXT_OF_VALUE,
     Advice,
     Bodies,
     Facts,
@@ -16,10 +19,12 @@ from waypost.spark.insight.advice import (
     rank,
     round_up_count,
     round_up_seconds,
+    sql_text,
 )
 from waypost.spark.insight.advise import find_advice, judge
+from waypost.spark.insight.facts import merge_partial, to_run
 from waypost.spark.insight.history import Delivery
-from waypost.spark.insight.lake_history import Change
+from waypost.spark.insight.lake_history import Change, find_never_claimed
 from waypost.spark.insight.rules import BY_KIND, RULES
 
 pytestmark = pytest.mark.promise("SPARK-6")
@@ -87,14 +92,23 @@ def test_what_was_before_a_change_of_the_setting_does_not_count() -> None:
     assert kinds(Facts("orders", PolicyRecord(lease_ms=60_000), changes=changed, deliveries=rows)) == []
 
 
-def failing(error: str, messages: int, deliveries: int, *, at: int = 0, done: bool = False) -> list[Delivery]:
+def test_leases_of_workers_that_renew_them_end_by_crashes() -> None:
+    """Runs beyond the lease ended done, so leases were renewed: a longer one would only delay what a crash leaves."""
+    rows = [*expiring(30_000), *(delivery(f"r{n}", at=n * SECOND, run=90_000) for n in range(20))]
+    assert kinds(Facts("orders", PolicyRecord(lease_ms=30_000), deliveries=rows)) == []
+
+
+def failing(
+    error: str, messages: int, deliveries: int, *, at: int = 0, days: int = 3, end: str = "dead"
+) -> list[Delivery]:
+    """Messages that fail again and again, spread over days."""
     rows = []
     for number in range(messages):
         for claim in range(1, deliveries + 1):
             is_last = claim == deliveries
-            outcome = ("done" if done else "dead") if is_last else "retried"
+            outcome = end if is_last else "retried"
             cause = None if claim == 1 else "retried"
-            moment = at + number * 1_237 + claim * 10_000
+            moment = at + number % days * DAY + number * 1_237 + claim * 10_000
             rows.append(
                 delivery(f"{error}{number}", at=moment, outcome=outcome, claim=claim, error_type=error, cause=cause)
             )
@@ -109,10 +123,36 @@ def test_retries_that_never_helped_are_limited_by_the_queue() -> None:
     assert found.figures["retries"] == 180
     assert found.figures["attempts_wasted"] == 160
     assert (found.measured, found.expected) == (9.0, 1.0)
+    assert found.title == "none of 180 retries after ValueError was successful, on 3 days"
+
+
+@pytest.mark.parametrize("days", [1, 2])
+def test_an_outage_of_a_day_is_no_reason_against_retries(days: int) -> None:
+    assert kinds(Facts("orders", deliveries=[*healthy(), *failing("OSError", 200, 10, days=days)])) == []
+
+
+def test_messages_that_are_still_retried_do_not_count_against_retries() -> None:
+    still = failing("OSError", 200, 9, end="retried")
+    assert kinds(Facts("orders", deliveries=[*healthy(), *still])) == []
+    # At the limit a store buries a message at its next claim: its last delivery is recorded as retried.
+    buried = failing("OSError", 200, 10, end="retried")
+    assert only(Facts("orders", deliveries=[*healthy(), *buried])).figures["retries"] == 1_800
+
+
+def test_a_retry_helps_if_its_message_is_done_at_a_later_attempt() -> None:
+    later = [
+        row for number in range(5)
+        for row in (
+            delivery(f"l{number}", at=1, outcome="retried", error_type="ValueError"),
+            delivery(f"l{number}", at=2, outcome="retried", error_type="OSError", claim=2, cause="retried"),
+            delivery(f"l{number}", at=3, claim=3, cause="retried"),
+        )
+    ]  # fmt: skip
+    assert kinds(Facts("orders", deliveries=[*healthy(), *failing("ValueError", 20, 10), *later])) == []
 
 
 def test_retries_that_help_other_errors_stay() -> None:
-    helped = failing("OSError", 20, 10, at=5, done=True)
+    helped = failing("OSError", 20, 10, at=5, end="done")
     found = only(Facts("orders", deliveries=[*failing("ValueError", 20, 10), *helped]))
     assert found.subject == "ValueError"
     assert not found.can_be_applied
@@ -126,20 +166,59 @@ def test_retries_that_come_together_need_jitter() -> None:
     together = [delivery(number, at=60_000 * (number // 50), wait=0, claim=2, cause="retried") for number in range(200)]
     found = only(Facts("orders", deliveries=[*healthy(), *together]))
     assert (found.kind, found.measured) == ("backoff", 1.0)
-    assert "jitter=0.5" in found.code
+    assert found.code == "add jitter=0.5 to the retry policy of the handler of 'orders'"
     spread = [delivery(number, at=1_000 * number, claim=2, cause="retried") for number in range(200)]
     assert kinds(Facts("orders", deliveries=[*healthy(), *spread])) == []
 
 
 def test_a_value_that_the_dead_share_is_named() -> None:
-    values = (FieldValue("country", "XX", 40, 40), FieldValue("plan", "free", 500, 35), FieldValue("id", "7", 1, 1))
+    values = (
+        FieldValue("country", '"XX"', 40, 40),
+        FieldValue("plan", '"free"', 500, 35),
+        FieldValue("id", "7", 1, 1),
+    )
     found = only(Facts("orders", bodies=Bodies(1_000, 45, values)))
-    assert (found.kind, found.subject) == ("poison", "country=XX")
-    assert found.title == "40 of 45 dead letters have country = 'XX'"
-    assert "variant_get(try_parse_json(text), '$.country', 'string')" in found.evidence
-    assert kinds(Facts("orders", bodies=Bodies(1_000, 10, (FieldValue("country", "XX", 10, 10),)))) == []
-    all_die = Bodies(1_000, 900, (FieldValue("country", "XX", 600, 560),))
+    assert (found.kind, found.subject) == ("poison", 'country="XX"')
+    assert found.title == '40 of 45 dead letters have country = "XX"'
+    assert "from_json(text, 'map<string,string>')['country']" in found.evidence
+    assert found.code.startswith("if body.get('country') == 'XX': return Dead('unsupported')")
+    assert kinds(Facts("orders", bodies=Bodies(1_000, 10, (FieldValue("country", '"XX"', 10, 10),)))) == []
+    all_die = Bodies(1_000, 900, (FieldValue("country", '"XX"', 600, 560),))
     assert kinds(Facts("orders", bodies=all_die)) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "condition"), [("5", "== 5"), ('"5"', "== '5'"), ("true", "== True"), ("null", "is None")]
+)
+def test_a_shared_value_is_written_as_what_it_is(value: str, condition: str) -> None:
+    values = (FieldValue("it's", value, 40, 40),)
+    found = only(Facts("orders", bodies=Bodies(1_000, 45, values, TEXT_OF_VALUE)))
+    assert found.title == f'40 of 45 dead letters have "it\'s" = {value}'
+    assert f"""if body.get("it's") {condition}: return""" in found.code
+    assert "from_json(to_json(value), 'map<string,string>')[('it' || chr(39) || 's')]" in found.evidence
+
+
+def test_bodies_from_before_a_change_do_not_judge_it() -> None:
+    values = (FieldValue("country", '"XX"', 40, 40),)
+    advice = only(Facts("orders", bodies=Bodies(1_000, 45, values)))
+    row = row_of(advice, "advised", 500)
+    older = Facts("orders", bodies=Bodies(1_000, 45, values, since_ms=500), now_ms=900)
+    assert judge(row, older).verdict == "too early"
+    assert judge(row, replace(older, bodies=Bodies(1_000, 45, values, since_ms=501))).verdict == "still holds"
+    assert judge(row, replace(older, bodies=Bodies(1_000, 0, (), since_ms=501))).verdict == "solved"
+
+
+NAMES = ["plain", "", "it's", "'", "\\", "\\' OR 1=1 --", "a\\nb", "two\nlines", "${env:HOME}", "$.a", "tab\t", "ñ 😀"]
+
+
+@pytest.mark.parametrize("text", NAMES)
+def test_a_text_in_sql_has_no_character_that_means_something_else(text: str) -> None:
+    literal = sql_text(text)
+    with duckdb.connect() as connection:
+        assert connection.sql(f"SELECT {literal}").fetchall() == [(text,)]
+    assert not {"\\", "\n"} & set(literal)
+    assert "''" not in literal or text == ""
+    assert "${" not in literal
 
 
 def test_a_wait_above_the_target_gets_workers_or_a_higher_limit() -> None:
@@ -182,6 +261,7 @@ def test_a_schedule_that_fires_before_its_last_run_has_ended_is_named() -> None:
     runs = [ScheduledRun("rollup", n * 60_000, 5, n * 60_000 + 90_000) for n in range(20)]
     found = only(Facts("orders", scheduled=runs, schedules={"rollup": 0.0}))
     assert (found.kind, found.subject, found.measured) == ("schedule", "rollup", 1.0)
+    assert found.code.startswith("waypost schedules save rollup --queue orders --key rollup --every 120")
     assert kinds(Facts("orders", scheduled=runs[:5])) == []
     in_time = [ScheduledRun("rollup", n * 60_000, 5, n * 60_000 + 30_000) for n in range(20)]
     assert kinds(Facts("orders", scheduled=in_time)) == []
@@ -206,19 +286,70 @@ def test_schedules_of_the_same_moment_get_jitter() -> None:
     assert kinds(Facts("orders", deliveries=healthy(), scheduled=spike(4_000), schedules=schedules)) == []
 
 
+def test_jitter_is_a_small_part_of_the_interval_of_each_schedule() -> None:
+    schedules = {f"s{k}": 0.0 for k in range(20)}
+    often = [
+        ScheduledRun(f"s{k}", n * (60_000 if k < 5 else 300_000), k * 1_000, None)
+        for n in range(5) for k in range(20)
+    ]  # fmt: skip
+    found = next(one for one in find_advice(Facts("orders", scheduled=often, schedules=schedules)) if one.jitter)
+    assert found.jitter == {name: 6.0 if name in {"s0", "s1", "s2", "s3", "s4"} else 30.0 for name in schedules}
+    # A single message that waited for an hour does not make the jitter longer.
+    odd = [run if number else ScheduledRun("s0", 0, 3_600_000, None) for number, run in enumerate(spike())]
+    assert set(only(Facts("orders", scheduled=odd, schedules=schedules)).jitter.values()) == {90.0}
+
+
+def test_partial_rows_of_a_message_of_a_schedule_are_one_run() -> None:
+    names = ("schedule", "published_ms", "due_ms", "claimed_ms", "ended_ms")
+    nothing: dict[str, Any] = {"message_id": "m", **dict.fromkeys(names)}
+    first, claimed = nothing | {"schedule": "s", "published_ms": 5}, nothing | {"claimed_ms": 25}
+    again, dead = nothing | {"claimed_ms": 900}, nothing | {"ended_ms": 950}
+    (row,) = merge_partial([first, claimed, again, dead])
+    assert to_run(row) == ScheduledRun("s", 5, 20, 950)
+    assert to_run(first) == ScheduledRun("s", 5, None, None)
+
+
+@pytest.mark.parametrize(
+    ("rows", "found"),
+    [
+        ([("published", "ready", 5, None, 0)], [5]),
+        ([("published", "delayed", 5, 50, 0)], [50]),
+        ([("published", "delayed", 5, 500, 0)], []),
+        ([("published", "waiting", 5, None, 0)], []),
+        ([("published", "waiting", 5, None, 0), ("promoted", "ready", None, None, 0)], [70]),
+        ([("published", "ready", 5, None, 0), ("claimed", "leased", None, None, 1)], []),
+        ([("published", "ready", 5, None, 0), ("dead", "dead", None, None, 0)], []),
+        ([("published", "ready", 5, None, 0), ("cancelled", "cancelled", None, None, 0)], []),
+        ([("published", "ready", 5, None, 0), ("postponed", "delayed", None, None, 0)], []),
+    ],
+)  # fmt: skip
+def test_only_messages_that_a_worker_could_claim_are_waiting(
+    rows: list[tuple[str, str, int | None, int | None, int]], found: list[int]
+) -> None:
+    partial = [
+        {"message_id": "m", "last_event": event, "state": state, "published_ms": published, "due_ms": due,
+         "claimed": claimed, "last_ms": 70}
+        for event, state, published, due, claimed in rows
+    ]  # fmt: skip
+    assert find_never_claimed(partial, 100) == found
+
+
 def test_free_workers_that_poll_are_not_woken() -> None:
     found = only(Facts("orders", deliveries=healthy(wait=2_500)))
     assert (found.kind, found.measured) == ("wakeups", 2_500)
     assert "waypost doctor" in found.call
 
 
-def test_dead_letters_that_only_grow_get_a_time_to_keep_them() -> None:
-    growing = [(n * DAY // 10, 1) for n in range(200)]
+def test_a_time_to_keep_dead_letters_is_printed_and_never_applied() -> None:
+    growing = [(n * DAY // 4, 1) for n in range(200)]
     found = only(Facts("orders", dead_changes=growing))
-    assert found.settings == {"dead_keep": 30 * 86_400}
-    assert found.before == {"dead_keep": None}
+    assert not found.can_be_applied
+    assert found.code.startswith("post.configure('orders', dead_keep=2592000)  # deletes letters")
+    assert found.undo == ""
+    # The last one came after 49.75 days: 79 are older than 30 of them.
+    assert "are deleted for good: up to 79 at once" in found.effect
     assert kinds(Facts("orders", PolicyRecord(dead_keep_ms=1), dead_changes=growing)) == []
-    purged = [*growing, *((190 * DAY // 10, -1) for _ in range(100))]
+    purged = [*growing, *((190 * DAY // 4, -1) for _ in range(100))]
     assert kinds(Facts("orders", dead_changes=sorted(purged))) == []
 
 
@@ -258,6 +389,10 @@ def test_past_advice_is_judged_by_what_came_since() -> None:
     assert found.verdict == "did not come true"
     assert found.after == pytest.approx(20 / 240)
     assert judge(row_of(advice, "advised", now - 1), same).verdict == "still holds"
+    few = replace(better, deliveries=later[:110])
+    rare = row_of(advice, "applied", now - 1) | {"measured": 0.01}
+    assert judge(rare, few).verdict == "too early"
+    assert judge(row_of(advice, "applied", now - 1), few).verdict == "came true"
     nothing = Facts("orders", PolicyRecord(lease_ms=60_000), deliveries=before.deliveries, now_ms=now)
     assert judge(row_of(advice, "applied", now - 1), nothing).verdict == "too early"
 

@@ -14,12 +14,15 @@ import duckdb
 import pytest
 from pyspark.sql import SparkSession
 
+from tests.spark.test_advice_rules import NAMES
 from tests.spark.virtual_worker import Handled, Planned, VirtualWorker
 from waypost import Waypost
 from waypost.cli.main import main
 from waypost.errors import InvalidInput
 from waypost.spark import terminal
+from waypost.spark.insight.advice import TEXT, TEXT_OF_VALUE, Bodies, Facts, FieldValue, sql_text
 from waypost.spark.insight.advise import ADVICE, Advised, advise, open_records
+from waypost.spark.insight.rules import poison
 from waypost.spark.lake.ingest import Ingest
 from waypost.spark.lake.lake import Lake
 from waypost.spark.lake.pipeline import Pipeline
@@ -73,7 +76,7 @@ class Planting:
         self.work("slow", plan, handle, slots=12)
 
     def useless(self) -> None:
-        """One message in eight fails with the same error at every attempt."""
+        """One message in eight fails with the same error at every attempt, on four days."""
 
         def handle(planned: Planned, delivery: int) -> Handled:
             if not planned.body:
@@ -83,7 +86,7 @@ class Planting:
                 return 0.1, {"outcome": "retry", "after_ms": 500 + int(3_000 * self.random.random()), **failure}
             return 0.1, {"outcome": "dead", "reason": "retries_exhausted", **failure}
 
-        self.work("useless", [Planned(0.7 * number, number % 8 == 0) for number in range(96)], handle, slots=4)
+        self.work("useless", [Planned(2_700.0 * number, number % 8 == 0) for number in range(96)], handle, slots=4)
 
     def country(self, *, solved: bool) -> None:
         """Messages of one country are refused."""
@@ -156,7 +159,7 @@ def here(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 PLANTED = {
-    "lease:slow:", "retries:useless:builtins.ValueError", "poison:country:country=XX", "groups:groups:big",
+    "lease:slow:", "retries:useless:builtins.ValueError", 'poison:country:country="XX"', "groups:groups:big",
     "spike:reports:",
 }  # fmt: skip
 
@@ -174,7 +177,7 @@ def test_planted_problems_are_named_proven_cured_by_their_advice_and_judged(
         "lease:slow:": "came true",
         "retries:useless:builtins.ValueError": "came true",
         "spike:reports:": "came true",
-        "poison:country:country=XX": "solved",
+        'poison:country:country="XX"': "solved",
         "groups:groups:big": "solved",
     }
     assert planted.advise(spark, since_ms=begin).judged == ()
@@ -219,6 +222,22 @@ def evidence_can_be_run_as_it_is(planted: Planting, spark: SparkSession) -> None
         if kind != "poison":  # by functions of Spark
             assert len(connection.sql(one.evidence).fetchall()) == len(rows[kind])
     connection.close()
+
+
+def test_evidence_about_a_field_of_any_name_can_be_run_by_spark(spark: SparkSession) -> None:
+    literals = ", ".join(f"{sql_text(name)} AS c{number}" for number, name in enumerate(NAMES))
+    assert list(spark.sql(f"SELECT {literals}").collect()[0]) == NAMES
+    spark.createDataFrame(
+        [("m1", "orders", "dead")], "message_id STRING, queue STRING, event STRING"
+    ).createOrReplaceTempView("bronze_journal")
+    name = 'it\'s \\ "odd"'
+    rows = [("m1", json.dumps({name: 5}), (5,)), ("m2", json.dumps({name: 6}), (6,))]
+    frame = spark.createDataFrame(rows, f"id STRING, text STRING, value STRUCT<`{name}`: BIGINT>")
+    frame.createOrReplaceTempView("messages_orders")
+    for text in (TEXT, TEXT_OF_VALUE):
+        bodies = Bodies(1_000, 45, (FieldValue(name, "5", 40, 40),), text)
+        (found,) = poison.find(Facts("orders", bodies=bodies))
+        assert [tuple(row) for row in spark.sql(found.evidence).collect()] == [("5", 1, 1), ("6", 1, 0)]
 
 
 def apply_and_live_on(planted: Planting, spark: SparkSession) -> int:

@@ -151,6 +151,18 @@ def test_it_finds_when_the_backlog_is_gone() -> None:
     assert time_to_drain(build_history("orders", rows), arrivals, history.present()) == 0
 
 
+def test_slots_are_busy_for_the_part_of_the_time_that_they_run() -> None:
+    rows = [
+        Delivery(f"m{number}", 1, "w", 5, None, None, 100 * number, 0, "done", 100 * number + 50, 50)
+        for number in range(400)
+    ]
+    history = build_history("orders", rows)
+    assert run_scenario(history, Scenario(workers=1, concurrency=1)).busy == pytest.approx(0.5, rel=0.01)
+    assert run_scenario(history, Scenario(workers=2, concurrency=2)).busy == pytest.approx(0.125, rel=0.01)
+    paused = build_history("orders", rows, pauses=[(39_990, 2**53)])
+    assert run_scenario(paused, Scenario(workers=1, concurrency=1)).busy == pytest.approx(0.5, rel=0.01)
+
+
 def test_traffic_of_one_day_of_the_week_is_doubled_between_its_own_messages() -> None:
     day = 86_400_000
     arrivals = [Arrival(MONDAY_MS + day * number // 4, (Attempt(1),)) for number in range(28)]

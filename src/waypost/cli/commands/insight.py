@@ -158,7 +158,9 @@ def format_answer(found: Answer) -> str:
     def drained(one: Outcome) -> str:
         if not found.backlog:
             return "–"
-        return "never" if one.backlog_gone_ms is None else format_ms(one.backlog_gone_ms)
+        # What comes after as long a time as the history has is not known.
+        longest = f"> {format_ms(found.to_ms - found.from_ms)}"
+        return longest if one.backlog_gone_ms is None else format_ms(one.backlog_gone_ms)
 
     rows = [
         (describe(one.scenario), one.workers, one.slots, format_ms(one.p50_ms), format_ms(one.p95_ms),
@@ -269,7 +271,7 @@ def format_advised(found: Advised, *, applies: bool) -> str:
         if one.id in found.applied:
             lines.append("    applied")
         elif applies:
-            lines.append("    not applied: it is a change of the program")
+            lines.append("    not applied: change it yourself")
     count = len(found.advice)
     lines.append(f"{format_count(count, 'piece', 'pieces')} of advice for {format_count(len(found.queues), 'queue')}")
     return "\n".join(lines)

@@ -197,7 +197,10 @@ def _parse_settings(options: argparse.Namespace) -> dict[str, str]:
 
 
 def store_of(options: argparse.Namespace) -> Place:
-    """Return the store that the options name, or that the lake remembers. A SQLite file must exist."""
+    """Return the store that the options name, or that the lake remembers. A SQLite file must exist.
+
+    The store of a lake is known, and another one is refused: the history of the lake says nothing about it.
+    """
     from waypost.spark.lake.lake import Lake
     from waypost.spark.source.credentials import Place
 
@@ -205,6 +208,14 @@ def store_of(options: argparse.Namespace) -> Place:
     source = Lake(options.lake).state.source
     if store is not None or store_env is not None:
         place = Place(url=store, url_env=store_env, namespace=options.namespace)
+        if source is not None and not getattr(options, "moved", False):
+            known = (source.url, source.url_env, source.namespace)
+            if known != (place.url, place.url_env, place.namespace):
+                raise ConfigurationError(
+                    f"the lake {options.lake} was made from {source.url or source.url_env} (namespace "
+                    f"{source.namespace}), not from this store (namespace {place.namespace}): leave out --store, or "
+                    "name the lake of this store; if the store has only moved, use `waypost pipeline run --moved` once"
+                )
     elif source is not None:
         place = Place(url=source.url, url_env=source.url_env, namespace=source.namespace)
     else:
@@ -215,15 +226,16 @@ def store_of(options: argparse.Namespace) -> Place:
 
 def estimate_events(options: argparse.Namespace) -> int:
     """Return about how many events a run will load. Fails at once if the store cannot be reached."""
-    from waypost.spark.lake.lake import Lake, Seen
+    from waypost.spark.lake.lake import Lake
     from waypost.spark.source.bulk import open_bulk
 
     state = Lake(options.lake).state
     with open_bulk(store_of(options)) as bulk:
-        queues = bulk.run(bulk.store.queues())
+        known = None if state.source is None else state.source.queues
+        queues = _parse_queues(options) or known or bulk.run(bulk.store.queues())
         if len(queues) > QUEUES_COUNTED_MAX:
             return LARGE
-        return sum(max(0, bulk.bounds(queue)[1] - state.seen.get(queue, Seen()).newest) for queue in queues)
+        return sum(max(0, bulk.bounds(queue)[1] - state.offsets.get(queue, 0)) for queue in queues)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ is judged.
 from __future__ import annotations
 
 import math
+import re
 import shlex
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
@@ -20,9 +21,11 @@ from waypost.formatting import format_call
 from waypost.policy import DEFAULT_POLICY, PolicyRecord
 from waypost.spark.insight.history import Delivery
 from waypost.spark.insight.lake_history import Change, changed_ms
-from waypost.views import Policy
 
 DAY_MS: Final = 86_400_000
+#: The text of a body in a table of ingested messages: without a schema, and with one.
+TEXT: Final = "text"
+TEXT_OF_VALUE: Final = "to_json(value)"
 
 
 class Advice(Struct, frozen=True):
@@ -100,6 +103,7 @@ class FieldValue(Struct, frozen=True):
     """How often a field of bodies has a value, and how many of these messages died."""
 
     name: str
+    #: As JSON: 5 is a number and "5" a text.
     value: str
     messages: int
     dead: int
@@ -111,6 +115,10 @@ class Bodies(Struct, frozen=True):
     messages: int
     dead: int
     values: tuple[FieldValue, ...]
+    #: The text of a body in the table, as an expression of SQL.
+    text: str = TEXT
+    #: They were published from this time on.
+    since_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,18 +146,14 @@ class Facts:
     #: A wait that is wished for, as `parse_target` reads it.
     target: str | None = None
 
-    @property
-    def settings(self) -> Policy:
-        """The policy by the names of `configure`."""
-        return Policy.from_record(self.policy)
-
     def after(self, at_ms: int) -> Facts:
-        """Return the facts from a time on."""
+        """Return the facts from a time on; without bodies if some of them are older."""
         return replace(
             self,
             deliveries=[row for row in self.deliveries if row.claimed_ms >= at_ms],
             scheduled=[run for run in self.scheduled if run.published_ms >= at_ms],
             dead_changes=[change for change in self.dead_changes if change[0] >= at_ms],
+            bodies=self.bodies if self.bodies is not None and self.bodies.since_ms >= at_ms else None,
         )
 
     def since_change(self, fields: Sequence[str]) -> Facts:
@@ -167,6 +171,8 @@ class Rule:
     measure: Callable[[Facts, str], Measured | None]
     #: Settings that decide about it: only what was recorded since their last change counts.
     fields: tuple[str, ...] = ()
+    #: The measure is the part of a sample with the problem: a small sample says nothing about a small part.
+    is_share: bool = False
 
 
 # ---- helpers of rules ---------------------------------------------------------------------------------------
@@ -221,5 +227,13 @@ def is_within(spans: Sequence[tuple[int, int]], at_ms: int) -> bool:
 
 
 def sql_text(text: str) -> str:
-    """Return a text as a literal of SQL."""
-    return "'" + text.replace("'", "''") + "'"
+    """Return a text as an expression of SQL that means the same to Spark and to DuckDB, whatever its characters.
+
+    To Spark a backslash is an escape and `${name}` a variable, so such characters are given by their numbers.
+    """
+    parts = []
+    for part in re.split(r"([\x00-\x1f'\\]|\$(?={))", text):
+        is_special = part == "$" or (len(part) == 1 and (part in "'\\" or part < " "))
+        parts.append(f"chr({ord(part)})" if is_special else f"'{part}'" if part else "")
+    found = [part for part in parts if part] or ["''"]
+    return found[0] if len(found) == 1 else f"({' || '.join(found)})"

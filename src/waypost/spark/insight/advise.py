@@ -14,12 +14,14 @@ What was advised and applied is in the Delta table `insight/advice`: one row for
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 import pyarrow as pa
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from waypost.client.base import process_user
 from waypost.client.internals import edit_schedule
@@ -30,6 +32,7 @@ from waypost.spark.insight.advice import Advice, Facts, Measured, Rule
 from waypost.spark.insight.facts import read_bodies, read_facts
 from waypost.spark.insight.lake_history import Window
 from waypost.spark.insight.rules import BY_KIND, RULES
+from waypost.spark.insight.rules.poison import KIND as POISON
 from waypost.spark.insight.simulate import place_of
 from waypost.spark.lake.lake import Lake, retry_conflicts
 from waypost.spark.lake.tables import LakeTable
@@ -67,6 +70,8 @@ ADVICE: Final = LakeTable(
 )
 #: How far a measure may be above what was expected.
 TOLERANCE: Final = 0.1
+#: Claims are enough for a verdict about a part of them if so many would have had the problem before.
+FOUND_BEFORE_MIN: Final = 5
 Verdict = Literal["came true", "did not come true", "solved", "still holds", "too early"]
 FINAL: Final = ("came true", "did not come true", "solved")
 
@@ -126,7 +131,13 @@ def advise(
                 schedules={one.key: one.jitter.total_seconds() for one in post.schedules(name)},
                 target=target, bodies=bodies,
             )  # fmt: skip
-    judged = [judge(row, all_facts[row["queue"]]) for row in past.values() if row["queue"] in all_facts]
+    judged = []
+    for row in past.values():
+        if row["queue"] in all_facts:
+            facts, begin = all_facts[row["queue"]], row["at_ms"] + 1
+            if spark is not None and row["kind"] == POISON and since_ms < begin:
+                facts = replace(facts, bodies=read_bodies(spark, root, Window(row["queue"], begin, until_ms)))
+            judged.append(judge(row, facts))
     found = [advice for facts in all_facts.values() for advice in find_advice(facts)]
     rows = [judged_row(one, past[one.id], all_facts) for one in judged if one.verdict in FINAL]
     over = {one.id for one in judged if one.verdict in FINAL}
@@ -134,15 +145,13 @@ def advise(
         _row("advised", one, all_facts[one.queue].now_ms)
         for one in found if one.id in over or not _is_same(past.get(one.id), one)
     ]  # fmt: skip
+    # Before anything is changed, and then after each change: an error leaves a record of what was done.
+    append_rows(records, rows)
     applied = []
-    try:
-        for one in found if apply else ():
-            if one.can_be_applied:
-                apply_advice(post, one)
-                applied.append(one.id)
-                rows.append(_row("applied", one, all_facts[one.queue].now_ms))
-    finally:
-        append_rows(records, rows)
+    for one in found if apply else ():
+        if one.can_be_applied:
+            apply_advice(post, one, partial(_record_applied, records, all_facts[one.queue].now_ms))
+            applied.append(one.id)
     return Advised(tuple(names), tuple(found), tuple(applied), tuple(judged))
 
 
@@ -164,20 +173,33 @@ def find_advice(facts: Facts, rules: Sequence[Rule] = RULES) -> list[Advice]:
 # ---- applying -----------------------------------------------------------------------------------------------
 
 
-def apply_advice(post: Waypost, advice: Advice) -> None:
-    """Change the settings that advice names: the journal and the log of actions have it, with the undo."""
+def apply_advice(post: Waypost, advice: Advice, record: Callable[[Advice], None]) -> None:
+    """Change the settings that advice names: the journal and the log of actions have it, with the undo.
+
+    `record` is called with what was changed. Schedules are changed one by one: after an error it gets those before it.
+    """
     if advice.settings:
         post.configure(advice.queue, **advice.settings)
-        action, undo = "configure", ActionUndo.of("configure", advice.before)
-    else:
+        record(advice)
+        post.log_action(_logged(advice, "configure", ActionUndo.of("configure", advice.before)))
+        return
+    done: dict[str, float] = {}
+    try:
         for key, seconds in advice.jitter.items():
             edit_schedule(post, key, queue=advice.queue, key=key, rule={"jitter": seconds})
-        action, undo = "save_schedule", ActionUndo.of("save_schedule")
-    post.log_action(
-        LoggedAction(
-            user=process_user(), via="advice", action=action, queue=advice.queue, ok=True, text=advice.title,
-            python=advice.call if advice.settings else "", command="" if advice.settings else advice.call, undo=undo,
-        )
+            done[key] = seconds
+    finally:
+        if done:
+            part = structs.replace(advice, jitter=done, jitter_before={key: advice.jitter_before[key] for key in done})
+            record(part)
+            undo = ActionUndo(f"Set the jitter back: {'; '.join(part.undo.splitlines())}")
+            post.log_action(_logged(part, "save_schedule", undo))
+
+
+def _logged(advice: Advice, action: str, undo: ActionUndo) -> LoggedAction:
+    return LoggedAction(
+        user=process_user(), via="advice", action=action, queue=advice.queue, ok=True, text=advice.title,
+        python=advice.call if advice.settings else "", command="" if advice.settings else advice.call, undo=undo,
     )  # fmt: skip
 
 
@@ -227,6 +249,10 @@ def _row(record: str, advice: Advice, at_ms: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _record_applied(records: Lake, at_ms: int, advice: Advice) -> None:
+    append_rows(records, [_row("applied", advice, at_ms)])
+
+
 def _is_same(row: Mapping[str, Any] | None, advice: Advice) -> bool:
     """Return whether the newest record is of the same change, so that nothing is to be recorded."""
     return row is not None and row["call"] == advice.call
@@ -240,7 +266,10 @@ def judge(row: Mapping[str, Any], facts: Facts) -> Judgement:
         since = facts.after(row["at_ms"] + 1)
         after = rule.measure(since.since_change(rule.fields), row["subject"])
     verdict: Verdict = "too early"
-    if after is not None and _has_news(row, facts, was_applied=was_applied):
+    is_enough = after is not None and (
+        rule is None or not rule.is_share or after.sample * row["measured"] >= FOUND_BEFORE_MIN
+    )
+    if after is not None and is_enough and _has_news(row, facts, was_applied=was_applied):
         if after.value <= row["expected"] * (1 + TOLERANCE):
             verdict = "came true" if was_applied else "solved"
         else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,7 +14,7 @@ import pyarrow.dataset as ds
 from waypost.policy import PolicyRecord
 from waypost.spark.delta.parquet import read_rows
 from waypost.spark.delta.steps import COLUMNS
-from waypost.spark.insight.advice import Bodies, Facts, FieldValue, ScheduledRun
+from waypost.spark.insight.advice import TEXT, TEXT_OF_VALUE, Bodies, Facts, FieldValue, ScheduledRun
 from waypost.spark.insight.lake_history import (
     Window,
     read_changes,
@@ -78,16 +78,41 @@ def read_letters(lake: Lake, window: Window) -> list[tuple[int, int]]:
 
 def read_scheduled(lake: Lake, window: Window) -> list[ScheduledRun]:
     """Return the messages that schedules published, ended or not."""
-    columns = ["message_id", "schedule", "published_ms", "wait_ms", "ended_ms"]
+    columns = ["message_id", "schedule", "published_ms", "due_ms", "claimed_ms", "ended_ms"]
+    of_queue = ds.field("queue") == window.queue
     chosen = (
-        (ds.field("queue") == window.queue) & ds.field("schedule").is_valid()
+        of_queue & ds.field("schedule").is_valid()
         & (ds.field("published_ms") >= window.since_ms) & (ds.field("published_ms") < window.until_ms)
     )  # fmt: skip
     ended = lake.arrow(SILVER_MESSAGES, columns, chosen).to_pylist()
-    known = {row["message_id"] for row in ended}
-    partial = lake.arrow(SILVER_OPEN_MESSAGES, columns, chosen).to_pylist()
-    rows = ended + [row for row in partial if row["message_id"] not in known]
-    return [ScheduledRun(row["schedule"], row["published_ms"], row["wait_ms"], row["ended_ms"]) for row in rows]
+    # The schedule is known from the first of the partial rows of a message, its end from the last one.
+    begun = set(lake.arrow(SILVER_OPEN_MESSAGES, ["message_id"], chosen).column("message_id").to_pylist())
+    still_open = begun - {row["message_id"] for row in ended}
+    partial = []
+    if still_open:
+        of_these = of_queue & ds.field("message_id").isin(sorted(still_open))
+        partial = lake.arrow(SILVER_OPEN_MESSAGES, columns, of_these).to_pylist()
+    return [to_run(row) for row in ended + merge_partial(partial)]
+
+
+def merge_partial(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return one row for each message, with its first claim and its last end."""
+    found: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        one = found.setdefault(row["message_id"], dict(row))
+        for name, choose in (
+            ("schedule", max), ("published_ms", min), ("due_ms", max), ("claimed_ms", min), ("ended_ms", max),
+        ):  # fmt: skip
+            values = [value for value in (one[name], row[name]) if value is not None]
+            one[name] = choose(values) if values else None
+    return list(found.values())
+
+
+def to_run(row: Mapping[str, Any]) -> ScheduledRun:
+    """Return a message of a schedule with how long it waited for its first claim."""
+    ready = row["published_ms"] if row["due_ms"] is None else row["due_ms"]
+    wait = None if row["claimed_ms"] is None else max(0, row["claimed_ms"] - ready)
+    return ScheduledRun(row["schedule"], row["published_ms"], wait, row["ended_ms"])
 
 
 def read_run_events(lake: Lake, queue: str) -> list[int]:
@@ -122,21 +147,22 @@ def read_bodies(spark: SparkSession, lake: Lake, window: Window) -> Bodies | Non
         return None
     schema = Lake(root, steps=f"{STEPS}/{folder_of(queue)}", tables=()).state.schema
     ingested = Ingest(spark, root, queue, schema=None if schema is None else read_schema(schema)).rows()
-    text = f.col("text") if schema is None else f.to_json("value")
+    text = TEXT if schema is None else TEXT_OF_VALUE
     dead = _dead_ids(lake, queue)
     if dead.num_rows == 0:
         return None
     died = spark.createDataFrame(dead).withColumnRenamed("message_id", "id").withColumn("died", f.lit(1))
     published = f.col("published_ms")
     ingested = ingested.where((published >= window.since_ms) & (published < window.until_ms))
-    bodies = ingested.select("id", text.alias("text")).join(f.broadcast(died), "id", "left").na.fill({"died": 0})
+    bodies = ingested.selectExpr("id", f"{text} AS text").join(f.broadcast(died), "id", "left").na.fill({"died": 0})
     bodies = bodies.selectExpr("died", "try_parse_json(text) AS body").cache()
     try:
         total = bodies.agg(f.count("*").alias("messages"), f.sum("died").alias("dead")).collect()[0]
         # An array has positions instead of names; values that are objects or arrays are no shape by themselves.
         fields = (
             bodies.where("schema_of_variant(body) LIKE 'OBJECT<%'")
-            .selectExpr("died", "explode(from_json(to_json(body), 'map<string,string>')) AS (name, value)")
+            .selectExpr("died", "explode(from_json(to_json(body), 'map<string,variant>')) AS (name, found)")
+            .selectExpr("died", "name", "to_json(found) AS value")
             .where(f"length(value) <= {VALUE_CHARACTERS_MAX} AND value NOT LIKE '{{%' AND value NOT LIKE '[%'")
             .groupBy("name", "value")
             .agg(f.count("*").alias("messages"), f.sum("died").alias("dead"))
@@ -147,7 +173,7 @@ def read_bodies(spark: SparkSession, lake: Lake, window: Window) -> Bodies | Non
         values = tuple(FieldValue(row["name"], row["value"], row["messages"], row["dead"]) for row in fields.collect())
     finally:
         bodies.unpersist()
-    return Bodies(total["messages"], total["dead"] or 0, values)
+    return Bodies(total["messages"], total["dead"] or 0, values, text, window.since_ms)
 
 
 def _dead_ids(lake: Lake, queue: str) -> Any:

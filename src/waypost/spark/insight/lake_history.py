@@ -55,20 +55,37 @@ def read_deliveries(lake: Lake, window: Window, columns: Iterable[str] = Deliver
 
 def read_never_claimed(lake: Lake, queue: str, now_ms: int) -> list[int]:
     """Return when messages became claimable that no worker has claimed yet."""
-    columns = ["message_id", "published_ms", "due_ms", "claimed", "last_event", "last_number", "first_number", "state"]
+    columns = ["message_id", "published_ms", "due_ms", "claimed", "last_event", "last_number", "last_ms", "state"]
     rows = lake.arrow(SILVER_OPEN_MESSAGES, columns, ds.field("queue") == queue)
-    if not rows.num_rows:
-        return []
-    ended = pc.is_in(rows.column("last_event"), pa.array(sorted(FINAL_EVENTS)))
-    rows = rows.append_column("ended", pc.if_else(ended, 1, 0))
-    merged = rows.group_by(["message_id"], use_threads=False).aggregate(
-        [("published_ms", "min"), ("due_ms", "max"), ("claimed", "sum"), ("ended", "max")]
+    gone = pc.or_(
+        pc.greater(pc.fill_null(rows.column("claimed"), 0), 0),
+        pc.fill_null(pc.is_in(rows.column("last_event"), pa.array(sorted(FINAL_EVENTS))), False),
     )
+    ids = rows.column("message_id")
+    rows = rows.filter(pc.invert(pc.is_in(ids, pc.unique(ids.filter(gone)))))
+    return find_never_claimed(rows.sort_by("last_number").to_pylist(), now_ms)
+
+
+def find_never_claimed(rows: Iterable[Mapping[str, Any]], now_ms: int) -> list[int]:
+    """The same from partial rows, the oldest first. The newest row of a message has its state.
+
+    A message that is parked, blocked or dead does not wait for a worker.
+    """
+    newest: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        one = newest.setdefault(row["message_id"], {"published_ms": None, "due_ms": None, "claimed": 0})
+        known = {name: one[name] for name in ("published_ms", "due_ms") if row[name] is None}
+        one |= {**row, **known, "claimed": one["claimed"] + (row["claimed"] or 0)}
     found = []
-    for row in merged.to_pylist():
-        if row["ended_max"] or row["claimed_sum"] or row["published_ms_min"] is None:
+    for row in newest.values():
+        if row["claimed"] or row["published_ms"] is None or row["last_event"] in FINAL_EVENTS:
             continue
-        ready = row["due_ms_max"] or row["published_ms_min"]
+        if row["last_event"] == "published" and row["state"] in ("ready", "delayed"):
+            ready = row["published_ms"] if row["due_ms"] is None else row["due_ms"]
+        elif row["state"] == "ready":
+            ready = row["last_ms"]
+        else:
+            continue  # when a message is due that was postponed is not known
         if ready <= now_ms:
             found.append(ready)
     return found
@@ -90,7 +107,7 @@ def read_changes(lake: Lake, queue: str) -> list[Change]:
     return found
 
 
-def changed_ms(changes: Iterable[Change], fields: Iterable[str], policy: PolicyRecord | None = None) -> int:
+def changed_ms(changes: Iterable[Change], fields: Iterable[str]) -> int:
     """Return when one of these settings was last given another value; 0 if the lake has no such change."""
     wanted, now, found = set(fields), dict[str, str](), 0
     for change in changes:

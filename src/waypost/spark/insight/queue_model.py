@@ -114,6 +114,7 @@ class Served:
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("done", "dead", "failed", "expired"), 0))
     #: The sum of the time that slots were taken.
     busy_ms: float = 0.0
+    #: When the last run ended.
     end_ms: float = -math.inf
     waiting_max: int = 0
     #: When the last message of those that `until_claimed` counts was claimed for the first time; None if never.
@@ -226,6 +227,7 @@ class _Server:
     def happen(self, now: float, message: int, what: int) -> None:
         if what == _END:
             self.running -= 1
+            self.served.end_ms = now
             self.end(now, message)
         elif what == _DUE:
             self.become_claimable(now, message)
@@ -233,6 +235,7 @@ class _Server:
             self.wait(message)
         elif what == _FREE:
             self.running -= 1
+            self.served.end_ms = now
         elif what == _EXPIRED:
             self.end(now, message)
         elif what == _LEASE_END:

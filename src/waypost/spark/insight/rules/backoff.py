@@ -39,7 +39,7 @@ def find(facts: Facts) -> list[Advice]:
             f"GROUP BY 1 HAVING count(*) >= {TOGETHER_MIN} ORDER BY 2 DESC",
             "retries spread over half of their pause: what failed under load is not loaded all at once again",
             measured.value, SHARE_MIN / 2,
-            code=f"@post.handler({facts.queue!r}, retry=Exponential(jitter=0.5))",
+            code=f"add jitter=0.5 to the retry policy of the handler of {facts.queue!r}",
         )
     ]  # fmt: skip
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from waypost.spark.insight.advice import Advice, Facts, Measured, Rule, by_message, rank, round_up_seconds, sql_text
+from waypost.spark.insight.history import find_renewals
 
 KIND: Final = "lease"
 CLAIMS_MIN: Final = 100
@@ -33,8 +34,8 @@ def measure(facts: Facts, subject: str) -> Measured | None:
 def find(facts: Facts) -> list[Advice]:
     """Advise a longer lease if runs come close to it and claims expire of messages that end done."""
     lease_ms, measured = facts.policy.lease_ms, measure(facts, "")
-    if measured is None or lease_ms is None:
-        return []
+    if measured is None or lease_ms is None or find_renewals(facts.deliveries, lease_ms):
+        return []  # a worker that renews its leases loses them by crashes, however long they are
     expired = needless(facts)
     runs = [row.run_ms for row in facts.deliveries if row.outcome == "done"]
     p999 = rank(runs, 0.999)
@@ -57,4 +58,4 @@ def find(facts: Facts) -> list[Advice]:
     ]  # fmt: skip
 
 
-RULE: Final = Rule(KIND, find, measure, FIELDS)
+RULE: Final = Rule(KIND, find, measure, FIELDS, is_share=True)

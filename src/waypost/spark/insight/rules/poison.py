@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
+
+import msgspec
 
 from waypost.spark.insight.advice import Advice, Facts, FieldValue, Measured, Rule, sql_text
 from waypost.spark.lake.views import view_name
@@ -44,13 +46,16 @@ def find(facts: Facts) -> list[Advice]:
     ]  # fmt: skip
     found = []
     for one in sorted(cases, key=lambda one: (-one.dead, one.name))[:CASES_MAX]:
-        path = f"$.{one.name}" if one.name.isidentifier() else f"$[{sql_text(one.name)}]"
-        field = f"variant_get(try_parse_json(text), {sql_text(path)}, 'string')"
+        # Not by a path of JSON, in which not every name can be written.
+        field = f"from_json({bodies.text}, 'map<string,string>')[{sql_text(one.name)}]"
+        value: Any = msgspec.json.decode(one.value)
+        is_value = f"{'is' if value is None else '=='} {value!r}"
+        name = one.name if one.name.isidentifier() else repr(one.name)
         found.append(
             Advice(
                 KIND, facts.queue, f"{one.name}={one.value}",
-                f"{one.dead:,} of {bodies.dead:,} dead letters have {one.name} = {one.value!r}",
-                {"field": one.name, "value": one.value, "messages": one.messages, "dead": one.dead,
+                f"{one.dead:,} of {bodies.dead:,} dead letters have {name} = {one.value}",
+                {"field": one.name, "value": value, "messages": one.messages, "dead": one.dead,
                  "dead_of_others": round(others(facts, one), 4)},
                 one.messages,
                 f"SELECT {field} AS value, count(*) AS messages, count(d.message_id) AS dead FROM "
@@ -59,8 +64,8 @@ def find(facts: Facts) -> list[Advice]:
                 "GROUP BY 1 ORDER BY 3 DESC",
                 f"{one.dead:,} dead letters fewer in such a period, if these messages are handled or refused",
                 one.dead / one.messages, OTHERS_MAX,
-                code=f"if body.get({one.name!r}) == {one.value!r}: return Dead('unsupported')  # first in the handler "
-                f"of {facts.queue}, until it can handle them",
+                code=f"if body.get({one.name!r}) {is_value}: return Dead('unsupported')  # first in the handler of "
+                f"{facts.queue}, until it can handle them",
             )
         )  # fmt: skip
     return found

@@ -1,47 +1,71 @@
-"""Retries that never helped: attempts after an error of which none was successful."""
+"""Retries that never helped: attempts after an error of which none was successful.
+
+Only messages that ended count: those that are still retried may end done. One outage lets all retries of a day fail, so
+dead letters of several days are needed.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from itertools import pairwise
+from collections.abc import Sequence
 from typing import Final
 
-from waypost.spark.insight.advice import Advice, Facts, Measured, Rule, by_message, sql_text
+from waypost.spark.insight.advice import DAY_MS, Advice, Facts, Measured, Rule, by_message, sql_text
+from waypost.spark.insight.history import Delivery
 
 KIND: Final = "retries"
 RETRIES_MIN: Final = 50
 MESSAGES_MIN: Final = 10
+#: On how many days, in UTC, messages must have died of the error.
+DAYS_MIN: Final = 3
 FIELDS: Final = ("max_deliveries",)
 #: Messages need one more delivery after a crash.
 DELIVERIES_MIN: Final = 2
 
 
 class Retried:
-    """What became of messages that failed with an error: how many, their retries, and how many of those ended done."""
+    """What became of messages with an error: how many died, their retries, on which days, and how many ended done."""
 
     def __init__(self) -> None:
         self.messages = self.retries = self.helped = 0
+        self.days: set[int] = set()
+
+
+def is_dead(rows: Sequence[Delivery], limit: int | None) -> bool:
+    """Return whether the message of these deliveries died.
+
+    A store buries a message at the claim after its last delivery, so that one is recorded as retried.
+    """
+    if rows[-1].outcome != "retried" or limit is None:
+        return rows[-1].outcome == "dead"
+    count = 0
+    for row in rows:
+        count = (0 if row.cause == "redriven" else count) + (row.outcome not in ("snoozed", "released"))
+    return count >= limit
 
 
 def by_error(facts: Facts) -> dict[str, Retried]:
-    """Return what retries after each error did."""
+    """Return what retries after each error did. A retry helps if its message ended done, at whichever attempt."""
     found: dict[str, Retried] = defaultdict(Retried)
     for rows in by_message(facts.deliveries).values():
-        failed = {row.error_type or "unknown" for row in rows if row.outcome in ("retried", "dead")}
-        for error in failed:
-            found[error].messages += 1
-        for before, row in pairwise(rows):
-            if before.outcome == "retried":
-                one = found[before.error_type or "unknown"]
-                one.retries += 1
-                one.helped += row.outcome == "done"
+        if rows[-1].outcome == "done":
+            for row in rows:
+                if row.outcome == "retried":
+                    found[row.error_type or "unknown"].helped += 1
+        elif is_dead(rows, facts.policy.max_deliveries):
+            for error in {row.error_type or "unknown" for row in rows if row.outcome in ("retried", "dead")}:
+                found[error].messages += 1
+                found[error].days.add(rows[-1].ended_ms // DAY_MS)
+            for row in rows[:-1]:
+                if row.outcome == "retried":
+                    found[row.error_type or "unknown"].retries += 1
     return found
 
 
 def measure(facts: Facts, subject: str) -> Measured | None:
-    """Return how many retries a message has that fails with the error."""
+    """Return how many retries a message has that dies with the error."""
     one = by_error(facts).get(subject)
-    if one is None:
+    if one is None or one.messages == 0:
         # No message fails so any more, which needs a sample too.
         return Measured(0.0, len(facts.deliveries)) if len(facts.deliveries) >= 2 * RETRIES_MIN else None
     return Measured(one.retries / max(1, one.messages), one.messages) if one.messages >= MESSAGES_MIN else None
@@ -57,7 +81,8 @@ def find(facts: Facts) -> list[Advice]:
     found = []
     useless = {
         error: one for error, one in by_error(facts).items()
-        if one.retries >= RETRIES_MIN and one.messages >= MESSAGES_MIN and one.helped == 0
+        if one.helped == 0 and one.retries >= RETRIES_MIN and one.messages >= MESSAGES_MIN
+        and len(one.days) >= DAYS_MIN
     }  # fmt: skip
     limit = max(DELIVERIES_MIN, last_helpful(facts))
     allowed = facts.policy.max_deliveries
@@ -72,9 +97,9 @@ def find(facts: Facts) -> list[Advice]:
         found.append(
             Advice(
                 KIND, facts.queue, error,
-                f"none of {one.retries:,} retries after {error} was successful",
+                f"none of {one.retries:,} retries after {error} was successful, on {len(one.days)} days",
                 {"error_type": error, "messages": one.messages, "retries": one.retries, "successful": 0,
-                 "attempts_wasted": wasted},
+                 "days": len(one.days), "attempts_wasted": wasted},
                 one.messages,
                 "SELECT b.error_type, count(*) AS retries, sum(CASE WHEN d.outcome = 'done' THEN 1 ELSE 0 END) AS done "
                 "FROM silver_deliveries AS b JOIN silver_deliveries AS d "

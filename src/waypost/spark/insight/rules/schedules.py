@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import defaultdict
 from itertools import pairwise
 from typing import Final
@@ -16,6 +17,8 @@ SPIKE_MIN: Final = 10
 SPIKES_MIN: Final = 3
 WAIT_MS_MIN: Final = 5_000
 TIMES_MIN: Final = 10
+#: Jitter is this part of a schedule's interval at most: its fires stay near their times.
+JITTER_PART_MAX: Final = 0.1
 
 
 # ---- a schedule that catches up with itself -----------------------------------------------------------------
@@ -62,7 +65,10 @@ def find_pile_up(facts: Facts) -> list[Advice]:
                 "SELECT message_id, published_ms, ended_ms, lead(published_ms) OVER (ORDER BY published_ms) AS next_ms "
                 f"FROM silver_messages WHERE queue = {sql_text(facts.queue)} AND schedule = {sql_text(schedule)}",
                 "one run at a time", share, UNENDED_SHARE / 2,
-                code=f"post.save_schedule({schedule!r}, queue={facts.queue!r}, every={seconds})  # or more workers",
+                code=shlex.join(
+                    ["waypost", "schedules", "save", schedule, "--queue", facts.queue, "--key", schedule, "--every",
+                     str(seconds)]
+                ) + "  # or more workers",
             )
         )  # fmt: skip
     return found
@@ -85,6 +91,12 @@ def measure_spike(facts: Facts, subject: str) -> Measured | None:
     return Measured(rank(waits, 0.95), len(waits)) if len(waits) >= SPIKES_MIN * SPIKE_MIN else None
 
 
+def jitter_of(runs: list[ScheduledRun], seconds: int) -> float:
+    """Return the jitter of a schedule in seconds: as advised, and at most a small part of its shortest intervals."""
+    gaps = [after.published_ms - run.published_ms for run, after in pairwise(runs)]
+    return float(min(seconds, int(JITTER_PART_MAX * rank(gaps, 0.1) / 1000)))
+
+
 def find_spike(facts: Facts) -> list[Advice]:
     """Advise jitter for schedules that fire together and whose messages wait for each other."""
     spikes, measured = spikes_of(facts), measure_spike(facts, "")
@@ -97,14 +109,18 @@ def find_spike(facts: Facts) -> list[Advice]:
         if row.cause is None and (row.claimed_ms - row.wait_ms, row.wait_ms) not in ids
     ]  # fmt: skip
     wait, otherwise = rank(waits, 0.95), rank(others, 0.5)
-    names = sorted({run.schedule for runs in spikes for run in runs} & facts.schedules.keys())
-    if wait < WAIT_MS_MIN or wait < TIMES_MIN * max(otherwise, 100.0) or not names:
+    if wait < WAIT_MS_MIN or wait < TIMES_MIN * max(otherwise, 100.0):
         return []
-    size = max(len(runs) for runs in spikes)
-    seconds = round_up_seconds(4 * max(waits))
-    before = {name: facts.schedules[name] for name in names}
-    if all(jitter >= seconds for jitter in before.values()):
+    # Four times as long as their messages take one after the other: then few of them meet.
+    seconds, runs_by_name = round_up_seconds(4 * wait), runs_of(facts)
+    wanted = {
+        name: jitter_of(runs_by_name[name], seconds)
+        for name in sorted({run.schedule for runs in spikes for run in runs} & facts.schedules.keys())
+    }
+    jitter = {name: value for name, value in wanted.items() if value > facts.schedules[name]}
+    if not jitter:
         return []
+    names, size = list(jitter), max(len(runs) for runs in spikes)
     return [
         Advice(
             "spike", facts.queue, "", f"{len(names)} schedules fire at the same moment: up to {size} messages together "
@@ -115,8 +131,9 @@ def find_spike(facts: Facts) -> list[Advice]:
             f"SELECT CAST(floor(published_ms / {MOMENT_MS}.0) AS BIGINT) * {MOMENT_MS} AS moment_ms, count(*) AS "
             f"messages, avg(wait_ms) AS wait_ms FROM silver_messages WHERE queue = {sql_text(facts.queue)} "
             f"AND schedule IS NOT NULL GROUP BY 1 HAVING count(*) >= {SPIKE_MIN} ORDER BY 2 DESC",
-            f"the fires spread over {seconds} s, so that they hardly wait for each other", measured.value,
-            max(measured.value / 2, 1.0), jitter=dict.fromkeys(names, float(seconds)), jitter_before=before,
+            f"the fires spread over up to {max(jitter.values()):.0f} s, so that they hardly wait for each other",
+            measured.value, max(measured.value / 2, 1.0), jitter=jitter,
+            jitter_before={name: facts.schedules[name] for name in names},
         )
     ]  # fmt: skip
 
