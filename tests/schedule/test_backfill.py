@@ -22,16 +22,26 @@ from waypost.errors import InvalidInput, InvalidSchedule, InvalidTime, QueueFull
 from waypost.identity import Session
 from waypost.operations import schedules as operations
 from waypost.operations.backfill import backfill
-from waypost.operations.flow import drive
+from waypost.operations.flow import Sleep, drive
 from waypost.policy import CHUNK_MESSAGES_MAX, Overlap
-from waypost.schedule.rule import Spec
+from waypost.schedule.rule import Spec, pack_spec
 from waypost.schedule.scheduler import RUN_POLL_SECONDS_MAX
-from waypost.schedule.state import RANGES_MAX, RULES_MAX, State, add_range, after_change, pack_state, read_state
+from waypost.schedule.state import (
+    RANGES_MAX,
+    RULES_MAX,
+    FiredInstants,
+    State,
+    add_range,
+    after_change,
+    pack_state,
+    read_state,
+)
 from waypost.store.memory import MemoryStore
 from waypost.store.port import Store, Target
 from waypost.store.sqlite import SqliteStore
 from waypost.testing.clock import ClockTime, ManualClock
 from waypost.times import to_datetime
+from waypost.values import StoredSchedule
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -187,6 +197,30 @@ def test_a_long_interval_goes_in_parts(world: World) -> None:
     assert len(read_state(stored).fired) == 1
 
 
+def drive_counting_pauses(world: World, flow: Any) -> tuple[Backfilled, int]:
+    pauses, step = 0, next(flow)
+    while True:
+        paused = isinstance(step, Sleep)
+        pauses += paused
+        try:
+            step = flow.send(None if paused else world.executor.run(step))
+        except StopIteration as ended:
+            return ended.value, pauses
+
+
+@pytest.mark.promise("CRON-8")
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_a_long_search_lets_others_run_on_the_event_loop(dry_run: bool) -> None:
+    clock = ManualClock()
+    world = world_of(cast(Store, MemoryStore(clock=clock)), clock)
+    world.save(cron="* * * * * *")
+    begin, until = to_datetime(world.start_ms - 2_000_000), to_datetime(world.start_ms)
+    flow = backfill(world.context, "rollup", QUEUE, begin, until, dry_run=dry_run)
+    done, pauses = drive_counting_pauses(world, flow)
+    assert done.published == 2_000
+    assert pauses >= 2_000 // CHUNK_MESSAGES_MAX
+
+
 @pytest.mark.promise("CRON-8", "PUB-7")
 def test_a_full_queue_ends_a_backfill_and_a_rerun_goes_on(world: World) -> None:
     world.executor.run(world.store.configure(QUEUE, {"max_pending": 7}))
@@ -244,6 +278,16 @@ def test_what_is_remembered_is_bounded() -> None:
     for number in range(RULES_MAX + 3):
         state = after_change(structs.replace(state, since_ms=0), 10, Spec("", every_ms=number + 1))
     assert len(state.past) == RULES_MAX
+    assert state.fired_until_ms == 10, "of a rule that is forgotten all counts as fired"
+    stored = StoredSchedule(
+        "key", "v", pack_spec(Spec("", every_ms=10_007)), False, None, None, state=pack_state(state)
+    )
+    assert [instant in FiredInstants(read_state(stored), stored) for instant in (1, 10, 11)] == [True, True, False]
+    same = State()
+    for number in range(3 * RULES_MAX):
+        last_ms = 10 * number
+        same = after_change(structs.replace(same, since_ms=last_ms), last_ms, Spec("", every_ms=number % 2 + 1))
+    assert (len(same.past), same.fired_until_ms) == (2, None), "rules with the same instants are remembered once"
     assert len(pack_state(structs.replace(state, fired=ranges))) < 8_192
 
 

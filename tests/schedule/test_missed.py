@@ -182,6 +182,14 @@ def test_a_catch_up_after_a_long_outage_has_all_its_fires() -> None:
 
 
 @pytest.mark.promise("CRON-1")
+@pytest.mark.parametrize("zone", ["UTC", "Pacific/Kiritimati", "-12:00"])
+def test_a_rule_without_an_instant_before_the_end_of_time_never_fires(zone: str) -> None:
+    end_of_time = 253_402_214_300_000
+    one = Spec("late", cron="* * * * *", tz=zone, start_ms=end_of_time, exclude=("9999-12-30", "9999-12-31"))
+    assert Timeline("key", one).after(T0) is None
+
+
+@pytest.mark.promise("CRON-1")
 @pytest.mark.parametrize("zone", ["UTC", "Europe/Madrid"])
 def test_a_walk_through_several_patterns_finds_what_single_searches_find(zone: str) -> None:
     one = Spec("many", cron="*/20 * * * *; 30 2 * * *; 15 1-3 * * sun", tz=zone, exclude=("2026-03-28",))

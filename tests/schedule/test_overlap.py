@@ -80,6 +80,11 @@ def tick_all(world: World, scheduler: Scheduler) -> Tick:
     return done
 
 
+def advance_and_tick(world: World, scheduler: Scheduler) -> Tick:
+    world.clock.advance(RUN_POLL_SECONDS_MAX)
+    return tick_all(world, scheduler)
+
+
 @pytest.mark.promise("CRON-8")
 def test_runs_may_overlap_by_default(world: World) -> None:
     scheduler, _ = begin(world, "allow")
@@ -114,6 +119,27 @@ def test_skip_omits_instants_until_the_run_has_ended(world: World) -> None:
     assert [event.outcome for event in reported] == ["skipped"] * 4
 
 
+@pytest.mark.promise("CRON-8", "CRON-6")
+def test_a_standby_fires_what_waits_for_a_run_only_in_place_of_its_leader(world: World) -> None:
+    leader, runs = begin(world, "queue_one")
+    standby = world.scheduler("b", ttl_ms=10_000_000)
+    run = runs.start()
+    world.clock.advance(10)
+    tick_all(world, leader)
+    standby.refresh()
+    assert world.tick(standby).sleep > timedelta(seconds=RUN_POLL_SECONDS_MAX)
+    runs.end(run)
+    world.clock.advance(5)
+    assert world.tick(standby).fires == 0
+    assert tick_all(world, leader).fires == 1
+    # The leader is gone: the standby fires, or lets wait, one instant after the other.
+    run = runs.start()
+    world.clock.advance(5)
+    assert sum(advance_and_tick(world, standby).overlaps for _ in range(4)) == 1
+    runs.end(run)
+    assert advance_and_tick(world, standby).fires == 1
+
+
 @pytest.mark.promise("CRON-8")
 def test_queue_one_fires_the_newest_instant_when_the_run_ends(world: World) -> None:
     scheduler, runs = begin(world, "queue_one", grace=1)
@@ -146,6 +172,7 @@ def test_a_fire_that_waits_is_fired_once_by_the_scheduler_that_takes_over(world:
     tick_all(world, first)
     second = world.scheduler("b")
     runs.end(run)
+    drive(world.executor, first.hand_over())
     fired = [tick_all(world, scheduler).fires for scheduler in (second, first, second, first)]
     assert sum(fired) == 1
     assert world.instants() == [20_000]

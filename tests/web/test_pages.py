@@ -229,6 +229,8 @@ def test_a_past_interval_is_counted_first_and_then_backfilled_once(shop: Site) -
     assert (dry["published"], dry["skipped"], dry["changed"]) == (1, 7, False)
     done = client.write("/schedules/backfill", sent).json()
     assert (done["published"], done["text"].startswith("published 1 message")) == (1, True)
+    early = client.get(page, None, **schedule, start="0001-01-01T00:00:00+05:00", end="2026-03-08T00:00")
+    assert (early.status, "is no time" in early.text) == (200, True)
     naive = client.write("/schedules/backfill", sent | {"start": "2026-03-01T00:00:00"})
     assert naive.problem == "invalid-time"
     wrong = client.get(page, None, **schedule, start="2026-03-08T00:00", end="2026-03-01T00:00")

@@ -15,7 +15,7 @@ from msgspec import Struct, structs
 
 from waypost.checks import DUE_MS_MAX, check_count, check_flag, check_moment
 from waypost.errors import InvalidSchedule, QueueFull, StoreFailed, UnknownSchedule
-from waypost.operations.flow import ClientContext, Flow
+from waypost.operations.flow import ClientContext, Flow, Sleep
 from waypost.operations.schedules import SAVE_TRIES, drafts_of, find_one, message_size
 from waypost.policy import BACKFILL_INSTANTS, BACKFILL_INSTANTS_MAX, CHUNK_BYTES_MAX, CHUNK_MESSAGES_MAX
 from waypost.schedule.rule import Fire, Timeline, counted_from, unpack_spec
@@ -70,9 +70,10 @@ def backfill(
             f"a backfill is for the past: its end, {_format(end_ms)}, lies in the future (the store's time is "
             f"{_format(now_ms)}); the schedule itself fires what is to come"
         )
-    work = _Backfill(context, queue, stored, now_ms, _instants(stored, start_ms, end_ms, limit))
+    instants = yield from _instants(stored, start_ms, end_ms, limit)
+    work = _Backfill(context, queue, stored, now_ms, instants)
     if dry_run:
-        work.count_all()
+        yield from work.count_all()
     else:
         yield from work.publish_all(start_ms, progress)
         context.emit(
@@ -84,7 +85,7 @@ def backfill(
     )  # fmt: skip
 
 
-def _instants(stored: StoredSchedule, start_ms: int, end_ms: int, limit: int) -> list[Fire]:
+def _instants(stored: StoredSchedule, start_ms: int, end_ms: int, limit: int) -> Flow[list[Fire]]:
     """Return all instants of an interval; raises if there are too many of them."""
     timeline = Timeline(stored.key, counted_from(unpack_spec(stored.spec), start_ms))
     found: list[Fire] = []
@@ -97,6 +98,9 @@ def _instants(stored: StoredSchedule, start_ms: int, end_ms: int, limit: int) ->
                 f"{_format(end_ms)}: choose a shorter interval, or raise limit (at most {BACKFILL_INSTANTS_MAX:,})"
             )
         found.append(fire)
+        if len(found) % CHUNK_MESSAGES_MAX == 0:
+            # A search takes long for a pattern with many instants: let others run on this event loop.
+            yield Sleep(0)
     return found
 
 
@@ -116,11 +120,14 @@ class _Backfill:
         self.first_ms: int | None = None
         self.last_ms: int | None = None
 
-    def count_all(self) -> None:
+    def count_all(self) -> Flow[None]:
         """Count what `publish_all` would do."""
-        part, fires = self._choose(self._instants)
-        self._count(part, fires)
-        self.left = len(self._instants) - len(part)
+        for at in range(0, len(self._instants), CHUNK_MESSAGES_MAX):
+            instants = self._instants[at : at + CHUNK_MESSAGES_MAX]
+            part, fires = self._choose(instants)
+            self._count(part, fires)
+            self.left += len(instants) - len(part)
+            yield Sleep(0)
 
     def publish_all(self, begin_ms: int, progress: Progress | None) -> Flow[None]:
         """Publish part by part."""

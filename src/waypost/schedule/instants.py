@@ -59,9 +59,13 @@ def next_of_all(
             return None
         if not excluded:
             return instant
+        if instant >= SECONDS_MAX:
+            return None
         day = datetime.fromtimestamp(instant, UTC).astimezone(zone).date()
         if day not in excluded:
             return instant
+        if day == date.max:
+            return None
         # Go on with the next day: a pattern may have thousands of instants in this one.
         midnight = datetime.combine(day + timedelta(days=1), time())
         after = max(instant, first_instant_of(zone, midnight) - 1)

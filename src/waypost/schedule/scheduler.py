@@ -170,18 +170,20 @@ class Scheduler:
         is_deputy = now < self._deputy_until
         yield from self._poll(self._poll_seconds if is_deputy or self._acting else STANDBY_POLL_SECONDS)
         late_ms = 0 if self._acting else DEPUTY_LATE_MS if is_deputy else self._standby_ms
-        late = self._due(late_ms) if now >= self._standby_at else []
+        late = self._due(late_ms, waiting=self._acting) if now >= self._standby_at else []
         if late:
+            run_at = late[0].run_at
             tick = yield from self._fire(late[:1], tick)
             if tick.fires or tick.missed or tick.overlaps:
                 tick = yield from self._fire(late[1:FIRES_PER_FLUSH], tick)
                 self._act(now)
-            else:
+            elif late[0].run_at == run_at:
+                # Another was faster. (A run that goes on, for which a fire waits, says nothing of the leader.)
                 self._acting = False
                 self._standby_at = now + (DEPUTY_SECONDS if is_deputy else STANDBY_SECONDS)
                 yield from self._elect_deputy(now)
         sleep = min(self._until(self._poll_at), self._until(self.candidate.elect_at))
-        fire = self._next_fire_seconds(0 if self._acting else late_ms)
+        fire = self._next_fire_seconds(0 if self._acting else late_ms, waiting=self._acting)
         if fire is not None:
             sleep = min(sleep, max(fire, self._until(self._standby_at)))
         return structs.replace(tick, _sleep_seconds=max(0.0, sleep))
@@ -248,7 +250,7 @@ class Scheduler:
         fire = self._next_fire_seconds(0)
         return max(0.0, sleep if fire is None else min(sleep, fire))
 
-    def _next_fire_seconds(self, late_ms: int) -> float | None:
+    def _next_fire_seconds(self, late_ms: int, *, waiting: bool = True) -> float | None:
         """Return how long until the next fire is `late_ms` late; None if no schedule will fire."""
         found = None
         for known in self._known.values():
@@ -260,7 +262,7 @@ class Scheduler:
                 seconds = (due_ms + late_ms - self._store_now() + 1) / 1000
                 seconds = max(seconds, self._until(known.retry_at))
                 found = seconds if found is None else min(found, seconds)
-            if known.state.waiting_ms is not None:
+            if waiting and known.state.waiting_ms is not None:
                 seconds = max(self._until(known.run_at), self._until(known.retry_at))
                 found = seconds if found is None else min(found, seconds)
         return found
@@ -317,8 +319,11 @@ class Scheduler:
                 updated.run_at, updated.run_seconds = known.run_at, known.run_seconds
         self._known[queue, stored.key] = updated
 
-    def _due(self, late_ms: int = 0) -> list[_KnownSchedule]:
-        """Return the schedules that are at least `late_ms` overdue, or have a fire that waits, oldest first."""
+    def _due(self, late_ms: int = 0, *, waiting: bool = True) -> list[_KnownSchedule]:
+        """Return the schedules that are at least `late_ms` overdue, or have a fire that waits for a run, oldest first.
+
+        Without `waiting` the latter are left out: a standby leaves them to the leader.
+        """
         if not self._known:
             return []
         now, monotonic = self._store_now() - late_ms, self.context.monotonic()
@@ -326,7 +331,7 @@ class Scheduler:
         for place, known in self._known.items():
             if known.stored.paused or known.retry_at > monotonic:
                 continue
-            if known.state.waiting_ms is not None and known.run_at <= monotonic:
+            if waiting and known.state.waiting_ms is not None and known.run_at <= monotonic:
                 due.append((known.state.waiting_ms, place))
             elif known.stored.due_ms is not None and known.stored.due_ms <= now:
                 due.append((known.stored.due_ms, place))

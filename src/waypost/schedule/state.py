@@ -16,7 +16,8 @@ from waypost.values import StoredSchedule
 
 #: Ranges that are remembered. Of more, the two oldest become one: what was missed between them counts as fired.
 RANGES_MAX = 200
-#: Rules that a schedule had before, and of which it is remembered what fired.
+#: Rules that a schedule had before, and of which it is remembered what fired. Of more, the oldest is forgotten: all up
+#: to its last fire counts as fired.
 RULES_MAX = 8
 
 #: All instants of a rule from the first millisecond to the last have fired.
@@ -37,6 +38,8 @@ class State(msgspec.Struct, frozen=True, omit_defaults=True):
     since_ms: int | None = None
     fired: list[Range] = []
     past: list[PastRule] = []
+    #: All up to here counts as fired, by whichever rule: an older one is forgotten.
+    fired_until_ms: int | None = None
     #: Messages published by `backfill`.
     backfilled: int = 0
     #: With an overlap rule: the message of the last run, the instant that waits for its end, and how many were skipped.
@@ -104,9 +107,21 @@ def after_change(state: State, last_ms: int | None, old: Spec) -> State:
     fired = fired_ranges(state, last_ms)
     if not fired:
         return structs.replace(state, since_ms=None)
-    timing = Spec("", **{field: getattr(old, field) for field in TIMING})
-    past = [*state.past, PastRule(pack_spec(timing), fired)]
-    return structs.replace(state, since_ms=None, fired=[], past=past[-RULES_MAX:])
+    timing = pack_spec(Spec("", **{field: getattr(old, field) for field in TIMING}))
+    past: list[PastRule] = []
+    for rule in state.past:
+        if rule.spec != timing:
+            past.append(rule)
+            continue
+        for first_ms, until_ms in rule.fired:
+            fired = add_range(fired, first_ms, until_ms)
+    past.append(PastRule(timing, fired))
+    forgotten = [rule.fired[-1][1] for rule in past[:-RULES_MAX]]
+    if state.fired_until_ms is not None:
+        forgotten.append(state.fired_until_ms)
+    return structs.replace(
+        state, since_ms=None, fired=[], past=past[-RULES_MAX:], fired_until_ms=max(forgotten, default=None)
+    )
 
 
 #: The fields of a spec that say whether a moment is one of its instants.
@@ -118,6 +133,8 @@ class FiredInstants:
 
     def __init__(self, state: State, stored: StoredSchedule) -> None:
         self._ranges = fired_ranges(state, stored.last_ms)
+        if state.fired_until_ms is not None:
+            self._ranges = add_range(self._ranges, 0, state.fired_until_ms)
         self._past = [(Timeline(stored.key, unpack_spec(past.spec)), past.fired) for past in state.past]
 
     def __contains__(self, instant_ms: int) -> bool:

@@ -34,8 +34,10 @@ async def recent_failures(place: Place) -> documents.Failures:
     counts = {name: (one.died, one.retried) for name, one in assessed.items() if one.died or one.retried}
     worst = sorted(counts, key=lambda name: (-counts[name][0], -counts[name][1], name))
     groups: list[documents.Failure] = []
+    # A queue may be removed while the letters of another are read.
+    readings = place.watch.readings
     for name in [name for name in worst if counts[name][0]][:QUEUES_MAX]:
-        groups += await read_groups(place, place.watch.readings[name].figures)
+        groups += await read_groups(place, readings[name].figures)
     place.watch.failures = {name: known for name, known in place.watch.failures.items() if name in counts}
     groups.sort(key=lambda one: one.last_at, reverse=True)
     return documents.Failures(

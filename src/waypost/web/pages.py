@@ -157,7 +157,9 @@ async def show_overview(visit: Visit) -> Response:
     if visit.here.watch.error is not None and not visit.here.watch.readings:
         return visit.draw("overview.html", title="Queues", health=health, listed=None, query=query, worst=None)
     listed = await reading.queues(visit.here, query)
-    readings = visit.here.watch.readings
+    # Before the next request to the store: a queue may be removed meanwhile.
+    sparklines = {queue.name: make_sparkline(visit.here.watch.readings[queue.name].figures) for queue in listed.queues}
+    ages = {queue.name: visit.here.watch.age(queue.name) for queue in listed.queues}
     first = reading.worst_queue(visit.here)
     worst = None if first is None else reading.queue_document(visit.here, first)
     failed = await failures.failures_if_known(visit.here)
@@ -165,8 +167,7 @@ async def show_overview(visit: Visit) -> Response:
         "overview.html", title="Queues", health=health, listed=listed, query=query, recent_minutes=RECENT_MINUTES,
         failed=failed,
         worst=worst if worst is not None and worst.level in ("warning", "alarm") else None,
-        sparklines={queue.name: make_sparkline(readings[queue.name].figures) for queue in listed.queues},
-        ages={queue.name: visit.here.watch.age(queue.name) for queue in listed.queues}, old_seconds=OLD_SECONDS,
+        sparklines=sparklines, ages=ages, old_seconds=OLD_SECONDS,
     )  # fmt: skip
 
 

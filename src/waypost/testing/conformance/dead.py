@@ -419,7 +419,7 @@ class TestChosenLetters:
 
     @pytest.mark.promise("DEAD-2", "QUEUE-8")
     def test_a_listing_begins_with_the_letters_that_died_since_a_time(self, bench: Bench) -> None:
-        bury(bench, reason="old")
+        (old,) = bury(bench, reason="old")
         bench.after(1)
         since = bench.now_ms
         together = sorted([*bury(bench, reason="new"), *bury(bench, reason="other")])
@@ -432,6 +432,9 @@ class TestChosenLetters:
         assert ([stored.id for stored in rest.messages], rest.cursor) == ([last], None)
         of_reason = bench.run(bench.store.peek("orders", "dead", 9, cursor=cursor, reason="new"))
         assert len(of_reason.messages) == 2
+        for id, expected in ((old, []), (last, [last])):
+            one = bench.run(bench.store.peek("orders", "dead", 9, cursor=cursor, id=id))
+            assert [stored.id for stored in one.messages] == expected
         later = bench.run(bench.store.peek("orders", "dead", 9, cursor=bench.store.dead_since(bench.now_ms + 1)))
         assert (later.messages, later.cursor) == ([], None)
 

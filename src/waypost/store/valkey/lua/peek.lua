@@ -76,15 +76,15 @@ if not ids and want_key ~= '' and state ~= 'dead' then
   local holder = call('HGET', HOLDERS, want_key) or ''
   ids = {sub(holder, 1, 24), sub(holder, 25, 48)}
 end
+local start = cursor ~= '' and rank_behind(place, cursor) or 0
 if ids then
   for i = 1, #ids do
     local score = call('ZSCORE', place, ids[i])
-    if score and found < limit then look_at(ids[i], score) end
+    if score and found < limit and (start == 0 or call('ZRANK', place, ids[i]) >= start) then look_at(ids[i], score) end
   end
   return reply
 end
 
-local start = cursor ~= '' and rank_behind(place, cursor) or 0
 local seen, last_score, last_id = 0, nil, nil
 while found < limit and seen < SCANNED_MAX and bytes < CHUNK_BYTES_MAX do
   local page = call('ZRANGE', place, start, start + 199, 'WITHSCORES')
