@@ -466,8 +466,8 @@ class BaseClient:
     ) -> Callable[[F], F]:
         """Run a function at an `interval` of seconds, or a timedelta: it is the handler of a queue of its own.
 
-        The rest is as for `cron`: `name`, `queue`, `handler`, and of the rule `missed`, `overlap`, `grace`, `start`,
-        `end`, `max_fires`, `jitter`, `body`, `priority`, `group` and `headers`.
+        The rest is as for `cron`: `name`, `queue`, `handler`, and of the rule `exclude`, `missed`, `overlap`, `grace`,
+        `start`, `end`, `max_fires`, `jitter`, `body`, `priority`, `group` and `headers`.
 
             @post.every(timedelta(minutes=5))
             def refresh() -> None: ...

@@ -94,10 +94,10 @@ def fire_schedule(records: QueueRecords, step: FireStep, drafts: Sequence[Draft]
         status = "running" if step.after_run.state is None else "skipped"
     if status not in ("fired", "skipped"):
         return Fired(status, records.now, found)
-    fires, last_ms, state = 0 if step.by_hand else len(drafts), step.last_ms, step.state
+    state, last_ms, fires = step.state, step.last_ms, 0 if step.by_hand else len(drafts)
     if status == "skipped" and step.after_run is not None:
         after = step.after_run
-        fires, last_ms, state = 0, None, after.state
+        state, last_ms, fires = after.state, None, 0
         if after.skipped:
             records.note(
                 "skipped", operation, schedule=step.key, cause="overlap", reason=after.run_id, due_ms=after.instant_ms,
