@@ -47,14 +47,20 @@ system: .venv/ready
 	@$(RUN) scripts/system_parts.py
 
 # Left to `more`, so that every run stays well under 35 minutes on two cores.
-MORE := tests/spark/test_connect.py tests/spark/test_standalone.py
-MORE_STORES := (postgres15 or pgbouncer or redis62 or cluster) and async
+MORE := tests/spark/test_connect.py tests/spark/test_standalone.py tests/spark/test_large_backfill.py
+MORE_STORES := (postgres15 or pgbouncer or redis62 or cluster) and (async or group)
 MORE_TESTS := tests/spark/test_object_store.py::test_a_pipeline_does_everything_in_an_object_store \
-	tests/spark/test_advise.py::test_planted_problems_are_named_proven_cured_by_their_advice_and_judged
+	tests/spark/test_advise.py::test_planted_problems_are_named_proven_cured_by_their_advice_and_judged \
+	tests/spark/test_jobs.py::test_a_worker_goes_on_after_its_java_has_died_and_imports_spark_late \
+	tests/spark/test_jobs.py::test_a_cancel_a_timeout_and_a_stop_cancel_the_jobs \
+	tests/spark/test_scheduled.py::test_the_worker_command_runs_what_waits_and_serves_the_lag \
+	tests/spark/test_backfill.py::test_an_import_against_a_large_history_that_is_killed_again_and_again_publishes_each_new_key_once \
+	tests/upgrade/test_side_by_side.py::test_an_upgrade_is_reverted \
+	tests/upgrade/test_side_by_side.py::test_a_migration_that_is_killed_goes_on_when_it_is_run_again
 everything: .venv/ready system
 	$(PYTEST) $(PARALLEL) tests $(addprefix --ignore ,$(MORE)) $(addprefix --deselect ,$(MORE_TESTS)) -k "not ($(MORE_STORES))"
 
-more: .venv/ready system  ## What `test` leaves out: Spark Connect, a standalone Spark, async clients on further servers, 1,000,000 messages in a browser, Django 6, the wheel on each Python
+more: .venv/ready system  ## What `test` leaves out: Spark Connect, a standalone Spark, kills of imports and migrations, async clients and groups on further servers, 1,000,000 messages in a browser, Django 6, the wheel on each Python
 	$(PYTEST) $(MORE) $(MORE_TESTS)
 	WAYPOST_TESTS_LARGE=1 $(PYTEST) tests/web/test_browser_large.py
 	$(PYTEST) $(PARALLEL) tests -k "$(MORE_STORES)"
@@ -94,6 +100,7 @@ bench-setup: .venv/ready  ## Environments of other queues, to compare with: some
 bench: .venv/ready  ## Benchmarks: the core, the worker, latency and timers, and other queues that are set up
 	$(RUN) -m benchmarks.core --quick
 	$(RUN) -m benchmarks.publish --quick
+	$(RUN) -m benchmarks.groups --quick
 	$(RUN) -m benchmarks.worker --quick
 	$(RUN) -m benchmarks.latency --quick
 	$(RUN) -m benchmarks.timers --quick

@@ -4,7 +4,8 @@
 
 `publish-one` and `publish-many` go through `Waypost`, `claim-settle` through the store's verbs with a `Message` built
 for each, as a worker does. Figures without a suffix are the defaults: journal `all`, chunks of 512. The peer `raw` does
-the least that such a step must do on the same store, in the same run, by turns.
+the least that such a step must do on the same store, in the same run, by turns. `publish-one-cpu` and
+`publish-one-server-cpu` are the processor time per message of the client and of the server.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ class Subject:
         self.session = Session(ClockTime())
         self._names = (f"bench-{number}" for number in itertools.count())
         self.queue = ""
+        #: The process id of the server, 0 if there is none.
+        self.server = 0
 
     def new_queue(self, **settings: Any) -> None:
         """Return a new queue for each run, so that no run is slowed by the one before."""
@@ -92,6 +95,7 @@ class Subject:
 def valkey() -> Iterator[tuple[Subject, RawValkey]]:
     with ValkeyServer() as server:
         subject, raw = Subject(server.url), RawValkey(server.url, PAYLOAD_BYTES)
+        subject.server = server.pid or 0
         try:
             yield subject, raw
         finally:
@@ -117,6 +121,7 @@ def postgres() -> Iterator[tuple[Subject, RawPostgres]]:
     with PostgresServer(durable=True, autovacuum="on", shared_buffers="256MB", max_wal_size="4GB") as server:
         migrate(server.url)
         subject, raw = Subject(server.url), RawPostgres(server.url, PAYLOAD_BYTES)
+        subject.server = server.pid or 0
         try:
             yield subject, raw
         finally:
@@ -143,7 +148,8 @@ def publishing(report: Report, store: str, subject: Subject, raw: Raw, sizes: Si
     if isinstance(raw, RawPostgres):
         in_transaction = partial(raw.publish_one_in_transaction, ones)
         contenders.append(Contender("raw", in_transaction, ones, raw.empty, "in-transaction"))
-    report.rates("publish-one", store, contenders, sizes.rounds)
+        contenders.append(Contender("raw", partial(raw.publish_one, ones, prepare=True), ones, raw.empty, "prepared"))
+    report.rates("publish-one", store, contenders, sizes.rounds, subject.server)
     publish = partial(subject.publish_many, many, BATCHES[-1])
     rates = report.rates(
         "publish-many",

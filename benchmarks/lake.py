@@ -34,6 +34,8 @@ from waypost.spark.lake.pipeline import Pipeline, local_settings
 from waypost.spark.session import session
 from waypost.spark.source.bulk import open_bulk
 from waypost.spark.source.credentials import Place
+from waypost.store.sqlite.entries import entries_to_rows
+from waypost.store.sqlite.schema import Spelling
 from waypost.testing.clock import ClockTime
 from waypost.testing.servers import ValkeyServer
 from waypost.values import Settlement
@@ -98,6 +100,7 @@ class Grown:
                 self.work(closed_events // 3)
             publish(post, open_messages)
         with sqlite3.connect(self.file) as file:
+            entries_to_rows(file, Spelling("wp"))
             count = file.execute("SELECT max(number) FROM wp_journal").fetchone()[0]
             start = time.time_ns() // 1_000_000 - days * DAY_MS
             file.execute(

@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from benchmarks.peers.protocol import server_seconds
+
 
 @dataclass(frozen=True, eq=False)
 class Contender:
@@ -46,21 +48,32 @@ class Report:
             label = f"{value:,.0f}" if value >= 100 else f"{value:,.3f}"
             print(f"{store:8} {name:34} {peer:8} {label:>12} {unit}", flush=True)
 
-    def rates(self, name: str, store: str, contenders: list[Contender], rounds: int) -> dict[str, float]:
-        """Run contenders by turns; print the median rate of each, and ours over the ceiling's."""
+    def rates(
+        self, name: str, store: str, contenders: list[Contender], rounds: int, server: int | None = None
+    ) -> dict[str, float]:
+        """Run contenders by turns; print the median rate of each, and ours over the ceiling's.
+
+        With the process id of a server (0: there is none) the processor time per message is printed too.
+        """
         results_by_entry: dict[Contender, list[float]] = {contender: [] for contender in contenders}
+        costs: dict[Contender, list[tuple[float, float]]] = {contender: [] for contender in contenders}
         for turn in range(rounds + 1):
             for contender in contenders:
                 contender.prepare()
-                start = time.perf_counter()
+                served, spent, start = server_seconds(server or 0), time.process_time(), time.perf_counter()
                 contender.run()
-                rate = contender.count / (time.perf_counter() - start)
+                seconds, spent = time.perf_counter() - start, time.process_time() - spent
                 if turn:  # the first turn is a warm-up of caches, connections and scripts
-                    results_by_entry[contender].append(rate)
+                    results_by_entry[contender].append(contender.count / seconds)
+                    costs[contender].append((spent, server_seconds(server or 0) - served))
         medians = {f"{c.variant} {c.peer}".strip(): statistics.median(rates) for c, rates in results_by_entry.items()}
         for contender, rates in results_by_entry.items():
             label = f"{name}-{contender.variant}" if contender.variant else name
             self.add(label, store, contender.peer, round(statistics.median(rates)), "messages/s")
+            if server is not None:
+                for suffix, place in (("cpu", 0), ("server-cpu", 1)):
+                    cost = statistics.median(each[place] for each in costs[contender]) / contender.count * 1e6
+                    self.add(f"{label}-{suffix}", store, contender.peer, round(cost, 1), "us/message")
         if "raw" in medians:
             self.add(f"{name}-to-raw", store, "waypost", round(medians["waypost"] / medians["raw"], 3), "x")
         return medians

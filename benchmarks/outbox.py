@@ -70,29 +70,32 @@ def server_seconds(server: PostgresServer) -> float:
     return seconds
 
 
+def transactions(report: Report, name: str, count: int, size: int) -> None:
+    """Publish in transactions of `size` messages, beside the peer if it is set up."""
+    kinds = ["waypost", PEER] if peer(PEER).is_ready else ["waypost"]
+    results_by_entry: dict[str, list[Published]] = {kind: [] for kind in kinds}
+    with PostgresServer(durable=True, autovacuum="on", shared_buffers="256MB", max_wal_size="4GB") as server:
+        migrate(server.url)
+        for _ in range(ROUNDS):
+            for kind in kinds:
+                results_by_entry[kind].append(publish(kind, server, count, size))
+    rates = {kind: statistics.median(one.rate for one in runs) for kind, runs in results_by_entry.items()}
+    for kind, runs in results_by_entry.items():
+        report.add(name, "postgres", kind, round(rates[kind]), "messages/s")
+        cpu = statistics.median(one.cpu_microseconds for one in runs)
+        report.add(f"{name}-cpu", "postgres", kind, round(cpu, 1), "us/message")
+    if PEER in kinds:
+        report.add(f"{name}-times-{PEER}", "postgres", "waypost", round(rates["waypost"] / rates[PEER], 2), "x")
+
+
 def main() -> None:
     """Run it, and print the figures."""
     options = arguments(__doc__ or "")
     logging.getLogger("waypost").setLevel(logging.ERROR)
     report = Report(options.json)
     share = 0.2 if options.quick else 1.0
-    kinds = ["waypost", PEER] if peer(PEER).is_ready else ["waypost"]
-    with PostgresServer(durable=True, autovacuum="on", shared_buffers="256MB", max_wal_size="4GB") as server:
-        migrate(server.url)
-        for name, count, size in (("publish-tx", 2_000, 1), ("publish-tx-many", 50_000, BATCH)):
-            results_by_entry: dict[str, list[Published]] = {kind: [] for kind in kinds}
-            for _ in range(ROUNDS):
-                for kind in kinds:
-                    results_by_entry[kind].append(publish(kind, server, round(count * share), size))
-            rates = {kind: statistics.median(one.rate for one in runs) for kind, runs in results_by_entry.items()}
-            costs = {
-                kind: statistics.median(one.cpu_microseconds for one in runs) for kind, runs in results_by_entry.items()
-            }
-            for kind in kinds:
-                report.add(name, "postgres", kind, round(rates[kind]), "messages/s")
-                report.add(f"{name}-cpu", "postgres", kind, round(costs[kind], 1), "us/message")
-            if PEER in kinds:
-                report.add(f"{name}-times-{PEER}", "postgres", "waypost", round(rates["waypost"] / rates[PEER], 2), "x")
+    for name, count, size in (("publish-tx", 2_000, 1), ("publish-tx-many", 50_000, BATCH)):
+        transactions(report, name, round(count * share), size)
     with Turns(options.quick, "postgres") as turns:
         entries = turns.ours(["postgres"], round(DRAIN * share)) + turns.theirs(PEER, share=share)
         results = turns.take(entries, ROUNDS, drain)

@@ -1,11 +1,16 @@
-"""Single publishes that are made at the same time, beside the same publishes one after the other.
+"""Single publishes that are made at the same time, beside other queues, and one after the other.
 
     python -m benchmarks.publish --quick --json
 
 `publish-concurrent` is 100 tasks of one event loop that publish one message each, all at once, again and again;
-`publish-threads` is 16 threads of one blocking client. `publish-lone` is one task that publishes one message after the
-other: it must not pay for what the others gain. `calls-concurrent` is how many requests the store gets per message. All
-with the defaults: journal `all`, one client. PostgreSQL and SQLite wait for the disk, Valkey has no persistence.
+`publish-threads` is 16 threads of one blocking client, each one message after the other. `…-cpu` is the processor
+time of the publishing program per message, `…-server-cpu` that of the server. Each contender is a program of its own,
+by turns; what counts is the median of the rounds. Peers that block publish from threads only.
+
+`publish-lone` is one task that publishes one message after the other: it must not pay for what the others gain.
+`calls-concurrent` is how many requests the store gets per message. `publish-tx` is one message in a transaction of
+the caller's, beside faststream-outbox. All with the defaults: journal `all`, one client. PostgreSQL and SQLite wait
+for the disk, Valkey has no persistence.
 """
 
 from __future__ import annotations
@@ -13,22 +18,32 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import threading
+import statistics
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from benchmarks.core import BODY
 from benchmarks.measure import Contender, Report, arguments
+from benchmarks.outbox import transactions
+from benchmarks.peers.harness import together
 from benchmarks.peers.hosts import host
+from benchmarks.peers.protocol import TASKS
+from benchmarks.peers.turns import Entry, Turns
 from waypost import AsyncWaypost, Waypost
 from waypost.store.port import Call
 from waypost.store.postgres import migrate
 
 STORES = ("valkey", "postgres", "sqlite")
-TASKS, THREADS = 100, 16
-#: Waves of 100 tasks, messages of a thread, and lone publishes in one round.
-WAVES, EACH, LONE = 40, 200, 400
+#: Peers with an asyncio client (or one of Node), and peers with a blocking one.
+TASK_PEERS = ("arq", "taskiq", "bullmq", "pgqueuer", "procrastinate", "faststream-outbox")
+THREAD_PEERS = ("dramatiq", "huey", "procrastinate")
+#: Messages in one round: of waypost by store, of a peer, and lone ones.
+OURS = {"valkey": 16_000, "postgres": 16_000, "sqlite": 8_000}
+THEIRS, LONE = 3_200, 400
+ROUNDS = 3
 
 
 class Subject:
@@ -74,17 +89,6 @@ class Subject:
 
         self._runner.run(run())
 
-    def in_threads(self, each: int) -> None:
-        def run() -> None:
-            for _ in range(each):
-                self._sync.publish(self._queue, BODY)
-
-        threads = [threading.Thread(target=run) for _ in range(THREADS)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-
     def close(self) -> None:
         self._runner.run(self._post.close())
         self._runner.close()
@@ -104,30 +108,37 @@ def subject_on(store: str) -> Iterator[Subject]:
             subject.close()
 
 
-def publishing(report: Report, store: str, subject: Subject, share: float, rounds: int) -> None:
-    """The figures of one store."""
-    waves, each, lone = (max(1, round(count * share)) for count in (WAVES, EACH, LONE))
-    report.rates(
-        "publish-concurrent",
-        store,
-        [Contender("waypost", lambda: subject.concurrent(waves), waves * TASKS, subject.new_queue)],
-        rounds,
-    )
-    report.rates(
-        "publish-threads",
-        store,
-        [Contender("waypost", lambda: subject.in_threads(each), each * THREADS, subject.new_queue)],
-        rounds,
-    )
-    report.rates(
-        "publish-lone",
-        store,
-        [Contender("waypost", lambda: subject.lone(lone), lone, subject.new_queue)],
-        rounds,
-    )
-    subject.calls = 0
-    subject.concurrent(waves)
-    report.add("calls-concurrent", store, "waypost", round(subject.calls / (waves * TASKS), 3), "calls/message")
+def alone(report: Report, store: str, share: float, rounds: int) -> None:
+    """One publish after the other, and how many requests the store gets when they are made at the same time."""
+    with subject_on(store) as subject:
+        lone, waves = round(LONE * share), round(20 * share)
+        report.rates(
+            "publish-lone",
+            store,
+            [Contender("waypost", partial(subject.lone, lone), lone, subject.new_queue)],
+            rounds,
+        )
+        subject.calls = 0
+        subject.concurrent(waves)
+        report.add("calls-concurrent", store, "waypost", round(subject.calls / (waves * TASKS), 3), "calls/message")
+
+
+def at_the_same_time(report: Report, turns: Turns, name: str, kind: str, peers: tuple[str, ...], share: float) -> None:
+    """Tasks or threads of waypost and of its peers, by turns."""
+    entries: list[Entry] = []
+    for store in STORES:
+        entries += turns.ours([store], round(OURS[store] * share))
+    entries += [
+        Entry(entry.store, replace(entry.contestant, count=round(THEIRS * share))) for entry in turns.theirs(*peers)
+    ]
+    for entry, runs in turns.take(entries, ROUNDS, partial(together, kind=kind)).items():
+        peer = entry.contestant.name
+        report.add(name, entry.store, peer, round(statistics.median(run.rate for run in runs)), "messages/s")
+        cpu = round(statistics.median(run.cpu_us for run in runs), 1)
+        report.add(f"{name}-cpu", entry.store, peer, cpu, "us/message")
+        if entry.store != "sqlite":
+            server = round(statistics.median(run.server_cpu_us for run in runs), 1)
+            report.add(f"{name}-server-cpu", entry.store, peer, server, "us/message")
 
 
 def main() -> None:
@@ -135,11 +146,15 @@ def main() -> None:
     options = arguments(__doc__ or "")
     logging.getLogger("waypost").setLevel(logging.ERROR)  # a server without persistence is intended here
     report = Report(options.json)
-    share, rounds = (0.5, 3) if options.quick else (1.0, 5)
+    share = 0.5 if options.quick else 1.0
     for store in STORES:
         if options.store in (None, store):
-            with subject_on(store) as subject:
-                publishing(report, store, subject, share, rounds)
+            alone(report, store, share, ROUNDS)
+    if options.store in (None, "postgres"):
+        transactions(report, "publish-tx", round(2_000 * share / 5), 1)
+    with Turns(options.quick, options.store) as turns:
+        at_the_same_time(report, turns, "publish-concurrent", "tasks", TASK_PEERS, share)
+        at_the_same_time(report, turns, "publish-threads", "threads", THREAD_PEERS, share)
 
 
 if __name__ == "__main__":

@@ -135,12 +135,13 @@ class RawPostgres:
     def empty(self) -> None:
         self._database.execute("TRUNCATE raw_message")
 
-    def publish_one(self, count: int) -> None:
+    def publish_one(self, count: int, *, prepare: bool = False) -> None:
         for _ in range(count):
             self._database.execute(
                 "INSERT INTO raw_message (seq, position, ready_ms, published_ms, queue, state, rank, id, data)"
                 " VALUES (nextval('raw_sequence'), 1, 1, 1, 1, 0, 4, %s, %b)",
                 (self._session.message_ids(1)[0], self._payload),
+                prepare=prepare,
             )
 
     def publish_one_in_transaction(self, count: int) -> None:

@@ -177,7 +177,8 @@ def verbs_of(path: Path, before: str, after: str) -> set[str]:
     changed = ""
     for stem, text in texts.items():
         starts = [*SQL_FUNCTION.finditer(text)]
-        for start, end in zip(starts, [*(each.start() for each in starts[1:]), len(text)], strict=True):
+        ends = [*(each.start() for each in starts[1:]), len(text)]
+        for start, end in zip(starts, ends[: len(starts)], strict=True):
             uses[start[1]] = set(re.findall(r"\{(\w+)\}", text[start.end() : end]))
             if stem == path.stem and start.start() <= place < end:
                 changed = start[1]

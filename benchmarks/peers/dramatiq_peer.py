@@ -36,6 +36,9 @@ class Dramatiq(Program):
     async def send(self, message: Body) -> None:
         self._actor.send(message)
 
+    def send_blocking(self, message: Body) -> None:
+        self._actor.send(message)
+
     async def send_timer(self, message: Body, due: float) -> None:
         self._actor.send_with_options(args=(message,), delay=max(0, round((due - time.time()) * 1000)))
 

@@ -6,6 +6,7 @@ SIGTERM, and a worker of ours that does not stop in order is an error.
 
 from __future__ import annotations
 
+import json
 import mmap
 import os
 import signal
@@ -205,6 +206,31 @@ def run(contestant: Contestant, *given: str) -> int:
         finally:
             program.kill()
         return code
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """Publishes at the same time: messages per second, and microseconds of processor time per message."""
+
+    rate: float
+    cpu_us: float
+    server_cpu_us: float
+
+
+def together(contestant: Contestant, host: Host, kind: str) -> Together:
+    """Measure how fast many tasks or threads of one program publish, one message per call."""
+    count = contestant.count
+    with host.place() as url, tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        given = ["together", "--url", url, "--count", str(count), "--kind", kind, "--server", str(host.pid)]
+        program = Running(contestant, *given, output=output, errors=errors)
+        try:
+            if program.wait() != 0:
+                raise program.failed("ended with an error")
+        finally:
+            program.kill()
+        output.seek(0)
+        found = json.loads(output.read().splitlines()[-1])
+    return Together(count / found["seconds"], found["cpu"] / count * 1e6, found["server"] / count * 1e6)
 
 
 def work(contestant: Contestant, url: str, times: Times, clock: str = "monotonic") -> list[str]:

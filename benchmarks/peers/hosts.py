@@ -19,6 +19,11 @@ from waypost.testing.servers import ValkeyServer
 class Host(Protocol):
     """A server or a folder for contenders."""
 
+    @property
+    def pid(self) -> int:
+        """The process id of the server, 0 if there is none."""
+        ...
+
     def place(self) -> AbstractContextManager[str]:
         """Return the URL of an empty database for one turn."""
         ...
@@ -29,6 +34,10 @@ class ValkeyHost:
 
     def __init__(self, server: ValkeyServer) -> None:
         self._server = server
+
+    @property
+    def pid(self) -> int:
+        return self._server.pid or 0
 
     @contextmanager
     def place(self) -> Iterator[str]:
@@ -46,6 +55,10 @@ class PostgresHost:
         self._server = server
         self._numbers = itertools.count()
 
+    @property
+    def pid(self) -> int:
+        return self._server.pid or 0
+
     @contextmanager
     def place(self) -> Iterator[str]:
         name = f"bench_{next(self._numbers)}"
@@ -61,6 +74,8 @@ class PostgresHost:
 
 class SqliteHost:
     """A new file for each turn."""
+
+    pid = 0
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -29,6 +29,9 @@ class Huey(Program):
     async def send(self, message: Body) -> None:
         self._task(message)
 
+    def send_blocking(self, message: Body) -> None:
+        self._task(message)
+
     async def send_timer(self, message: Body, due: float) -> None:
         self._task.schedule((message,), eta=datetime.fromtimestamp(due, UTC))
 

@@ -3,7 +3,7 @@
 // Node cannot map a file into memory: times are kept in an array and written every few milliseconds and at the end.
 // process.hrtime is CLOCK_MONOTONIC, as Python's time.monotonic_ns is.
 
-import { closeSync, fstatSync, openSync, writeSync } from "node:fs";
+import { closeSync, fstatSync, openSync, readFileSync, readdirSync, writeSync } from "node:fs";
 import { createRequire } from "node:module";
 import { setTimeout as sleep } from "node:timers/promises";
 import { pathToFileURL } from "node:url";
@@ -11,6 +11,7 @@ import { parseArgs } from "node:util";
 
 const FLUSH_MILLISECONDS = 20;
 const TIMERS_AT_ONCE = 50;
+const TASKS = 100;
 const LEAD_TOO_SHORT = 3;
 
 /** A module of the peer's own environment. */
@@ -96,10 +97,45 @@ async function sendTimers(program, path, span, lead) {
   return Date.now() > first ? LEAD_TOO_SHORT : 0;
 }
 
+/** The processor time of a server and of the processes that it has started, in seconds. */
+function serverSeconds(pid) {
+  let spent = 0;
+  for (const name of pid ? readdirSync("/proc") : []) {
+    if (!/^\d+$/.test(name)) continue;
+    try {
+      const parent = readFileSync(`/proc/${name}/stat`, "utf8").split(") ").pop().split(" ")[1];
+      if (name !== pid && parent !== pid) continue;
+      for (const thread of readdirSync(`/proc/${name}/task`)) {
+        spent += Number(readFileSync(`/proc/${name}/task/${thread}/schedstat`, "utf8").split(" ")[0]);
+      }
+    } catch {
+      continue; // it has ended
+    }
+  }
+  return spent / 1e9;
+}
+
+/** Publish one message each in many calls at the same time; print how long that took, and the processor time. */
+async function publishTogether(program, count, server) {
+  const waves = async (number) => {
+    for (let wave = 0; wave < number; wave++) {
+      await Promise.all(Array.from({ length: TASKS }, (_, place) => program.send(body(wave * TASKS + place))));
+    }
+  };
+  await waves(2);
+  const served = serverSeconds(server);
+  const began = performance.now();
+  const spent = process.cpuUsage();
+  await waves(Math.floor(count / TASKS));
+  const seconds = (performance.now() - began) / 1000;
+  const { user, system } = process.cpuUsage(spent);
+  say({ seconds, cpu: (user + system) / 1e6, server: serverSeconds(server) - served });
+}
+
 /** Do what the command line asks of this peer. A program has open, close, send, publish, sendTimer and work. */
 export async function main(program) {
   const options = Object.fromEntries(
-    ["url", "slots", "count", "rate", "span", "lead", "clock", "variant"].map((name) => [name, { type: "string" }]),
+    ["url", "slots", "count", "rate", "span", "lead", "clock", "variant", "kind", "server"].map((name) => [name, { type: "string" }]),
   );
   const { values, positionals } = parseArgs({ options, allowPositionals: true });
   const command = positionals[0];
@@ -115,6 +151,8 @@ export async function main(program) {
     await sendSteadily(program, values.slots, Number(values.rate ?? 200));
   } else if (command === "timers") {
     code = await sendTimers(program, values.slots, Number(values.span), Number(values.lead));
+  } else if (command === "together") {
+    await publishTogether(program, Number(values.count), values.server);
   } else {
     throw new Error(`unknown command ${command}`);
   }

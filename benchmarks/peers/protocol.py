@@ -4,6 +4,8 @@
     work    --url U --slots FILE [--clock wall]          handle messages until the process is ended
     send    --url U --slots FILE --rate R                publish one by one, at a rate
     timers  --url U --slots FILE --span S --lead L       publish timers, due evenly over a span that follows the lead
+    together --url U --count N --kind tasks|threads --server PID
+                                                         publish one by one from many tasks or threads at the same time
 
 A slot file holds eight bytes per message: nanoseconds, zero while nothing has happened. `work` writes when a handler
 began, `send` when the call to publish did, `timers` when the message is due. It is mapped into memory, so a handler
@@ -17,13 +19,17 @@ import asyncio
 import json
 import math
 import mmap
+import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 NANOSECONDS = 1_000_000_000
 #: Calls to publish a timer under way at once, where a peer has no bulk call for it.
 TIMERS_AT_ONCE = 50
+#: Tasks of an event loop that publish one message each, all at once, and threads that publish one after the other.
+TASKS, THREADS = 100, 16
 #: Timers whose first was due before the last was published: the lead was too short, and the figure would be wrong.
 LEAD_TOO_SHORT = 3
 
@@ -78,6 +84,10 @@ class Program:
 
     async def send(self, message: Body) -> None:
         """Publish one message."""
+        raise NotImplementedError
+
+    def send_blocking(self, message: Body) -> None:
+        """Publish one message from a thread. Only peers with a blocking client have this."""
         raise NotImplementedError
 
     async def publish(self, messages: Sequence[Body]) -> None:
@@ -159,11 +169,63 @@ def send_timers(program: Program, path: str, span: float, lead: float) -> int:
     return LEAD_TOO_SHORT if time.time() > first else 0
 
 
+def server_seconds(pid: int) -> float:
+    """Return the processor time of a server and of the processes that it has started; 0 without a server."""
+    spent = 0
+    for folder in Path("/proc").iterdir() if pid else ():
+        try:
+            parent = folder.name.isdigit() and int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            if folder.name == str(pid) or parent == pid:
+                spent += sum(
+                    int((thread / "schedstat").read_text().split()[0]) for thread in (folder / "task").iterdir()
+                )
+        except OSError:
+            continue  # it has ended
+    return spent / NANOSECONDS
+
+
+def publish_together(program: Program, count: int, kind: str, server: int) -> None:
+    """Publish from many tasks or threads at the same time; print how long that took, and the processor time."""
+
+    async def tasks(waves: int) -> None:
+        for wave in range(waves):
+            await asyncio.gather(*(program.send(body(wave * TASKS + number)) for number in range(TASKS)))
+
+    def threads(each: int) -> None:
+        def run() -> None:
+            for number in range(each):
+                program.send_blocking(body(number))
+
+        started = [threading.Thread(target=run) for _ in range(THREADS)]
+        for thread in started:
+            thread.start()
+        for thread in started:
+            thread.join()
+
+    async def main() -> None:
+        await program.open()
+        # The first ones connect.
+        if kind == "tasks":
+            await tasks(2)
+        else:
+            await asyncio.to_thread(threads, 2)
+        served, began, spent = server_seconds(server), time.perf_counter(), time.process_time()
+        if kind == "tasks":
+            await tasks(count // TASKS)
+        else:
+            await asyncio.to_thread(threads, count // THREADS)
+        seconds, cpu = time.perf_counter() - began, time.process_time() - spent
+        print_json(seconds=seconds, cpu=cpu, server=server_seconds(server) - served)
+        await program.close()
+
+    program.run(main)
+
+
 def arguments(given: Sequence[str] | None) -> argparse.Namespace:
-    """Parse the options of all four commands."""
+    """Parse the options of all commands."""
     parser = argparse.ArgumentParser(description="A peer of the benchmarks.")
     commands = parser.add_subparsers(dest="command", required=True)
-    for name in ("publish", "work", "send", "timers"):
+    for name in ("publish", "work", "send", "timers", "together"):
         command = commands.add_parser(name)
         command.add_argument("--url", required=True)
         command.add_argument("--slots")
@@ -173,6 +235,8 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
         command.add_argument("--lead", type=float, default=4.0)
         command.add_argument("--clock", choices=("monotonic", "wall"), default="monotonic")
         command.add_argument("--variant", default="")
+        command.add_argument("--server", type=int, default=0)
+        command.add_argument("--kind", choices=("tasks", "threads"), default="tasks")
     return parser.parse_args(given)
 
 
@@ -190,4 +254,6 @@ def main(program_type: Callable[[str], Program], given: Sequence[str] | None = N
             send_steadily(program, options.slots, options.rate)
         case "timers":
             return send_timers(program, options.slots, options.span, options.lead)
+        case "together":
+            publish_together(program, options.count, options.kind, options.server)
     return 0

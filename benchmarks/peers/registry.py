@@ -78,6 +78,7 @@ PEERS = (
     Peer("pgqueuer", "postgres", ("pgqueuer==1.6.0", "asyncpg==0.31.0", UVLOOP), drain_count=20_000),
     Peer("graphile-worker", "postgres", ("graphile-worker==0.18.0",), "node", drain_count=40_000),
     Peer("faststream-outbox", "postgres", ("faststream-outbox==0.19.0", FASTSTREAM, "asyncpg==0.31.0", UVLOOP)),
+    Peer("procrastinate", "postgres", ("procrastinate==3.10.0", "psycopg==3.3.8", "psycopg-binary==3.3.8")),
 )
 
 

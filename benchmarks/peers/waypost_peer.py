@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from benchmarks.peers.protocol import Body, Program, Started, main, print_json
-from waypost import AsyncWaypost
+from waypost import AsyncWaypost, Waypost
 from waypost.cli.main import main as command
 from waypost.store.postgres import migrate
 
@@ -62,17 +62,23 @@ class OurProgram(Program):
     """The async client with its defaults."""
 
     bench: Bench
+    _blocking: Waypost
 
     async def open(self) -> None:
         self.bench = Bench(self.url, lambda number: None)
+        self._blocking = Waypost(self.url)
         if self.variant == "once":
             await self.bench.post.configure(QUEUE, lease=None)
 
     async def close(self) -> None:
         await self.bench.post.close()
+        self._blocking.close()
 
     async def send(self, message: Body) -> None:
         await self.bench.post.publish(QUEUE, message)
+
+    def send_blocking(self, message: Body) -> None:
+        self._blocking.publish(QUEUE, message)
 
     async def publish(self, messages: Sequence[Body]) -> None:
         await self.bench.post.publish_many(QUEUE, messages)

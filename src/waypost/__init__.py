@@ -5,7 +5,9 @@ The names that programs use are here; the errors are in `waypost.errors`, all of
 
 from __future__ import annotations
 
-from waypost.client import AsyncWaypost, Waypost
+from typing import TYPE_CHECKING
+
+from waypost.client import Waypost
 from waypost.errors import WaypostError
 from waypost.message import Dead, Drop, Message, Outcome, Queue, Retry, Snooze, StoredMessage
 from waypost.middleware import Middleware, Outgoing
@@ -16,6 +18,20 @@ from waypost.release import VERSION
 from waypost.schedule.schedule import Schedule
 from waypost.values import Drained, Health, Ledger, Published, Redriven
 from waypost.views import Event, JournalPage, Observed, Policy, RegisteredWorker, Stats
+
+if TYPE_CHECKING:
+    from waypost.client import AsyncWaypost
+else:
+
+    def __getattr__(name: str) -> object:
+        """Import the async client on first use: most programs need one of the two."""
+        if name == "AsyncWaypost":
+            from waypost.client import AsyncWaypost
+
+            globals()[name] = AsyncWaypost
+            return AsyncWaypost
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __version__ = VERSION
 

@@ -16,7 +16,6 @@ message for a newer one. Nothing is pickled.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import date, datetime, time, timedelta
@@ -371,7 +370,9 @@ def content_key(encoded: Encoded, as_type: Any = None) -> str:
         # A pydantic model has its own order and form, so its JSON text is used.
         kind: Any = None if hasattr(as_type, "model_validate_json") else as_type
         data = _json_sorted.encode(decode_body(CONTENT_TYPES[JSON], data, kind))
-    digest = hashlib.sha256(f"{encoded.content}:{encoded.type_name or ''}\n".encode())
+    from hashlib import sha256  # few programs need it
+
+    digest = sha256(f"{encoded.content}:{encoded.type_name or ''}\n".encode())
     digest.update(data)
     return "sha256:" + digest.hexdigest()
 
@@ -467,6 +468,9 @@ class Heads:
 
 #: A JSON text this short can be neither too deep, because every level needs two brackets, nor too large.
 _SURELY_SHALLOW = 2 * JSON_DEPTH_MAX
+#: Bodies that are decoded at once to be compared: with a whole chunk, Python's garbage collector would start again and
+#: again, and scan all objects of the program, while the decoded values exist.
+_BODIES_COMPARED_AT_ONCE = 64
 _PLAIN_JSON = ({dict}, {list}, {dict, list})
 
 
@@ -493,16 +497,19 @@ def seal_many(ids: Sequence[str], bodies: Sequence[object], heads: Heads, as_typ
 
 def _plain_lines(bodies: Sequence[object]) -> list[bytes] | None:
     """Return one JSON text for each body; None if one of them is not plain and must be encoded singly."""
+    lines: list[bytes] = []
     try:
-        text = _json_encoder.encode_lines(bodies)
-        lines = text.split(b"\n")
-        lines.pop()
-        # Another count means that a body has a line end itself (msgspec.Raw).
-        if len(lines) != len(bodies):
-            return None
-        # A body that would arrive as a different value is encoded singly.
-        if _json_decoder.decode_lines(text) != list(bodies):
-            return None
+        for start in range(0, len(bodies), _BODIES_COMPARED_AT_ONCE):
+            part = list(bodies[start : start + _BODIES_COMPARED_AT_ONCE])
+            text = _json_encoder.encode_lines(part)
+            lines += text.split(b"\n")
+            lines.pop()
+            # Another count means that a body has a line end itself (msgspec.Raw).
+            if len(lines) != start + len(part):
+                return None
+            # A body that would arrive as a different value is encoded singly.
+            if _json_decoder.decode_lines(text) != part:
+                return None
         for line in lines:
             if len(line) > _SURELY_SHALLOW:
                 if len(line) > BODY_BYTES_MAX:
@@ -596,11 +603,19 @@ def plain_body(data: bytes) -> tuple[ContentType, bytes] | None:
 
 def _json_decoder_of(as_type: Any) -> Callable[[bytes], Any]:
     """How a type is decoded from JSON; cached, because preparing it costs more than decoding a small body."""
+    kept = _decoders.get(id(as_type))
+    if kept is not None:
+        return kept[1]
     try:
         hash(as_type)
     except TypeError:
-        return _make_json_decoder(as_type)
-    return _kept_json_decoder_of(as_type)
+        decoder = _make_json_decoder(as_type)
+    else:
+        decoder = _kept_json_decoder_of(as_type)
+    if len(_decoders) >= _DECODERS_MAX:
+        _decoders.clear()
+    _decoders[id(as_type)] = (as_type, decoder)
+    return decoder
 
 
 def _make_json_decoder(as_type: Any) -> Callable[[bytes], Any]:
@@ -619,7 +634,11 @@ def _make_json_decoder(as_type: Any) -> Callable[[bytes], Any]:
     return partial(_read_first, readers)
 
 
-_kept_json_decoder_of = lru_cache(maxsize=256)(_make_json_decoder)
+_DECODERS_MAX = 256
+_kept_json_decoder_of = lru_cache(maxsize=_DECODERS_MAX)(_make_json_decoder)
+#: By identity, because hashing a type like `dict[str, Any]` takes longer than finding its decoder. The type is kept
+#: beside it, so that no other object can get its identity.
+_decoders: dict[int, tuple[Any, Callable[[bytes], Any]]] = {}
 
 
 def _read_first(readers: Sequence[Callable[[bytes], Any]], data: bytes) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Mapping
 from datetime import timedelta
 
@@ -60,7 +59,9 @@ def printable(text: str) -> str:
     """Return a text in which characters that control a terminal, or the direction of text, are escaped."""
     if text.isprintable():
         return text
-    return "".join(one if one.isprintable() or unicodedata.category(one) == "Zs" else _escaped(one) for one in text)
+    from unicodedata import category  # a large table
+
+    return "".join(one if one.isprintable() or category(one) == "Zs" else _escaped(one) for one in text)
 
 
 def _escaped(character: str) -> str:

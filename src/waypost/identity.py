@@ -7,7 +7,6 @@ no decision of a store depends on it.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import threading
 import time
@@ -26,7 +25,16 @@ NONCE_BYTES = 12
 OPERATIONS_MAX = 2**31 - 1
 
 PAIRS = [a + b for a in ALPHABET for b in ALPHABET]
-TRIPLES = [a + b for a in ALPHABET for b in PAIRS]
+#: 32,768 texts: made with the first session, since many programs import this and make none.
+TRIPLES: list[str] = []
+
+
+def make_triples() -> list[str]:
+    """Return `TRIPLES`, complete."""
+    if not TRIPLES:
+        # Another thread may do the same: all at once, so that no part of it can be seen.
+        TRIPLES[:] = [a + b for a in ALPHABET for b in PAIRS]
+    return TRIPLES
 
 
 class Operation(NamedTuple):
@@ -69,6 +77,7 @@ class Session:
         self.pid = os.getpid()
         self.time = time or StoreTime()
         self._lock = threading.Lock()
+        make_triples()
         self._begin()
 
     def _begin(self) -> None:
@@ -134,5 +143,7 @@ def is_message_id(text: str) -> bool:
 
 def continuation_id(source_id: str, token: int, index: int) -> str:
     """Return the id of a continuation, the same however often its settle is repeated."""
-    digest = hashlib.blake2b(f"{source_id}:{token}:{index}".encode(), digest_size=16).digest()
+    from hashlib import blake2b  # few programs need it
+
+    digest = blake2b(f"{source_id}:{token}:{index}".encode(), digest_size=16).digest()
     return source_id[:9] + encode(int.from_bytes(digest, "big"), 15)

@@ -150,10 +150,20 @@ def _storable(text: str) -> str:
     return plain.encode("utf-8", "backslashreplace").decode()
 
 
+#: Where an error keeps a text that is shorter than its own.
+_TEXT = "__waypost_text__"
+
+
+def set_error_text(error: BaseException, text: str) -> None:
+    """Let an error be kept and logged with this text instead of its own, which may have pages."""
+    with suppress(Exception):
+        vars(error)[_TEXT] = text
+
+
 def error_text(error: BaseException) -> str:
     """Return the text of an error; its `__str__` is user code and may fail."""
     try:
-        return cut_text(str(error))
+        return cut_text(str(vars(error).get(_TEXT, error)))
     except Exception:
         return _NO_TEXT
 

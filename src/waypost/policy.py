@@ -22,6 +22,10 @@ Overload = Literal["raise", "block", "drop_oldest"]
 #: `server`: as durable as the configuration of the server. `fsync`: a write is confirmed when it is on the disk.
 Durability = Literal["server", "fsync"]
 JournalLevel = Literal["off", "failures", "all", "full"]
+#: `group`: the messages of a group are handed out one at a time, in the order in which they became ready.
+Order = Literal["group"]
+#: What a message that failed does to its ordered group until it is tried again: hold it, or let the next one pass.
+OnFailure = Literal["hold", "pass"]
 
 # ---- limits: everything has one, so that no caller and no accident can hurt the store ----------------------
 
@@ -144,6 +148,16 @@ FAILURE_EVENTS = frozenset(
         "resumed", "skipped",
     )
 )  # fmt: skip
+#: A group's place among the groups moves by this number, divided by its weight, with each message that is handed out.
+#: Divisible by most small weights, and small enough that turns stay exact in Lua for decades.
+GROUP_STRIDE = 5_040
+GROUP_WEIGHT_MAX = 100
+#: A group's rate is counted in this many parts of its window, so that its record stays small.
+GROUP_RATE_PARTS = 64
+#: Groups of a queue that may be paused or have settings of their own: their records are kept without messages.
+GROUPS_KEPT_MAX = 10_000
+#: Groups that cannot go on and that one claim may take out of the turns while it searches for one that can.
+GROUPS_SKIPPED_MAX = 512
 #: Reclaimed and released messages come before all others of their priority: their position is the lease end minus this.
 HEAD_OFFSET = 2**48
 
@@ -215,10 +229,32 @@ class PolicyRecord(Struct, frozen=True, forbid_unknown_fields=True):
     hide_bodies: bool = False
     #: Whether errors are kept without their tracebacks. False by default, so that an earlier release can read the rest.
     no_tracebacks: bool = False
+    order: Order | None = None
+    on_failure: OnFailure = "hold"
+    #: Whether claims take turns between groups. A queue with an order or a limit per group does, too.
+    fair: bool = False
+    group_max_running: int | None = None
+    group_rate_count: int | None = None
+    group_rate_per_ms: int | None = None
+    group_max_pending: int | None = None
 
     def changed(self, changes: Mapping[str, Any]) -> PolicyRecord:
-        """This policy with store-level changes applied."""
-        return structs.replace(self, **changes)
+        """This policy with store-level changes applied; raises `InvalidPolicy` if it contradicts itself."""
+        policy = structs.replace(self, **changes)
+        if policy.lease_ms is None and (policy.order or policy.limits_groups):
+            raise InvalidPolicy(LEASE_NEEDED)
+        return policy
+
+    @property
+    def grouped(self) -> bool:
+        """Whether claims take turns between the groups of this queue."""
+        return self.fair or self.order is not None or self.limits_groups
+
+    @property
+    def limits_groups(self) -> bool:
+        """Whether each group has a limit."""
+        limits = (self.group_max_running, self.group_rate_count, self.group_max_pending)
+        return any(limit is not None for limit in limits)
 
     @property
     def journal_slack(self) -> int:
@@ -227,6 +263,18 @@ class PolicyRecord(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 DEFAULT_POLICY = PolicyRecord()
+#: The fields of a policy that are about groups.
+GROUP_FIELDS = frozenset(
+    (
+        "order", "on_failure", "fair", "group_max_running", "group_rate_count", "group_rate_per_ms",
+        "group_max_pending",
+    )
+)  # fmt: skip
+#: The text of an error that every store raises.
+LEASE_NEEDED = (
+    "order and limits per group need a lease: with lease=None a message is gone once it is claimed, so its end is not "
+    "known; set a lease, or remove order, group_max_running, group_rate and group_max_pending"
+)
 #: What `completed=True` keeps.
 COMPLETED_DEFAULT = 1_000
 
@@ -238,13 +286,23 @@ def policy_changes(settings: Mapping[str, Any]) -> dict[str, Any]:
         match name:
             case "lease":
                 changes["lease_ms"] = None if value is None else _lease_ms(value)
-            case "max_deliveries" | "max_pending" | "max_running" | "dead_max":
+            case (
+                "max_deliveries" | "max_pending" | "max_running" | "dead_max"
+                | "group_max_running" | "group_max_pending"
+            ):  # fmt: skip
                 changes[name] = None if value is None else _positive(name, value)
             case "overload":
                 changes[name] = check_choice(name, value, ("raise", "block", "drop_oldest"), InvalidPolicy)
             case "rate":
                 count, per = (None, None) if value is None else parse_rate(value)
                 changes["rate_count"], changes["rate_per_ms"] = count, per
+            case "group_rate":
+                count, per = (None, None) if value is None else parse_rate(value, name)
+                changes["group_rate_count"], changes["group_rate_per_ms"] = count, per
+            case "order":
+                changes[name] = None if value is None else check_choice(name, value, get_args(Order), InvalidPolicy)
+            case "on_failure":
+                changes[name] = check_choice(name, value, get_args(OnFailure), InvalidPolicy)
             case "journal":
                 changes[name] = check_choice(name, value, ("off", "failures", "all", "full"), InvalidPolicy)
             case "journal_max":
@@ -256,9 +314,9 @@ def policy_changes(settings: Mapping[str, Any]) -> dict[str, Any]:
                     changes["completed_max"] = COMPLETED_DEFAULT if value else 0
                 else:
                     changes["completed_max"] = check_count(name, value, 0, 2**40, InvalidPolicy)
-            case "hide_bodies":
+            case "hide_bodies" | "fair":
                 if not isinstance(value, bool):
-                    raise InvalidPolicy(f"hide_bodies must be True or False, not {show(value)}")
+                    raise InvalidPolicy(f"{name} must be True or False, not {show(value)}")
                 changes[name] = value
             case "tracebacks":
                 if not isinstance(value, bool):
@@ -268,19 +326,56 @@ def policy_changes(settings: Mapping[str, Any]) -> dict[str, Any]:
                 raise InvalidPolicy(
                     f"unknown queue setting {name!r}; known are lease, max_deliveries, max_pending, overload, "
                     "max_running, rate, journal, journal_max, dead_max, dead_keep, completed, hide_bodies, "
-                    "tracebacks"
+                    "tracebacks, order, on_failure, fair, group_max_running, group_rate, group_max_pending"
                 )
     return changes
 
 
-def parse_rate(value: str) -> tuple[int, int]:
+class GroupSettings(Struct, frozen=True):
+    """The settings of a single group, kept in the store. None: as the queue has it."""
+
+    weight: int = 1
+    max_running: int | None = None
+    rate_count: int | None = None
+    rate_per_ms: int | None = None
+    max_pending: int | None = None
+    paused: bool = False
+
+    @property
+    def limits(self) -> bool:
+        """Whether it has a limit of its own."""
+        return any(limit is not None for limit in (self.max_running, self.rate_count, self.max_pending))
+
+
+DEFAULT_GROUP = GroupSettings()
+
+
+def group_changes(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Turn the keywords of `configure_group` into validated fields of `GroupSettings`."""
+    changes: dict[str, Any] = {}
+    for name, value in settings.items():
+        match name:
+            case "weight":
+                changes[name] = check_count(name, value, 1, GROUP_WEIGHT_MAX, InvalidPolicy)
+            case "max_running" | "max_pending":
+                changes[name] = None if value is None else _positive(name, value)
+            case "rate":
+                changes["rate_count"], changes["rate_per_ms"] = (None, None) if value is None else parse_rate(value)
+            case _:
+                raise InvalidPolicy(
+                    f"unknown group setting {name!r}; known are weight, max_running, rate and max_pending"
+                )
+    return changes
+
+
+def parse_rate(value: str, name: str = "rate") -> tuple[int, int]:
     """Read "100/m", "5/s" or "10/500ms" as (count, window in milliseconds)."""
     match = RATE.fullmatch(value) if isinstance(value, str) else None
     if match is None:
-        raise InvalidPolicy(f'rate must look like "100/m", "5/s" or "10/500ms", not {show(value)}')
+        raise InvalidPolicy(f'{name} must look like "100/m", "5/s" or "10/500ms", not {show(value)}')
     count, times, unit = int(match[1]), int(match[2] or 1), UNIT_MS[match[3]]
     if count < 1 or times < 1:
-        raise InvalidPolicy(f"rate must be at least one per window, not {show(value)}; use pause to stop a queue")
+        raise InvalidPolicy(f"{name} must be at least one per window, not {show(value)}; use pause to stop a queue")
     return count, times * unit
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from typing import Final, NamedTuple
-from urllib.parse import quote, unquote
 
 from waypost.errors import InvalidUrl
 from waypost.formatting import printable
@@ -59,6 +58,15 @@ class Url(NamedTuple):
     path: str
     query: str
     fragment: str
+
+
+def unescape(text: str) -> str:
+    """Return a part of a URL without percent signs."""
+    if "%" not in text:
+        return text
+    from urllib.parse import unquote  # most URLs do not need it
+
+    return unquote(text)
 
 
 def read_url(text: str) -> Url | None:
@@ -122,7 +130,7 @@ def resolve_url(url: str) -> str:
     scheme, separator, rest = url.partition("://")
     if scheme != "file" or not separator:
         return url
-    path = unquote(rest)
+    path = unescape(rest)
     if not path.startswith("/") or "\0" in path:
         raise InvalidUrl(
             "a file:// URL names a file by its absolute path, with three slashes: file:///run/secrets/waypost_url"
@@ -183,7 +191,7 @@ def parameter_names(url: str) -> list[str]:
 
 def _parameters(query: str) -> list[tuple[str, str]]:
     pairs = (pair.partition("=") for pair in re.split(r"[&;]", query) if pair)
-    return [(unquote(name), value) for name, _, value in pairs]
+    return [(unescape(name), value) for name, _, value in pairs]
 
 
 def secrets_of(url: str) -> frozenset[str]:
@@ -200,9 +208,11 @@ def secrets_of(url: str) -> frozenset[str]:
         if not password:
             found.add(user)  # a token, as in NATS URLs
         found |= {value for name, value in _parameters(parts.query) if SECRET_NAME.search(name)}
+    from urllib.parse import quote  # few programs come here
+
     spelled = set()
     for one in found - {""}:
-        for form in (one, unquote(one)):
+        for form in (one, unescape(one)):
             spelled |= {form, quote(form, safe=""), quote(form), repr(form)[1:-1], ascii(form)[1:-1]}
     return frozenset(spelled - {""})
 

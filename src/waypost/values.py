@@ -172,6 +172,8 @@ class Claimed(Struct, frozen=True):
     #: What else the claim did, and the clients to wake for it by queue: those that wait for the end of a message.
     also: tuple[SideEffect, ...] = ()
     wake: dict[str, list[str]] = {}
+    #: The queue takes turns between groups: a worker claims no more than it can start, so that turns and limits hold.
+    grouped: bool = False
 
 
 class PolledQueue(Struct, frozen=True, gc=False):
@@ -785,10 +787,49 @@ class StatsRecord(Struct, frozen=True):
     changes: list[ChangeRecord] = []
 
 
+GroupLimit = Literal["max_running", "rate"]
+
+
+class GroupRecord(Struct, frozen=True):
+    """A group of a queue that takes turns. Those are listed that have messages to hand out or leased, or are held,
+    paused or have settings of their own.
+    """
+
+    #: None: the messages without a group, which share one turn.
+    group: str | None
+    ready: int = 0
+    #: How many are leased.
+    running: int = 0
+    #: How long its next message has been ready.
+    oldest_ms: int | None = None
+    paused: bool = False
+    #: The failed message that holds the group until it is tried again; of several, the first.
+    held_by: str | None = None
+    #: The limit at which it is, and when its rate allows the next message.
+    limited_by: GroupLimit | None = None
+    limited_until_ms: int | None = None
+    weight: int = 1
+    #: Its own limits; None: those of the queue.
+    max_running: int | None = None
+    rate_count: int | None = None
+    rate_per_ms: int | None = None
+    max_pending: int | None = None
+
+
+class GroupPage(Struct, frozen=True):
+    """Part of a listing of groups, by name; those without a group come first. `cursor` None ends it."""
+
+    groups: list[GroupRecord]
+    cursor: str | None
+
+
 #: What `check` can find: a message that no claim can reach; a place that names a message that is not there; a record
 #: that cannot be read; a state that contradicts its place; a key of no message; what is to be sent on and cannot be
-#: read; counters that do not fit what is stored; a queue that is missing from the list.
-DamageKind = Literal["stranded", "missing", "unreadable", "misplaced", "key", "outgoing", "counters", "unlisted"]
+#: read; counters that do not fit what is stored; a queue that is missing from the list; a group that has messages to
+#: hand out and would never have its turn.
+DamageKind = Literal[
+    "stranded", "missing", "unreadable", "misplaced", "key", "outgoing", "counters", "unlisted", "group"
+]
 
 
 class Damage(Struct, frozen=True):

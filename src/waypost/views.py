@@ -17,12 +17,15 @@ from typing import Any
 
 from msgspec import Struct, structs
 
-from waypost.policy import JournalLevel, Overload, PolicyRecord, format_rate, policy_changes
+from waypost.policy import JournalLevel, OnFailure, Order, Overload, PolicyRecord, format_rate, policy_changes
 from waypost.times import format_datetime, to_datetime, to_timedelta
 from waypost.values import (
     EventName,
     EventPage,
     EventRecord,
+    GroupLimit,
+    GroupPage,
+    GroupRecord,
     HealthStatus,
     Ledger,
     MinuteRecord,
@@ -288,6 +291,14 @@ class Policy(Struct, frozen=True):
     hide_bodies: bool
     #: Whether the traceback of a message's last error is kept with it.
     tracebacks: bool
+    #: Whether claims take turns between groups; a queue with an order or a limit per group does, too.
+    fair: bool = False
+    #: "group": the messages of a group are handed out one at a time, in order.
+    order: Order | None = None
+    on_failure: OnFailure = "hold"
+    group_max_running: int | None = None
+    group_rate: str | None = None
+    group_max_pending: int | None = None
 
     @classmethod
     def from_record(cls, record: PolicyRecord) -> Policy:
@@ -296,13 +307,58 @@ class Policy(Struct, frozen=True):
             to_timedelta(record.lease_ms), record.max_deliveries, record.max_pending, record.overload,
             record.max_running, format_rate(record.rate_count, record.rate_per_ms), record.journal, record.journal_max,
             record.dead_max, to_timedelta(record.dead_keep_ms), record.completed_max, record.hide_bodies,
-            not record.no_tracebacks,
+            not record.no_tracebacks, record.fair, record.order, record.on_failure, record.group_max_running,
+            format_rate(record.group_rate_count, record.group_rate_per_ms), record.group_max_pending,
         )  # fmt: skip
 
     def changed(self, settings: Mapping[str, Any]) -> Policy:
         """Return what `configure` would make of it with these settings; raises `InvalidPolicy`. Nothing is sent."""
         record = PolicyRecord().changed(policy_changes(structs.asdict(self)))
         return Policy.from_record(record.changed(policy_changes(settings)))
+
+
+class Group(Struct, frozen=True):
+    """A group of a queue that takes turns between groups: what it has, and what keeps it from its turn."""
+
+    #: None: all messages without a group, which share one turn.
+    group: str | None
+    ready: int
+    #: Messages that are leased.
+    running: int
+    #: How long its next message has been ready.
+    oldest: timedelta | None
+    paused: bool
+    #: The id of the failed message that holds an ordered group until it is tried again: `skip_held` lets others pass.
+    held_by: str | None
+    #: The limit that it is at: `max_running` or `rate`; and when its rate allows the next message.
+    limited_by: GroupLimit | None
+    limited_until: datetime | None
+    weight: int
+    #: Its own limits; None: those of the queue.
+    max_running: int | None
+    rate: str | None
+    max_pending: int | None
+
+    @classmethod
+    def from_record(cls, record: GroupRecord) -> Group:
+        """Return the public form of a group."""
+        return cls(
+            record.group, record.ready, record.running, to_timedelta(record.oldest_ms), record.paused, record.held_by,
+            record.limited_by, to_datetime(record.limited_until_ms), record.weight, record.max_running,
+            format_rate(record.rate_count, record.rate_per_ms), record.max_pending,
+        )  # fmt: skip
+
+
+class GroupList(Struct, frozen=True):
+    """A part of the groups of a queue, by name, and the cursor of the next part; None: this is the last one."""
+
+    groups: list[Group]
+    cursor: str | None
+
+    @classmethod
+    def from_record(cls, page: GroupPage) -> GroupList:
+        """Return the public form of a part of the groups."""
+        return cls([Group.from_record(one) for one in page.groups], page.cursor)
 
 
 class WorkerQueue(Struct, frozen=True):

@@ -258,13 +258,17 @@ def test_a_queue_is_served_by_a_worker_a_sleeper_or_a_lease_holder(cli: CommandR
 
 def test_unhealthy_workers_lagging_readers_and_dead_letters_are_reported(cli: CommandRunner) -> None:
     post = cli.post
-    post._call(post.store.heartbeat(Heartbeat("a", status="red", reasons=("queue orders: stuck",)), 30_000))
+    post._call(
+        post.store.heartbeat(Heartbeat("a", version="0.2.0", status="red", reasons=("queue orders: stuck",)), 30_000)
+    )
+    post._call(post.store.heartbeat(Heartbeat("b", version="0.3.0"), 30_000))
     post.configure("orders", journal_max=100)
     post.journal_reader("orders", "lake")
     cli.bury("orders", *range(20))
     post.pause("orders")
     printed = {finding.check: finding for finding in check_store(post) if finding.level != "ok"}
     assert printed["workers"].found == "worker a is red: queue orders: stuck"
+    assert printed["releases"].figures == {"releases": {"0.2.0": 1, "0.3.0": 1}}
     assert (printed["readers"].level, printed["readers"].figures["lag"]) == ("wrong", 62)
     assert printed["dead letters"].figures == {"dead": 20}
     assert printed["paused"].figures == {"queues": ["orders"]}

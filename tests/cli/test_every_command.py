@@ -133,6 +133,29 @@ def peeking(cli: CommandRunner) -> None:
     assert cli.run("peek", "orders", "--id", "0" * 24, code=1) == "no messages\n"
 
 
+@check_of("groups list", "groups pause", "groups resume", "groups configure", "groups skip")
+def groups_of_a_queue(cli: CommandRunner) -> None:
+    cli.post.publish("orders", 1, group="acme")
+    assert cli.run("groups", "list", "orders", code=2) == ""
+    if not cli.post._store.capabilities.groups:
+        return
+    cli.post.configure("orders", order="group")
+    assert cli.run("groups", "pause", "orders", "acme") == "group acme of orders is paused\n"
+    assert cli.json("groups", "pause", "orders", "acme")["changed"] is False
+    assert cli.json("groups", "configure", "orders", "acme", "weight=3", "rate=100/m")["changed"] is True
+    cells = cli.run("groups", "list", "orders").splitlines()[1].split()
+    assert (cells[:3], cells[-3:]) == (["acme", "1", "0"], ["3", "rate=100/m", "paused"])
+    assert cli.run("groups", "resume", "orders", "acme") == "group acme of orders is resumed\n"
+    with cli.post.receive("orders") as message:
+        assert message is not None
+        message.retry(after=600)
+        held = message.id
+    (listed,) = cli.json("groups", "list", "orders")["groups"]
+    assert (listed["group"], listed["held_by"], listed["weight"]) == ("acme", held, 3)
+    assert cli.run("groups", "skip", "orders", "acme") == f"others may pass {held}\n"
+    assert cli.json("groups", "skip", "orders", "acme")["skipped"] is None
+
+
 @check_of("find")
 def searches(cli: CommandRunner) -> None:
     id = cli.post.publish("orders", 1, key="order-7").id
@@ -316,6 +339,7 @@ def dead_letters(cli: CommandRunner) -> None:
     assert cli.json("dead", "redrive", "orders", "--all")["moved"] == []
     ledger = cli.post.ledger("orders")
     assert (ledger.ready, ledger.dead_kept, ledger.balance) == (2, 0, 0)
+    assert re.search(r"^  - dead +4  \(0 kept now\)$", cli.run("ledger", "orders"), re.MULTILINE)
 
 
 @check_of("timers list", "timers cancel", "timers reschedule")

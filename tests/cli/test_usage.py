@@ -133,6 +133,15 @@ def test_a_command_or_option_that_is_nearly_right_is_named(
 
 
 @pytest.mark.promise("FACE-6")
+def test_an_unknown_option_is_refused_with_the_usage_of_its_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(("dead", "list", "--bogus"))
+    printed = capsys.readouterr().err
+    assert printed.startswith("usage: waypost dead list [-h]")
+    assert printed.endswith("waypost dead list: error: unrecognized arguments: --bogus\n")
+
+
+@pytest.mark.promise("FACE-6")
 @pytest.mark.parametrize(
     "command", [("stats",), ("peek",), ("dead", "list"), ("purge", "--state", "ready", "--yes"), ("timers", "list")]
 )

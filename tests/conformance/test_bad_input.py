@@ -36,8 +36,11 @@ def mode(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def post(mode: str, make_store: StoreMaker) -> Iterator[Any]:
-    with open_client(mode, store=make_store(ManualClock(), fresh_namespace()), wake="poll") as client:
+    store = make_store(ManualClock(), fresh_namespace())
+    with open_client(mode, store=store, wake="poll") as client:
         client.save_schedule(**SCHEDULED, every=3600)
+        if store.capabilities.groups:
+            client.configure("grouped", fair=True)
         yield client
 
 

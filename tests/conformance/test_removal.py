@@ -134,7 +134,7 @@ def test_no_row_of_a_removed_queue_is_left_in_a_file(make_store: StoreMaker) -> 
         names = {table: store.spelling.name(table) for table in TABLES if table not in ("reserve", "meta")}
         with sqlite3.connect(store.path) as file:
             before = rows_left(file.execute, names)
-            assert {"journal", "window", "result", "completed", "rate", "minute", "arrival"} <= before.keys()
+            assert {"entry", "window", "result", "completed", "rate", "minute", "arrival"} <= before.keys()
             assert bench.remove().existed
             left = rows_left(file.execute, names)
         assert {table: count for table, count in left.items() if table not in RUNS_OUT} == {"queue": 1}

@@ -55,7 +55,8 @@ def wrong() -> list[Any]:
 
 SETTINGS = (
     "lease", "max_deliveries", "max_pending", "overload", "max_running", "rate", "journal", "journal_max", "dead_max",
-    "dead_keep", "completed", "hide_bodies", "tracebacks", "no_such_setting",
+    "dead_keep", "completed", "hide_bodies", "tracebacks", "fair", "order", "on_failure", "group_max_running",
+    "group_rate", "group_max_pending", "no_such_setting",
 )  # fmt: skip
 DEAD_FILTERS = tuple(DeadFilters.__annotations__)
 SCHEDULED = {"name": "nightly", "queue": "fuzzed"}
@@ -94,6 +95,13 @@ CALLS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "policy": ({"queue": "fuzzed"}, ()),
     "pause": ({"queue": "settings"}, ()),
     "resume": ({"queue": "settings"}, ()),
+    "groups": ({"queue": "grouped"}, ("group", "limit", "cursor")),
+    "configure_group": (
+        {"queue": "grouped", "group": "g"}, ("weight", "max_running", "rate", "max_pending", "no_such_setting"),
+    ),
+    "pause_group": ({"queue": "grouped", "group": "g"}, ()),
+    "resume_group": ({"queue": "grouped", "group": "g"}, ()),
+    "skip_held": ({"queue": "grouped", "group": "g"}, ()),
     "redrive": ({"queue": "fuzzed"}, ("id", "ids", "reason", "limit", "rate")),
     "purge": ({"queue": "fuzzed"}, ("state", "ids", *DEAD_FILTERS, "no_such_option")),
     "replace_dead": ({"queue": "fuzzed", "id": ID}, ("body", "headers")),
@@ -138,6 +146,11 @@ DECORATORS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"queue": "fuzzed"},
         ("concurrency", "retry", "timeout", "batch", "manual", "process", "max_run", "on_lease_lost", "result_ttl",
          "engine"),
+    ),
+    "spark_job": (
+        {"queue": "fuzzed"},
+        ("concurrency", "retry", "timeout", "manual", "max_run", "on_lease_lost", "result_ttl", "master", "config",
+         "session"),
     ),
     "cron": ({"pattern": "0 9 * * *"}, ("tz", "name", "queue", "handler", *sorted(RULE_OPTIONS - {"cron", "tz"}))),
     "every": ({"interval": 60}, ("name", "queue", "handler", *sorted(RULE_OPTIONS - {"every"}))),

@@ -182,7 +182,7 @@ def test_an_application_that_only_publishes_runs_no_worker() -> None:
             assert (await asyncio.to_thread(post.publish, "orders", 1)).status == "queued"
             for path in ("live", "ready"):
                 answer = await web.get(f"/health/{path}")
-                assert (answer.status_code, answer.json()["ok"]) == (200, True)
+                assert (answer.status_code, answer.json()["ok"], answer.json()["worker"]) == (200, True, "none")
             assert answer.headers["cache-control"] == "no-store"
 
     run(test())

@@ -30,6 +30,11 @@ CHUNK_BYTES = 1 << 16
 JOIN_SECONDS_MAX = 10.0
 
 
+def contains(request: bytes, marker: bytes) -> bool:
+    """Return whether a request contains one of the parts of a marker."""
+    return any(part in request for part in marker.split(b"|"))
+
+
 class Bandwidth:
     """One direction of the link: all connections share its bytes a second, piece by piece."""
 
@@ -130,7 +135,10 @@ class Proxy:
     # ---- faults ------------------------------------------------------------------------------------------
 
     def drop_replies(self, count: int, *, to: bytes = b"") -> None:
-        """Lose the replies to the next `count` requests that contain `to`, and cut their connections."""
+        """Lose the replies to the next `count` requests that contain `to`, and cut their connections.
+
+        `to` may have several parts, with | between: one of them is enough.
+        """
         with self._guard:
             self._to_drop, self._share, self._marker = count, 0.0, to
 
@@ -184,7 +192,7 @@ class Proxy:
     def takes_reply_of(self, request: bytes) -> bool:
         """Return whether the reply to this request is to be dropped."""
         with self._guard:
-            if self._marker not in request:
+            if not contains(request, self._marker):
                 return False
             if self._to_drop > 0:
                 self._to_drop -= 1
@@ -193,7 +201,7 @@ class Proxy:
 
     def hold_reply_to(self, request: bytes) -> None:
         """Hold the reply to this request back if that was demanded."""
-        if not self.held_pass.is_set() and self._held_marker in request:
+        if not self.held_pass.is_set() and contains(request, self._held_marker):
             with self._guard:
                 self.held += 1
             self.held_pass.wait()

@@ -15,7 +15,7 @@ PARTS = (
     ("frozen_workers", "poison", "same_keys", "lost_replies", "stopped_server", "worker_memory"),
     ("schedulers", "daylight_saving", "outbox", "effects_once", "relays"),
     ("repeats", "slow_link"),
-    ("leases", "exits", "simulator"),
+    ("leases", "exits", "groups", "simulator"),
     ("wakes", "tokens"),
     ("lake",),
 )

@@ -20,7 +20,7 @@ from waypost.testing.servers import EmbeddedServer, ValkeyServer
 
 QUEUE = "orders"
 #: What requests that change something contain; replies to the handshake of a new connection always pass.
-VERBS = {"valkey": b"EVALSHA", "postgresql": b'"($1'}
+VERBS = {"valkey": b"EVALSHA", "postgresql": b'"($1|waypost_'}
 KINDS: tuple[type[EmbeddedServer], ...] = (ValkeyServer, PostgresServer)
 
 

@@ -22,6 +22,7 @@ from waypost import AsyncWaypost, Middleware, Published, Waypost
 from waypost.errors import ConfigurationError, InvalidInput, WaypostError
 from waypost.middleware import Outgoing
 from waypost.store.postgres import migrate
+from waypost.store.postgres.schema import VERSION
 from waypost.testing.postgres import PostgresServer
 
 
@@ -267,7 +268,7 @@ def test_a_wake_up_comes_with_the_commit_once_for_each_transaction(
     got: list[Any] = []
     waiting = threading.Thread(target=lambda: got.append(_received(server.url, namespace)))
     with psycopg.connect(server.url, autocommit=True) as listener, psycopg.connect(server.url) as connection:
-        channel = listener.execute(f'SELECT "{namespace}_channel"(%s)'.encode(), ("orders",)).fetchone()
+        channel = listener.execute(f'SELECT "{namespace}_channel_{VERSION}"(%s)'.encode(), ("orders",)).fetchone()
         assert channel is not None
         listener.execute(f'LISTEN "{channel[0]}"'.encode())
         waiting.start()

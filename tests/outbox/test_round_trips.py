@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 
 from tests.outbox.transaction_kinds import dialect
 from waypost import AsyncWaypost, Waypost
+from waypost.store.postgres.schema import VERSION
 from waypost.testing.postgres import PostgresServer
 
 
@@ -42,7 +43,7 @@ def test_a_publish_is_one_statement_on_asyncpg(server: PostgresServer, namespace
     begin, *published, commit = asyncio.run(count())
     assert (begin, commit) == ("BEGIN;", "COMMIT;")
     assert len(published) == 3
-    assert {f'"{namespace}_publish"' in statement for statement in published} == {True}
+    assert {f'"{namespace}_publish_{VERSION}"' in statement for statement in published} == {True}
 
 
 @pytest.mark.promise("BOX-1", "STORE-4")

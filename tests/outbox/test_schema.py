@@ -15,7 +15,7 @@ from tests.outbox.transaction_kinds import dialect
 from waypost import Waypost
 from waypost.errors import InvalidName, SchemaTooNew, SchemaTooOld
 from waypost.outbox import include_object, metadata
-from waypost.store.postgres import check, migrate, schema, sql
+from waypost.store.postgres import check, finish, migrate, schema, sql
 from waypost.testing.bench import fresh_namespace
 from waypost.testing.postgres import PostgresServer
 
@@ -81,6 +81,12 @@ def test_an_older_release_does_not_change_newer_tables(
     monkeypatch.undo()
     with pytest.raises(SchemaTooNew):
         migrate(server.url, namespace=namespace)
+    # Its functions are there until the migration is finished.
+    with Waypost(server.url, namespace=namespace) as post:
+        assert post.publish("orders", 1).status == "queued"
+    next_version()
+    finish(server.url, namespace=namespace, force=True)
+    monkeypatch.undo()
     with pytest.raises(SchemaTooNew):
         Waypost(server.url, namespace=namespace).open()
 

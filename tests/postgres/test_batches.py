@@ -43,7 +43,7 @@ def waits(database: Database, call: Call[Any]) -> tuple[bool, bool]:
 def test_a_claim_and_a_renewal_wait_for_the_disk_only_where_they_put_the_journal_in_order(
     bench: Bench, database: Database
 ) -> None:
-    bench.publish_count(2)
+    bench.publish_count(1)
     held = bench.claim_one()
     hold = Hold(held.id, held.token, held.nonce)
     seen = Counter[tuple[bool, bool]]()
@@ -51,6 +51,36 @@ def test_a_claim_and_a_renewal_wait_for_the_disk_only_where_they_put_the_journal
         seen[waits(database, bench.store.claim("orders", 1, bench.operation(), worker="w"))] += 1
         seen[waits(database, bench.store.extend("orders", [hold], bench.operation()))] += 1
     assert set(seen) == {(False, False), (True, True)}
+
+
+@pytest.mark.promise("LEASE-1", "STORE-2")
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_claim_of_a_few_messages_does_no_maintenance(bench: Bench, database: Database, count: int) -> None:
+    """Their handlers wait for it."""
+    bench.publish_count(count)
+    calls = [bench.store.claim("orders", 5, bench.operation(), worker="w") for _ in range(140)]
+    assert {waits(database, call)[0] for call in calls} == {False}
+
+
+@pytest.mark.promise("LEASE-1", "STORE-2")
+def test_a_publish_that_wakes_a_worker_does_no_maintenance(bench: Bench, database: Database, namespace: str) -> None:
+    """Its handler waits for it. Where no worker sleeps, a publish folds counts now and then."""
+
+    def folds() -> bool:
+        with database.transaction(force_rollback=True):
+            run_in(database, bench.store.publish("orders", [bench.draft()], bench.operation()))
+            found = database.execute(f'SELECT count(*) FROM "{namespace}_tally"').fetchone()
+        assert found is not None
+        return bool(found[0] == 0)
+
+    def publishes() -> set[bool]:
+        return {folds() for _ in range(140)}
+
+    bench.publish()
+    bench.claim_one()
+    assert publishes() == {False, True}
+    bench.run(bench.store.claim("orders", 5, bench.operation(), worker="w", sleeper="@w"))
+    assert publishes() == {False}
 
 
 @pytest.mark.promise("LEASE-7", "LEASE-2")

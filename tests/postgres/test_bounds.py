@@ -12,6 +12,7 @@ import pytest
 from waypost import Waypost
 from waypost.policy import ENDED_TTL_MS, SLEEPER_TTL_MS, WAITER_TTL_MS
 from waypost.store.postgres import PostgresStore, migrate
+from waypost.store.postgres.schema import VERSION
 from waypost.testing.bench import QUEUE, Bench, fresh_namespace
 from waypost.testing.clock import ManualClock
 from waypost.testing.postgres import PostgresServer
@@ -70,7 +71,7 @@ def test_a_sweep_removes_expired_records_and_nothing_else(server: PostgresServer
 
     def swept() -> dict[str, int]:
         for queue in (1, 2):
-            database.execute(f'SELECT "{name}_sweep"({queue}, {clock()})'.encode())
+            database.execute(f'SELECT "{name}_sweep_{VERSION}"({queue}, {clock()})'.encode())
         return {table: rows(database, name, table) for table in ends}
 
     with Bench(lambda _, __: PostgresStore.from_url(server.url, namespace=name, clock=clock), "sync") as bench:

@@ -130,6 +130,7 @@ class TestSchema:
         self, server: PostgresServer, namespace: str, database: Any, version: int, error: type[Exception]
     ) -> None:
         database.execute(f'UPDATE "{namespace}_schema" SET version = {version}')
+        database.execute(f'UPDATE "{namespace}_interface" SET version = {version}')
         with pytest.raises(error):
             PostgresStore.from_url(server.url, namespace=namespace).connect(start_timeout=5)
 
@@ -239,3 +240,60 @@ class TestPools:
             store = PostgresStore.from_client(pool, namespace=namespace)
             with pytest.raises(errors.UnusableClient):
                 asyncio.run(store.connect_async(start_timeout=1))
+
+
+def prepared(post: Waypost) -> set[str]:
+    """Return what the one connection of a client has prepared."""
+    executor: Any = post._connected()
+    connection = executor.lend()
+    try:
+        found = connection.execute("SELECT name FROM pg_prepared_statements").fetchall()
+    finally:
+        executor.take_back(connection)
+    return {str(name).split("_")[1] for (name,) in found if str(name).startswith("waypost_")}
+
+
+@pytest.mark.promise("STORE-2")
+def test_verbs_that_a_connection_runs_often_are_prepared_there(server: PostgresServer, namespace: str) -> None:
+    with Waypost(server.url, namespace=namespace) as post:
+        post.publish("orders", 1)
+        post.stats("orders")
+        assert prepared(post) == set()
+        for _ in range(10):
+            post.publish("orders", 1)
+            with post.receive("orders", wait=0) as message:
+                assert message is not None
+            post.stats("orders")
+        assert prepared(post) == {"publish", "claim", "settle"}
+
+
+@pytest.mark.promise("STORE-2", "STORE-5")
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_server_process_that_does_not_know_a_prepared_statement_gets_all_of_it(
+    server: PostgresServer, namespace: str, mode: Any
+) -> None:
+    """As behind a pooler that leads each call to another process."""
+    with Bench(lambda clock, _: PostgresStore.from_url(server.url, namespace=namespace), mode) as bench:
+        bench.publish_count(10)
+        for _ in range(10):
+            bench.publish()
+        executor: Any = bench.runner._sync or bench.runner._async
+        for connection, _ in executor._idle:
+            connection.pgconn.exec_(b"DEALLOCATE ALL")
+        for _ in range(10):
+            bench.publish()
+        assert executor._prepared.refused
+        assert bench.ledger().published == 30
+
+
+@pytest.mark.promise("STORE-5")
+def test_nothing_is_prepared_on_connections_whose_owner_does_not_want_it(
+    server: PostgresServer, namespace: str
+) -> None:
+    options: dict[str, Any] = {"autocommit": True, "prepare_threshold": None}
+    with psycopg_pool.ConnectionPool(server.url, min_size=1, max_size=1, kwargs=options) as pool:
+        with Waypost(client=pool, namespace=namespace) as post:
+            for _ in range(10):
+                post.publish("orders", 1)
+        with pool.connection() as connection:
+            assert connection.execute("SELECT name FROM pg_prepared_statements").fetchall() == []

@@ -28,7 +28,10 @@ from waypost.testing.postgres import PostgresServer
         ('ALTER TABLE "{}_tally" DROP COLUMN wake CASCADE', [
             "table {}_tally lacks the column wake", "trigger {}_tally_wake of table {}_tally is missing",
         ]),
-        ('DROP FUNCTION "{}_trim_completed"', ["function {}_trim_completed is missing"]),
+        (
+            f'DROP FUNCTION "{{}}_trim_completed_{schema.VERSION}"',
+            [f"function {{}}_trim_completed_{schema.VERSION} is missing"],
+        ),
         ('DROP TRIGGER "{}_tally_wake" ON "{}_tally"', ["trigger {}_tally_wake of table {}_tally is missing"]),
         (
             'ALTER TABLE "{}_tally" DISABLE TRIGGER "{}_tally_wake"',

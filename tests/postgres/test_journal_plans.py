@@ -7,6 +7,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from waypost.store.postgres.schema import VERSION
 from waypost.testing.bench import QUEUE, Bench
 from waypost.testing.postgres import PostgresServer
 
@@ -58,7 +59,7 @@ def test_a_reader_that_first_saw_an_empty_journal_reads_only_its_page(
     server: PostgresServer, bench: Bench, database: Database, namespace: str
 ) -> None:
     bench.configure()
-    page = f"SELECT * FROM \"{namespace}_journal\"('{QUEUE}', NULL, {{}}, {PAGE})"
+    page = f"SELECT * FROM \"{namespace}_journal_{VERSION}\"('{QUEUE}', NULL, {{}}, {PAGE})"
     with connect_early(server, page.format(0)) as reader:
         bench.publish()
         fill_journal(database, namespace)
@@ -73,7 +74,7 @@ def test_a_history_first_read_on_an_empty_journal_reads_each_entry_once(
     server: PostgresServer, bench: Bench, database: Database, namespace: str
 ) -> None:
     bench.configure()
-    history = f"SELECT * FROM \"{namespace}_trace\"('{QUEUE}', NULL, '{{}}')"
+    history = f"SELECT * FROM \"{namespace}_trace_{VERSION}\"('{QUEUE}', NULL, '{{}}')"
     with connect_early(server, history.format("0" * 24)) as reader:
         bench.publish()
         fill_journal(database, namespace)

@@ -10,6 +10,7 @@ import psycopg
 import pytest
 
 from waypost.store.postgres import PostgresStore
+from waypost.store.postgres.schema import VERSION
 from waypost.testing.bench import Bench
 from waypost.testing.clock import ManualClock
 from waypost.testing.postgres import PostgresServer
@@ -39,7 +40,7 @@ def subject(server: PostgresServer, namespace: str, database: Database, clock: M
 
 def make_slices_small(database: Database, namespace: str) -> None:
     database.execute(
-        f'CREATE OR REPLACE FUNCTION "{namespace}_slice_bytes"() RETURNS bigint LANGUAGE sql IMMUTABLE '
+        f'CREATE OR REPLACE FUNCTION "{namespace}_slice_bytes_{VERSION}"() RETURNS bigint LANGUAGE sql IMMUTABLE '
         f"AS $body$ SELECT {SMALL}::bigint $body$"
     )
 
@@ -48,7 +49,7 @@ def turn(database: Database, namespace: str, clock: ManualClock, *, times: int =
     """Maintain every slice, as one step in 64 does with one of them, and let their rest time pass."""
     for _ in range(times):
         for number in range(len(SLICES)):
-            database.execute(f'SELECT "{namespace}_rotate_journal"(%s, %s)', (clock(), number))
+            database.execute(f'SELECT "{namespace}_rotate_journal_{VERSION}"(%s, %s)', (clock(), number))
         clock.advance(REST_SECONDS)
 
 
@@ -113,7 +114,7 @@ def test_a_slice_rests_for_a_minute_before_it_is_emptied(
     sizes = []
     for wait_ms in (0, 0, 59_999, 1):
         clock.advance_ms(wait_ms)
-        database.execute(f'SELECT "{namespace}_rotate_journal"(%s, %s)', (clock(), first))
+        database.execute(f'SELECT "{namespace}_rotate_journal_{VERSION}"(%s, %s)', (clock(), first))
         found = database.execute("SELECT pg_relation_size(%s)", (f"{namespace}_entry_{SLICES[first]}",)).fetchone()
         assert found is not None
         sizes.append(found[0] > 0)

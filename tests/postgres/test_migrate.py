@@ -104,9 +104,9 @@ def test_a_check_names_what_differs_and_tolerates_what_was_added(
         f'ALTER TABLE "{namespace}_message" DROP COLUMN cause; DROP TABLE "{namespace}_rate";'
         f'ALTER TABLE "{namespace}_reader" ALTER COLUMN read_to TYPE integer;'
         f'DROP INDEX "{namespace}_tally_queue"; DROP SEQUENCE "{namespace}_turn" CASCADE;'
-        f'DROP FUNCTION "{namespace}_trim_completed";'
-        f'CREATE OR REPLACE FUNCTION "{namespace}_journal_keeps"(p_level text, p_event text) RETURNS boolean '
-        "LANGUAGE sql IMMUTABLE AS 'SELECT true'"
+        f'DROP FUNCTION "{namespace}_trim_completed_{schema.VERSION}";'
+        f'CREATE OR REPLACE FUNCTION "{namespace}_journal_keeps_{schema.VERSION}"(p_level text, p_event text) '
+        "RETURNS boolean LANGUAGE sql IMMUTABLE AS 'SELECT true'"
     )
     code, out, _ = command(server.url, "--namespace", namespace, "--check", "--json")
     assert code == 6
@@ -114,8 +114,8 @@ def test_a_check_names_what_differs_and_tolerates_what_was_added(
     assert reported["current"] is False
     assert set(reported["differences"]) >= {
         f"column {namespace}_reader.read_to is integer not null and should be bigint not null",
-        f"function {namespace}_trim_completed is missing",
-        f"function {namespace}_journal_keeps is not this release's",
+        f"function {namespace}_trim_completed_{schema.VERSION} is missing",
+        f"function {namespace}_journal_keeps_{schema.VERSION} is not this release's",
         f"index {namespace}_tally_queue is missing",
         f"sequence {namespace}_turn is missing",
         f"table {namespace}_message lacks the column cause",

@@ -33,8 +33,12 @@ def make(connection: psycopg.Connection[Any], version: int, namespace: str) -> N
 
 #: Columns that came with a later version.
 NEW = {
-    "message": ("claims",), "entry": ("claims", "errors"), "total": ("over_cap",),
-    "queue": ("made", "removed_ms", "removed_mark", "removed_until", "changes", "hide_bodies", "no_tracebacks"),
+    "message": ("claims", "group_rank", "keeps_place"), "entry": ("claims", "errors"), "total": ("over_cap",),
+    "queue": (
+        "made", "removed_ms", "removed_mark", "removed_until", "changes", "hide_bodies", "no_tracebacks", "order",
+        "on_failure", "fair", "group_max_running", "group_rate_count", "group_rate_per_ms", "group_max_pending",
+        "group_mode", "claim_mode", "conversion", "group_capped", "group_limited",
+    ),
     "schedule": ("state",),
 }  # fmt: skip
 
@@ -54,9 +58,10 @@ OLD_CLAIM = """
         ) c
     $$
 """
-#: A schedule saved as releases before version 15 did.
+#: A schedule saved as earlier releases did; from version 15 on it has a state.
 OLD_SAVE = """
-    SELECT * FROM "{0}_save_schedule"('orders', 'rollup', NULL, NULL, 'v1', %s, false, 4102444800000, 4102444800000)
+    SELECT * FROM "{0}_save_schedule"(
+        'orders', 'rollup', NULL, NULL, 'v1', %s, false, 4102444800000, 4102444800000{1})
 """
 
 
@@ -102,7 +107,8 @@ def test_an_older_version_with_messages_is_migrated(
     if version < 3:
         database.execute(OLD_CLAIM.format(name).encode())
     fill(monkeypatch, server.url, name, version)
-    database.execute(OLD_SAVE.format(name).encode(), (pack_spec(make_spec("rollup", cron="0 9 * * *")),))
+    state = ", ''" if version >= 15 else ""
+    database.execute(OLD_SAVE.format(name, state).encode(), (pack_spec(make_spec("rollup", cron="0 9 * * *")),))
     before = contents(database, name)
     assert migrate(server.url, namespace=name) == version
     after = contents(database, name)
@@ -114,7 +120,7 @@ def test_an_older_version_with_messages_is_migrated(
         (name, f"{name}_"),
     ).fetchall()
     made = {made for file in schema.FUNCTIONS for _, made in schema.MADE.findall(schema.function_text(file))}
-    assert {function for (function,) in found} == made
+    assert {function for (function,) in found} == {f"{function}_{schema.VERSION}" for function in made}
     with Waypost(server.url, namespace=name) as post, psycopg.connect(server.url) as connection:
         found = connection.execute(
             f'SELECT count(*) FILTER (WHERE claims > 0), count(*) FILTER (WHERE claims <> token) FROM "{name}_message"'

@@ -28,7 +28,6 @@ OTHER_PACKAGES = (
     "pyarrow",
     "numpy",
     "pyspark",
-    "plotly",
     "rich",
     "textual",
     "sqlalchemy",

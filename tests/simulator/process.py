@@ -240,7 +240,8 @@ class SocketModule:
 #: What runs in simulated processes and is imported only where it is used.
 IMPORTED_LATER = (
     "client.async_client", "outbox.message_transaction", "outbox.relay.relay", "outbox.relay.waypost",
-    "schedule.loop", "store.memory", "wake.hub", "worker.executor_adapters", "worker.worker",
+    "host", "schedule.loop", "schedule.promoter", "schedule.scheduler", "store.memory", "wake.hub",
+    "worker.executor_adapters", "worker.worker",
 )  # fmt: skip
 
 

@@ -57,7 +57,7 @@ LEASE_SECONDS_MIN = 1.0
 #: After the last step everything must have ended within this.
 END_SECONDS = 90.0
 #: What a request that does something has in it.
-REQUESTS = {"valkey": b"EVALSHA", "postgres": b'"($1'}
+REQUESTS = {"valkey": b"EVALSHA", "postgres": b'"($1|waypost_'}
 STOPS = ("freeze", "stall", "suspend")
 #: Arguments that are times.
 TIMES = ("seconds", "delay", "window", "timeout", "wait", "down", "after")

@@ -316,7 +316,11 @@ class RemoteStore:
     def __init__(self, node: StoreNode, link: Link, threads: Threads) -> None:
         # Without blocking waits it is as PostgreSQL: renewals of several queues go over several connections.
         self.capabilities = Capabilities(
-            reach="network", durability="simulated", spans_queues=True, runs_together=node.has_blocking_waits
+            reach="network",
+            durability="simulated",
+            spans_queues=True,
+            runs_together=node.has_blocking_waits,
+            groups=True,
         )
         self.blocking_waits = SimulatedBlockingWaits(node) if node.has_blocking_waits else None
         self._node = node

@@ -15,6 +15,8 @@ from waypost.spark.lake.pipeline import Pipeline
 from waypost.spark.lake.tables import BRONZE_JOURNAL, GOLD, GOLD_MINUTES, SILVER_DELIVERIES, SILVER_MESSAGES
 from waypost.store.bulk.tables import Table
 from waypost.store.port import Target
+from waypost.store.sqlite.entries import entries_to_rows
+from waypost.store.sqlite.schema import Spelling
 from waypost.testing.clock import ClockTime
 from waypost.values import Settlement
 
@@ -52,8 +54,9 @@ def live(shop: Shop, count: int, queue: str = "orders") -> None:
 
 
 def plant(shop: Shop, statement: str, *values: object) -> int:
-    """Change the file of a store directly, and return how many rows were changed."""
+    """Change the file of a store directly, events as rows, and return how many rows were changed."""
     with sqlite3.connect(shop.url.removeprefix("sqlite:///")) as file:
+        entries_to_rows(file, Spelling(shop.namespace))
         return file.execute(statement, values).rowcount
 
 

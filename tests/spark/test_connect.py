@@ -49,6 +49,14 @@ def test_everything_works_over_spark_connect(connect_url: str, postgres: Postgre
     ]
 
 
+@pytest.mark.promise("SPARK-9")
+def test_a_job_over_spark_connect_is_cancelled_with_its_message_and_gets_a_new_session_for_a_closed_one(
+    connect_url: str,
+) -> None:
+    code, lines = run_driver("tests.spark.remote_job_driver", connect_url)
+    assert (code, lines) == (0, [{"status": "requested", "cancelled": 1, "retried": 1}])
+
+
 @pytest.mark.promise("SPARK-11")
 def test_the_pipeline_command_works_over_spark_connect(
     connect_url: str, postgres: PostgresServer, tmp_path: Path

@@ -12,16 +12,19 @@ from typing import Any, cast
 import duckdb
 import pytest
 from deltalake import DeltaTable
+from msgspec import structs
 
 from tests.spark.shop import Shop
 from waypost.cli.commands import pipeline as pipeline_command
-from waypost.cli.commands.pipeline import MetricsFile, _print_end, count_rows, report_run
+from waypost.cli.commands.pipeline import MetricsFile, _print_end
 from waypost.cli.main import main
 from waypost.errors import InvalidInput, StoreError
 from waypost.spark import terminal
-from waypost.spark.lake.freshness import QueueLag, RunReport, format_metrics, measure_lag, write_metrics
-from waypost.spark.lake.lake import Lake
+from waypost.spark.lake import scheduled
+from waypost.spark.lake.freshness import QueueLag, RunReport, format_metrics, measure_lag, report_run, write_metrics
+from waypost.spark.lake.lake import Lake, Seen, Source, State
 from waypost.spark.lake.pipeline import Pipeline
+from waypost.spark.lake.scheduled import LagMonitor
 from waypost.spark.lake.views import create_views, view_name
 
 
@@ -29,12 +32,45 @@ from waypost.spark.lake.views import create_views, view_name
 def test_the_lag_of_a_lake_is_what_the_journal_has_and_the_lake_has_not(orders: Shop) -> None:
     orders.post.publish_many("orders", range(5))
     orders.post.publish_many("mails", range(2))
+    orders.post.publish_many("new", range(4))
+    state = State(offsets={"orders": 2, "mails": 2, "gone": 9}, seen={"orders": Seen(events=1, newest=2)})
     with orders.bulk() as bulk:
-        found = measure_lag(bulk, {"orders": 2, "mails": 2}, {"orders": 1})
+        found = measure_lag(bulk, state)
+        chosen = measure_lag(bulk, structs.replace(state, source=Source(orders.url, queues=("orders", "mails"))))
+    assert sorted(found) == ["gone", "mails", "new", "orders"]
     assert found["mails"] == QueueLag(2, 2, 0, 0.0, 0)
     lag = found["orders"]
     assert (lag.offset, lag.newest, lag.lag_events, lag.not_seen) == (2, 5, 3, 1)
     assert lag.lag_seconds >= 0
+    # The lake has nothing of it yet.
+    assert (found["new"].offset, found["new"].lag_events) == (0, 4)
+    assert sorted(chosen) == ["mails", "orders"]
+
+
+def test_the_lag_of_a_lake_that_cannot_be_read_grows_from_what_was_known(
+    orders: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, metrics = str(tmp_path / "lake"), tmp_path / "lake.prom"
+    lake = Lake(path)
+    lake.create()
+    lake.commit("run", {}, structs.replace(lake.state, offsets={"orders": 2}))
+    orders.post.publish_many("orders", range(5))
+    monitor = LagMonitor(path, orders.place, path=str(metrics))
+
+    def fail(place: str) -> None:
+        raise RuntimeError("of a library")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(scheduled, "Lake", fail)
+        monitor.measure()
+        assert not metrics.exists(), "nothing is known of it"
+    monitor.measure()
+    assert 'waypost_lake_lag_events{queue="orders"} 3' in metrics.read_text()
+    monkeypatch.setattr(scheduled, "Lake", fail)
+    orders.post.publish_many("orders", range(4))
+    monitor.measure()
+    assert 'waypost_lake_lag_events{queue="orders"} 7' in metrics.read_text()
+    assert "the lake cannot be read: of a library" in caplog.text
 
 
 def test_metrics_of_a_run_are_a_file_that_prometheus_reads(tmp_path: Path) -> None:
@@ -89,7 +125,7 @@ def test_a_run_reports_what_it_added_and_how_long_it_took(
     orders.post.publish("orders", "one")
     lake = Lake(str(tmp_path / "lake"))
     made = cast("Pipeline", SimpleNamespace(lake=lake, place=orders.place))
-    before = count_rows(made)
+    before = made.lake.count_rows()
     assert before == {}
     lake.create()
     report = report_run(made, before, {"total": 1.23456})
@@ -97,7 +133,7 @@ def test_a_run_reports_what_it_added_and_how_long_it_took(
     assert set(report.rows_added) == set(lake.table_names())
     _print_end(made, argparse.Namespace(json=True, metrics=str(tmp_path / "lake.prom")), report)
     printed = json.loads(capsys.readouterr().out)
-    assert printed["offsets"] == {}
+    assert {queue: lag["lag_events"] for queue, lag in printed["offsets"].items()} == {"orders": 1}
     assert printed["lake"] == lake.files.root
     assert (tmp_path / "lake.prom").exists()
 

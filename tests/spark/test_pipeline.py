@@ -44,6 +44,8 @@ from waypost.spark.lake.tables import (
     SILVER_MESSAGES,
     TABLES,
 )
+from waypost.store.sqlite.entries import entries_to_rows
+from waypost.store.sqlite.schema import Spelling
 
 pytestmark = pytest.mark.xdist_group("spark")
 DAY_MS = 86_400_000
@@ -361,6 +363,7 @@ def test_percentiles_of_gold_are_within_one_percent_on_skewed_data(
     some = random.Random(7)
     runs = {number: int(some.lognormvariate(5, 2.5)) for number in range(1, 9001)}
     with sqlite3.connect(orders.url.removeprefix("sqlite:///")) as file:
+        entries_to_rows(file, Spelling(orders.namespace))
         file.executemany(
             "UPDATE wp_journal SET run_ms = ? WHERE number = ? AND run_ms IS NOT NULL",
             [(run, number) for number, run in runs.items()],
@@ -400,6 +403,28 @@ def test_only_the_selected_queues_are_in_the_lake(orders: Shop, pipeline: Callab
     with orders.bulk() as bulk:
         orders.post.publish("orders", 2)
         assert bulk.run(bulk.store.journal_trim("orders", 2)) == 2
+
+
+@pytest.mark.promise("SPARK-9")
+def test_all_tables_of_a_small_batch_are_written_in_the_job_group_of_the_run(
+    orders: Shop, pipeline: Callable[..., Pipeline], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, write = pipeline(orders), Pipeline._write
+    context, groups = made.spark.sparkContext, set[tuple[str | None, bool]]()
+
+    def note_group(self: Pipeline, *given: Any) -> Any:
+        group = context.getLocalProperty("spark.jobGroup.id")
+        groups.add((group, threading.current_thread() is threading.main_thread()))
+        return write(self, *given)
+
+    monkeypatch.setattr(Pipeline, "_write", note_group)
+    orders.post.publish("orders", 1)
+    context.setJobGroup("one run", "", interruptOnCancel=True)
+    try:
+        made.run()
+    finally:
+        context.setLocalProperty("spark.jobGroup.id", cast("Any", None))
+    assert groups == {("one run", True), ("one run", False)}
 
 
 def test_a_following_pipeline_adds_new_events(orders: Shop, pipeline: Callable[..., Pipeline]) -> None:

@@ -43,7 +43,7 @@ ROOT = Path(__file__).parents[2]
 def test_after_a_kill_at_any_commit_all_readers_see_committed_rows_and_the_next_opening_completes_them(
     orders: Shop, pipeline: Callable[..., Pipeline], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One step, ended before or after each of its ten commits: to the steps, and to the nine tables that follow."""
+    """One step, ended before or after each of its eleven commits: to the steps, and to the ten tables that follow."""
     live(orders, 20)
     made = pipeline(orders, "lake")
     made.run()
@@ -64,7 +64,7 @@ def test_after_a_kill_at_any_commit_all_readers_see_committed_rows_and_the_next_
     whole.commit(*step[0])
     after = texts(read_lake(whole))
     assert all(before[name] != after[name] for name in before)
-    for number, when in itertools.product(range(1, 11), ("before", "after")):
+    for number, when in itertools.product(range(1, 12), ("before", "after")):
         path = tmp_path / f"{when}-{number}"
         shutil.copytree(tmp_path / "lake", path)
         lake = Lake(str(path))

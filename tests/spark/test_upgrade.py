@@ -95,7 +95,8 @@ def test_a_lake_of_0_1_is_converted_and_continued(
     # Gold is behind by one day; the old sums have it.
     bronze = rows_of(known[BRONZE_JOURNAL.name], BRONZE_JOURNAL)
     late = rows_of([row for row in known[SILVER_DELIVERIES.name] if row["late_ms"] is not None], SILVER_DELIVERIES)
-    sums = merge_sums([sum_events(bronze), sum_late(late["queue"], late["claimed_ms"], late["late_ms"])])
+    measured = (late[name] for name in ("queue", "message_id", "claimed_ms", "late_ms"))
+    sums = merge_sums([sum_events(bronze), sum_late(*measured)])
     old.write("silver/sums", "batch=000000000-cc", sums.cast(SUMS))
     for table in GOLD:
         found = rows_of(known[table.name], table)

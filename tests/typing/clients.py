@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, assert_type
 
+from pyspark.sql import SparkSession
+
 from waypost import (
     AsyncWaypost,
     Constant,
@@ -202,6 +204,31 @@ def handlers_of_a_typed_queue() -> None:
     post.handler(orders, batch=10)(batch_of_mails)  # type: ignore[arg-type]  # pyright: ignore[reportCallIssue, reportArgumentType]
     async_post.handler(orders)(mail)  # type: ignore[arg-type]  # pyright: ignore[reportCallIssue, reportArgumentType]
     async_post.handler(orders, batch=10)(batch_of_mails)  # type: ignore[arg-type]  # pyright: ignore[reportCallIssue, reportArgumentType]
+
+
+def job(order: Order, spark: SparkSession, message: Message[Order]) -> None: ...
+def job_of_a_message(message: Message[Order], spark: SparkSession) -> None: ...
+def job_session_first(spark: SparkSession, order: Order) -> None: ...
+def job_alone(spark: SparkSession) -> None: ...
+def job_of_mails(mail: Mail, spark: SparkSession) -> None: ...
+
+
+def spark_jobs() -> None:
+    assert_type(post.spark_job(orders, timeout=60)(job).publish(Order(7), key="order:7"), Published)
+    post.spark_job(orders, master="sc://127.0.0.1", config={"spark.x": "1"})(job_of_a_message)
+    post.spark_job(orders)(job_session_first).publish(Order(7))
+    post.spark_job(orders)(job_alone).publish(Order(7))
+    post.spark_job("orders")(job).publish(Order(7))
+    post.spark_job("orders")(job_session_first).publish(Order(7))
+    post.spark_job("orders")(job_alone).publish({"id": 7})
+    under_way: Coroutine[Any, Any, Published] = async_post.spark_job(orders)(job).publish(Order(7))
+    del under_way
+
+    post.spark_job(orders)(job_of_mails)  # type: ignore[arg-type]  # pyright: ignore[reportCallIssue, reportArgumentType]
+    post.spark_job(orders)(job).publish(Mail("you"))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    post.spark_job("orders")(job_session_first).publish(Mail("you"))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    post.spark_job(orders, process=True)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
+    post.spark_job(orders, concurrency="two")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
 
 
 async def handlers_publish() -> None:

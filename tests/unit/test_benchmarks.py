@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
+import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,11 +23,13 @@ from benchmarks.peers.harness import (
     percentile,
     running,
     slot_file,
+    together,
     work,
 )
 from benchmarks.peers.hosts import Host, host
 from benchmarks.peers.registry import PEERS, Peer, peer
 from benchmarks.peers.turns import Turns
+from tests.waiting import until
 
 EXACT = re.compile(r"^[a-z0-9-]+==\d+(\.\d+)+$")
 OURS = Contestant("waypost", 200)
@@ -185,6 +189,25 @@ def test_only_the_requested_store_is_measured() -> None:
 
 
 # ---- waypost by the protocol, in processes of its own ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["tasks", "threads"])
+def test_publishes_at_the_same_time_are_timed_in_their_own_program(folder: Host, kind: str) -> None:
+    found = together(replace(OURS, count=400), folder, kind)
+    assert found.rate > 0
+    assert found.cpu_us > 0
+    assert found.server_cpu_us == 0
+
+
+def test_the_processor_time_of_a_server_includes_the_processes_that_it_started() -> None:
+    assert protocol.server_seconds(0) == 0
+    child = subprocess.Popen(["sh", "-c", "while :; do :; done"])
+    try:
+        assert until(lambda: protocol.server_seconds(child.pid) > 0.05, "a busy process")
+        assert until(lambda: protocol.server_seconds(os.getpid()) > protocol.server_seconds(child.pid), "its parent")
+    finally:
+        child.kill()
+        child.wait()
 
 
 @pytest.mark.parametrize("variant", ["", "batch", "once"])

@@ -45,6 +45,15 @@ def test_workers_are_listed_with_what_they_serve(url: str, capsys: pytest.Captur
     ]
 
 
+@pytest.mark.promise("STORE-7")
+def test_workers_of_several_releases_are_counted(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    register(
+        url, *(Heartbeat(name, version=version) for name, version in (("a", "0.2.0"), ("b", "0.3.0"), ("c", "0.2.0")))
+    )
+    assert main(["workers", url]) == 0
+    assert "\n3 workers\nof several releases: 2 workers of 0.2.0, 1 worker of 0.3.0\n" in capsys.readouterr().out
+
+
 def test_an_unhealthy_worker_gives_an_exit_code_of_its_own_and_its_reason(
     url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -123,7 +123,7 @@ def test_methods_that_do_io_are_coroutines_and_others_are_not() -> None:
     """Methods that only make something to wait with are plain on both clients."""
     plain = {name for name, member in vars(AsyncWaypost).items() if callable(member) and not _waits(member)}
     assert {name for name in plain if not name.startswith("_")} == {
-        "consume", "dead_letters", "handler", "messages", "receive", "timers", "worker",
+        "consume", "dead_letters", "handler", "messages", "receive", "spark_job", "timers", "worker",
     }  # fmt: skip
 
 

@@ -443,3 +443,30 @@ def test_a_content_key_of_a_batch_is_that_of_a_single_publish() -> None:
             first = post.publish("parcels", body, key=CONTENT)
             (again,) = post.publish_many("parcels", [body], key=CONTENT)
             assert (first.status, again.status, again.id) == ("queued", "duplicate", first.id)
+
+
+def test_decoders_of_types_are_kept_and_bounded() -> None:
+    plain = dict[str, int]
+    assert codec._json_decoder_of(plain) is codec._json_decoder_of(plain)
+    assert codec._json_decoder_of(dict[str, int]) is codec._json_decoder_of(plain)
+    unhashable = Annotated[int, ["unhashable"]]
+    assert codec.decode_body("application/json", b"1", unhashable) == 1
+    assert codec._json_decoder_of(unhashable) is codec._json_decoder_of(unhashable)
+    for number in range(3 * codec._DECODERS_MAX):
+        assert codec.decode_body("application/json", b"[1]", list[Annotated[int, [number]]]) == [1]
+    assert len(codec._decoders) <= codec._DECODERS_MAX
+
+
+@pytest.mark.promise("PUB-2", "PUB-8")
+@pytest.mark.parametrize("place", [0, 63, 64, 130, 199])
+def test_one_body_of_a_large_batch_that_would_change_is_refused_by_its_number(place: int) -> None:
+    bodies: list[object] = [{"number": number} for number in range(200)]
+    ids = [f"{number:024}" for number in range(200)]
+    heads = codec.Heads()
+    for envelope, id, body in zip(codec.seal_many(ids, bodies, heads), ids, bodies, strict=True):
+        opened = codec.open_envelope(envelope)
+        assert (opened.id, codec.decode_body(opened.content_type, opened.data)) == (id, body)
+    bodies[place] = {"number": (1, 2)}
+    with pytest.raises(errors.InvalidBody) as raised:
+        codec.seal_many(ids, bodies, heads)
+    assert raised.value.__notes__ == [f"body number {place} of its chunk, counted from 0"]

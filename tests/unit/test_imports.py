@@ -14,7 +14,11 @@ import waypost
 HEAVY = (
     "asyncio", "concurrent.futures", "multiprocessing", "ssl", "http.client", "email", "sqlite3", "redis", "valkey",
     "hiredis", "psycopg", "asyncpg", "sqlalchemy", "pyarrow", "pyspark", "pydantic", "numpy", "pandas", "uvicorn",
-    "starlette", "rich", "pytest", "prometheus_client", "opentelemetry", "http.server", "waypost.see",
+    "starlette", "rich", "pytest", "prometheus_client", "opentelemetry", "http.server", "socket", "selectors",
+    "hashlib", "getpass", "zoneinfo", "sysconfig", "unicodedata", "urllib.parse", "ipaddress", "importlib.metadata",
+    "waypost.see", "waypost.client.async_client", "waypost.wake.hub", "waypost.wake.opening", "waypost.outbox.inbox",
+    "waypost.outbox.message_transaction", "waypost.outbox.schema", "waypost.schedule.scheduler",
+    "waypost.worker.worker",
 )  # fmt: skip
 LOADED = """
 import sys
@@ -30,10 +34,31 @@ def test_importing_waypost_loads_no_driver_and_no_event_loop() -> None:
     loaded = set(done.stdout.split())
     assert "waypost.client" in loaded
     assert loaded.isdisjoint(HEAVY)
-    assert {name for name in loaded if name.startswith("waypost.store.")} == {
-        "waypost.store.port",
-        "waypost.store.opening",
-    }
+    assert {name for name in loaded if name.startswith("waypost.store.")} == {"waypost.store.port"}
+    assert len([name for name in loaded if name.startswith("waypost.")]) < 60
+
+
+LATER = """
+import sys
+from waypost import AsyncWaypost
+from waypost.client.async_client import AsyncWaypost as itself
+import waypost, waypost.client, waypost.outbox
+print(AsyncWaypost is itself is waypost.AsyncWaypost is waypost.client.AsyncWaypost, waypost.outbox.Inbox.__name__)
+for module in (waypost, waypost.client, waypost.outbox):
+    try:
+        module.Elsewhere
+    except AttributeError as error:
+        print(error)
+"""
+
+
+@pytest.mark.promise("FACE-5")
+def test_the_async_client_is_imported_on_first_use() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(waypost.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", LATER], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.splitlines() == ["True Inbox"] + [
+        f"module '{name}' has no attribute 'Elsewhere'" for name in ("waypost", "waypost.client", "waypost.outbox")
+    ]
 
 
 def test_every_public_name_is_there_and_listed_in_order() -> None:

@@ -274,6 +274,9 @@ def test_polling_adapts_from_fifty_milliseconds_to_the_safety_poll() -> None:
         (Claimed([], None, 30, None, False, 0), 0.03, 0.03),
         (Claimed([], 30, 20, None, False, 0), 0.02, 0.02),
         (Claimed([], 0, 0, 30, False, 0), 0.03, 0.03),
+        # The rate of one group: timers and leases of others come first.
+        (Claimed([], 20, None, 9000, False, 0, grouped=True), 0.02, 0.02),
+        (Claimed([], 9000, None, 30, False, 0, grouped=True), 0.03, 0.03),
         (Claimed([], 0, None, None, False, 0), 0.001, 0.001),
         (Claimed([], 0, 0, None, True, 0), 0.04, 0.05),
         (Claimed([], 9000, None, None, False, 0), 0.04, 0.05),

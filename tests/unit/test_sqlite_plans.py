@@ -70,6 +70,9 @@ def test_no_statement_of_any_verb_scans_a_whole_table(tmp_path: Path) -> None:
                 executor.run(pair.stores[1].peek(queue, state, 2, cursor=page.cursor))
         executor.run(pair.stores[1].stats(queue, minutes=5))
         executor.run(pair.stores[1].journal(queue, 0, 10))
+        executor.run(pair.stores[1].trace(queue, "500"))
+        (located,) = pair.stores[1].locate(["orders", "billing"], "500", in_journals=True)
+        executor.run(located)
     with executor._writer.use() as connection:
         connection.set_trace_callback(None)
         traced = [

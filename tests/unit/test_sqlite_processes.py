@@ -256,7 +256,7 @@ def test_a_failing_call_of_a_batch_fails_alone(tmp_path: Path) -> None:
 
     def damage(step: Step) -> None:
         step.queue_for_writing("orders").numbers["ready"] += 1000
-        step.execute("DELETE FROM {queue}")
+        step.execute("INSERT INTO {reserve} (number, room) VALUES (1, x'')")
 
     calls = [publish_call(store, session, "orders") for _ in range(12)]
     calls[1] = publish_call(store, session, "full")

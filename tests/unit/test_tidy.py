@@ -39,6 +39,10 @@ PLAIN_PAGES = ("docs/how-to", "docs/operations", "docs/reference")
 #: Names that other packages or systems chose.
 GIVEN_NAMES = {
     "scripts/mutants.py": {"NodeVisitor"},  # ast
+    "src/waypost/client/async_client.py": {"spark_job"},  # a job is Spark's own, here and below
+    "src/waypost/client/base.py": {"_register_spark_job"},
+    "src/waypost/client/sync_client.py": {"spark_job"},
+    "src/waypost/spark/jobs.py": {"make_job_group"},
     "src/waypost/spark/delta/parquet.py": {"tell"},  # of a file
     "src/waypost/faststream/broker.py": {"ack_policy"},  # FastStream, here and below
     "src/waypost/faststream/message.py": {"ack", "nack"},

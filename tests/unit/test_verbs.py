@@ -13,7 +13,7 @@ from waypost.identity import Session, new_nonce
 from waypost.store import port
 from waypost.store.memory.store import MemoryStore
 from waypost.store.port import Call, Draft, FireStep, Heartbeat, Hold, Idle, Store, Target
-from waypost.store.postgres.schema import FUNCTIONS, MADE, function_text
+from waypost.store.postgres.schema import FUNCTIONS, MADE, VERSION, function_text
 from waypost.store.postgres.statement import PostgresCall
 from waypost.store.postgres.store import PostgresStore
 from waypost.store.sqlite.store import SqliteStore
@@ -34,6 +34,7 @@ SHARED_SCRIPTS = {
 WAIT_SCRIPTS = ["start_wait", "unblock"]
 #: A function that serves two verbs; and `clock`, which every function calls.
 SHARED_FUNCTIONS = {"resume": "pause", "time": "clock", "stats_many": "stats"}
+GROUP_VERBS = ("groups", "configure_group", "skip_held")
 #: A verb for many queues that runs the script of the verb for one.
 REPEATED_SCRIPTS = {"stats_many": "stats"}
 
@@ -64,12 +65,15 @@ def arguments(verb: str) -> dict[str, Any]:
         "role": "scheduler", "after": 0, "read_to": None, "up_to": 0, "version": None, "next_ms": None,
         "schedule": StoredSchedule("k", "v", b"spec", False, None, None), "key": "k", "queues": ["orders"],
         "kind": "view", "data": b"", "step": FireStep("k", "v", 0, 0, 0, None, 0, None, None), "request": "stop",
+        "group": "g",
     }  # fmt: skip
     parameters = list(VERBS[verb].parameters.values())[1:]
     return {one.name: samples[one.name] for one in parameters if one.default is inspect.Parameter.empty}
 
 
 def calls_of(store: Store, verb: str) -> list[Call[Any]]:
+    if verb in GROUP_VERBS and not store.capabilities.groups:
+        return []
     made = getattr(store, verb)(**arguments(verb))
     return list(made) if isinstance(made, list) else [made]
 
@@ -136,7 +140,7 @@ def test_the_function_of_a_verb_bears_its_name() -> None:
     for verb in VERBS:
         for call in calls_of(store, verb):
             assert isinstance(call, PostgresCall)
-            called = set(re.findall(r'"wp_(\w+)"\(', call.command.decode()))
+            called = set(re.findall(rf'"wp_(\w+)_{VERSION}"\(', call.command.decode()))
             # A plain statement may read the clock.
             assert called - {"clock"} <= {SHARED_FUNCTIONS.get(verb, verb)}
             assert called <= functions

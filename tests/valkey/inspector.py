@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,6 +14,8 @@ from waypost.testing.bench import QUEUE
 #: The indexes that hold messages, with the letter of the state there.
 PLACES = {"ready": b"R", "due": b"D", "waiting": b"W", "leases": b"L", "dead": b"X"}
 ID_BYTES = 24
+#: Added to a score of `ready` in the lines of groups: those are compared as bytes, so none is negative.
+RANK_OFFSET = 2**50
 #: The flag of a message that waits for chains.
 BLOCKED = 8
 
@@ -138,3 +141,40 @@ class Inside:
             for at in range(0, len(value), ID_BYTES)
         }
         assert held == keyed
+        if self.client.hget(self.key("queue", queue), "groups") == b"T":
+            self.check_groups(queue, placed, states)
+
+    def check_groups(self, queue: str, placed: dict[str, str], states: dict[str, bytes]) -> None:
+        """Check that what a grouped queue keeps of its groups is what its messages say."""
+
+        def group_of(id: str) -> bytes:
+            raw = states.get(id)
+            if raw is None:
+                return b""
+            key_length, group_length = STATE.unpack_from(raw)[13:15]
+            return raw[STATE.size + key_length :][:group_length]
+
+        scores = {
+            id.decode(): score for id, score in self.client.zrange(self.key("ready", queue), 0, -1, withscores=True)
+        }
+        line = {
+            group_of(id) + b"\0" + (int(score) + RANK_OFFSET).to_bytes(8, "big") + id.encode()
+            for id, score in scores.items()
+        }
+        assert set(self.client.zrange(self.key("group_line", queue), 0, -1)) == line
+        depths = Counter(group_of(id) for id in scores)
+        assert dict(self.client.zrange(self.key("group_depths", queue), 0, -1, withscores=True)) == depths
+        running = Counter(group_of(id) for id, place in placed.items() if place == "leases")
+        later = Counter(group_of(id) for id, place in placed.items() if place in ("due", "waiting"))
+        records = {
+            name: (int.from_bytes(record[:4], "big"), int.from_bytes(record[4:], "big"))
+            for name, record in self.client.hgetall(self.key("groups", queue)).items()
+        }
+        assert records == {name: (running[name], later[name]) for name in running.keys() | later.keys()}
+        settings = set(self.client.hkeys(self.key("group_settings", queue)))
+        assert set(self.client.zrange(self.key("group_names", queue), 0, -1)) == {*records, *depths, *settings}
+        positions = {id.decode() for id in self.client.hkeys(self.key("positions", queue))}
+        assert {placed.get(id) for id in positions} <= {"leases", "due"}
+        held = {member[-ID_BYTES:].decode() for member in self.client.zrange(self.key("group_held", queue), 0, -1)}
+        assert held <= positions
+        assert {placed[id] for id in held} <= {"due"}

@@ -53,12 +53,13 @@ def small_server(request: pytest.FixtureRequest) -> Iterator[EmbeddedServer]:
         yield server
 
 
-def fill(bench: Bench) -> None:
+def fill(bench: Bench, groups: int = 0) -> None:
     """Publish until the memory is full."""
     number = 0
     while True:
         try:
-            bench.publish(BODY, key=f"key:{number}", delay=number % 3 * 10)
+            group = f"g{number % groups}" if groups else None
+            bench.publish(BODY, key=f"key:{number}", delay=0 if groups else number % 3 * 10, group=group)
         except StoreFull:
             return
         number += 1
@@ -146,3 +147,43 @@ def test_in_a_full_memory_chains_end_and_waiters_are_woken(small_server: Embedde
             assert bench.claim_one().id == report.id
             Inside(client, bench.namespace).check()
             bench.check_invariants()
+
+
+@pytest.mark.promise("STORE-1", "QUEUE-5", "QUEUE-7")
+@pytest.mark.parametrize("settings", [{"order": "group"}, {"group_max_running": 3}], ids=["order", "limit"])
+def test_a_grouped_queue_in_a_full_memory_refuses_whole_and_is_drained(
+    small_server: EmbeddedServer, settings: dict[str, Any]
+) -> None:
+    with redis.Redis(port=small_server.port, password=small_server.password) as client:
+        client.execute_command("FLUSHALL", "SYNC")
+        client.config_set("maxmemory", "8mb")
+
+        def make(clock: Any, namespace: str) -> Store:
+            return cast(Store, ValkeyStore.from_url(small_server.url, namespace=namespace, clock=clock))
+
+        with Bench(make, "sync") as bench:
+            bench.configure(**settings)
+            inside = Inside(client, bench.namespace)
+            fill(bench, groups=5)
+            stored = bench.ledger().published
+            client.config_set("maxmemory", cast(dict[str, Any], client.info("memory"))["used_memory"] - 200_000)
+            before = inside.snapshot()
+            writes: list[Callable[[], Any]] = [
+                lambda: bench.publish(BODY, group="new"), lambda: bench.configure_group("g1", weight=2),
+                lambda: bench.configure(order=None, group_max_running=None, fair=True),
+            ]  # fmt: skip
+            for write in writes:
+                with pytest.raises(StoreFull, match="nothing was written"):
+                    write()
+            assert inside.snapshot() == before
+            for outcome in ("retry", "release"):
+                bench.settle(bench.claim_one(), outcome, after=1)
+                inside.check()
+            bench.after(1)
+            handled = 0
+            while leases := bench.claim(7):
+                handled += len(leases)
+                bench.settle_batch([bench.settlement(lease) for lease in leases])
+            assert handled == stored
+            inside.check()
+            assert bench.publish(BODY, group="new").status == "queued"

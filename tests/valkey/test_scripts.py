@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import resources
 from typing import Any
 
@@ -13,8 +13,9 @@ import redis
 from waypost.errors import InvalidInput, MissingExtra
 from waypost.identity import Session
 from waypost.store.port import Hold
-from waypost.store.valkey import ValkeyStore
+from waypost.store.valkey import ValkeyStore, scripts
 from waypost.store.valkey.scripts import APART, KEY_NAMES, SCRIPTS, script
+from waypost.testing.bench import Bench, StoreMaker
 from waypost.testing.clock import ClockTime
 from waypost.testing.servers import RedisServer
 
@@ -39,8 +40,8 @@ COMMANDS = {
     "PUBLISH", "RPUSH", "SADD", "SCARD", "SET", "SMEMBERS", "SPOP", "SRANDMEMBER", "SREM", "TIME", "UNLINK",
     "XADD", "XLEN", "XRANGE",
     "XREVRANGE", "XTRIM",
-    "ZADD", "ZCARD", "ZCOUNT", "ZMSCORE", "ZPOPMIN", "ZRANGE", "ZRANGEBYSCORE", "ZRANK", "ZREM", "ZREMRANGEBYSCORE",
-    "ZREVRANGE", "ZSCAN", "ZSCORE",
+    "ZADD", "ZCARD", "ZCOUNT", "ZLEXCOUNT", "ZMSCORE", "ZPOPMIN", "ZRANGE", "ZRANGEBYLEX", "ZRANGEBYSCORE", "ZRANK",
+    "ZREM", "ZREMRANGEBYSCORE", "ZREVRANGE", "ZSCAN", "ZSCORE",
 }  # fmt: skip
 #: Every place that turns a list into arguments, and why the list is short: a call of Lua takes some 8,000 at most.
 UNPACKED = {
@@ -56,6 +57,8 @@ UNPACKED = {
     "held": "the first thousand leases",
     "gone": "workers that one heartbeat removes, at most a hundred",
     "who, i, min(i + 999, #who)": "a thousand at a time",
+    "missing": "groups of one call, at most a chunk",
+    "joins, i, min(i + 999, #joins)": "a thousand at a time",
     "wake(freshly_ready)": "wake names at most a chunk of sleepers",
 }
 #: The names that scripts give to the keys of a queue.
@@ -69,12 +72,14 @@ CONSTANTS = {
 
 #: Parts that scripts include.
 PARTS = {
-    "base", "wake", "shared", "moves", "accept", "chains", "drafts", "once", "register", "leader", "known_answer",
-    "cursor",
+    "base", "one", "wake", "shared", "moves", "accept", "chains", "drafts", "once", "register", "leader",
+    "known_answer", "cursor", "grouping",
 }  # fmt: skip
 #: Keys that depend on an argument, and the line in the opening of a script that can touch those of chains.
 DERIVED = {"window:<key>", "result:<id>", "end:<id>", "leader:<role>"}
 OF_CHAINS = "the keys of chains"
+#: The same for those of groups.
+OF_GROUPS = "the keys of groups"
 
 TOKEN = re.compile(
     r"(?P<text>'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\")|(?P<comment>--[^\n]*)|(?P<number>\d[\w.]*)|(?P<name>[A-Za-z_]\w*)"
@@ -210,9 +215,11 @@ def test_every_key_that_a_script_names_is_in_its_opening(name: str) -> None:
     named = {key for constant, key in CONSTANTS.items() if re.search(rf"(?<![.\w']){constant}\b", body)}
     listed = {one.strip() for one in touched.split(",")}
     assert named - listed == set()
-    assert listed - DERIVED - {OF_CHAINS} <= set(CONSTANTS.values())
+    assert listed - DERIVED - {OF_CHAINS, OF_GROUPS} <= set(CONSTANTS.values())
     of_chains = re.search(r"-- include chains\n|OWN \.\. '(?:chain|watchers|blockers|waiters|end):", FILES[name])
     assert bool(of_chains) == (OF_CHAINS in listed)
+    of_groups = re.search(r"-- include grouping\n|(?:BASE|base) \.\. '(?:groups|group_|positions)", FILES[name])
+    assert bool(of_groups) == (OF_GROUPS in listed)
 
 
 def test_every_derived_key_is_in_an_opening() -> None:
@@ -258,3 +265,46 @@ def test_a_call_with_too_many_entries_is_refused_before_it_is_sent() -> None:
     with pytest.raises(InvalidInput, match="the limit is 512"):
         store.extend("orders", [hold] * 513, operation)
     assert store.extend("orders", [hold] * 512, operation).name == "extend"
+
+
+def commands_of(raw: Any, run: Callable[[], object]) -> dict[str, int]:
+    """Return the commands that a step runs in the server, and how often each."""
+    raw.config_resetstat()
+    run()
+    found = raw.info("commandstats")
+    return {name.removeprefix("cmdstat_"): each["calls"] for name, each in found.items() if "config" not in name}
+
+
+def test_a_lone_publish_runs_few_commands(plain_bench: Bench, raw: Any) -> None:
+    plain_bench.publish_count(3)
+    once = dict.fromkeys(("evalsha", "hget", "hmget", "hsetnx", "zadd", "xadd", "zrevrange"), 1)
+    assert commands_of(raw, plain_bench.publish) == {**once, "hset": 2}
+
+
+@pytest.mark.promise("PUB-2", "SEE-3", "SEE-5")
+@pytest.mark.parametrize("settings", [{}, {"journal": "failures"}, {"journal": "off", "lease": 5}])
+def test_a_lone_publish_stores_the_same_as_one_by_the_longer_way(
+    make_store: StoreMaker, raw: Any, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+) -> None:
+    def history() -> tuple[Any, ...]:
+        with Bench(make_store, "sync") as bench:
+            bench.publish()
+            if settings:
+                bench.configure(**settings)
+            for priority in (9, 5, 0):
+                bench.publish(priority=priority)
+            bench.claim(1, sleeper="w")
+            bench.publish()
+            events = [(one.event, one.priority, one.number, one.size) for one in bench.events()]
+            claims = [(one.priority, one.deliveries) for one in bench.claim(10)]
+            return bench.ledger(), bench.stats(), events, claims
+
+    short = history()
+    monkeypatch.setattr(scripts, "BEFORE_BASE", {})
+    script.cache_clear()
+    try:
+        long = history()
+    finally:
+        monkeypatch.undo()
+        script.cache_clear()
+    assert short == long

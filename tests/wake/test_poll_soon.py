@@ -31,6 +31,20 @@ def test_a_worker_sleeps_between_rare_messages() -> None:
 
 
 @pytest.mark.promise("WAKE-2")
+def test_a_worker_sleeps_between_rare_messages_also_if_claims_are_slow() -> None:
+    """At 200 messages a second a poll a few milliseconds later would cost more than the wake-up saves."""
+    scenario = Scenario()
+    assert not any(scenario.claim(1, took=0.003, after=0.002) for _ in range(100))
+
+
+@pytest.mark.promise("WAKE-2")
+def test_a_worker_whose_claims_do_not_keep_up_polls_again_soon() -> None:
+    scenario = Scenario()
+    polled_soon = [scenario.claim(4, took=0.012, after=0.002) for _ in range(100)]
+    assert all(polled_soon[50:])
+
+
+@pytest.mark.promise("WAKE-2")
 def test_a_busy_worker_polls_again_soon_and_reports_when() -> None:
     scenario = Scenario()
     polled_soon = [scenario.claim(2, after=0.002) for _ in range(100)]

@@ -20,6 +20,7 @@ from waypost.operations import receive
 from waypost.operations.flow import drive
 from waypost.store.port import Draft
 from waypost.store.postgres import migrate
+from waypost.store.postgres.schema import VERSION
 from waypost.testing.postgres import PostgresServer
 from waypost.wake.port import Topic
 from waypost.wake.postgres import channel_of
@@ -126,7 +127,7 @@ def test_the_server_and_the_client_compute_the_same_channel_name(
     prepared: PostgresServer, namespace: str, queue: str
 ) -> None:
     with psycopg.connect(prepared.url) as connection:
-        row = connection.execute(f'SELECT "{namespace}_channel"(%s)', (queue,)).fetchone()
+        row = connection.execute(f'SELECT "{namespace}_channel_{VERSION}"(%s)', (queue,)).fetchone()
     assert row == (channel_of(Topic(namespace, "ready", queue)),)
     assert len(row[0].encode()) <= 63
 

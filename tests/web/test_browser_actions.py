@@ -87,7 +87,7 @@ def change_settings_and_undo(tab: Tab, shop: Shop, queue: str) -> None:
     shop.post.configure(queue, lease=30)
     page = tab.go(f"{QUEUES}/{queue}")
     follow(page, "Settings")
-    page.get_by_label("max_running").fill("5")
+    page.locator('[name="max_running"]').fill("5")
     press(page, "See what would change")
     assert page.locator("ins").inner_text() == "5"
     assert shop.post.policy(queue).max_running is None, "nothing is saved before the difference was seen"

@@ -168,7 +168,7 @@ def test_the_page_of_the_lake_has_its_audit_and_its_report(memory: Site, tmp_pat
     assert (report.status, report.text) == (200, "<script>report()</script>")
     # Its own scripts run without an origin: they have no cookies, and no other page allows them.
     policy = report.header("content-security-policy")
-    assert policy.startswith("sandbox allow-scripts ")
+    assert policy.startswith("sandbox allow-scripts; ")
     assert "allow-same-origin" not in policy
     assert "unsafe-inline" not in client.get("/s/main/lake").header("content-security-policy")
 

@@ -14,7 +14,7 @@ from waypost import AsyncWaypost, Waypost
 from waypost.store.memory import MemoryStore
 from waypost.web import reading, search
 from waypost.web.alerts import queue_alerts, sentence
-from waypost.web.charts import WIDTH, make_chart, timeline_bars
+from waypost.web.charts import make_chart, timeline_spans
 from waypost.web.documents import Minute, PreviewQuery, QueuesQuery, SearchQuery
 from waypost.web.figures import HistoryEvent, figures_of
 from waypost.web.reading import Place
@@ -395,19 +395,19 @@ def test_a_timeline_that_goes_on_ends_now_and_a_timer_that_was_not_promoted_was_
 
 def test_bars_fill_the_width_and_short_ones_stay_visible() -> None:
     events = [event("published", 0), event("claimed", 3600), event("done", 3600.001)]
-    bars = timeline_bars(make_timeline(events, START))
-    assert sum(bar.width for bar in bars) == pytest.approx(WIDTH, abs=0.1)
-    assert min(bar.width for bar in bars) > 2
-    assert timeline_bars(make_timeline([], START)) == []
+    spans = timeline_spans(make_timeline(events, START))
+    assert sum(span.end - span.start for span in spans) == pytest.approx(1)
+    assert min(span.end - span.start for span in spans) > 0.003
+    assert timeline_spans(make_timeline([], START)) == []
 
 
 def test_a_chart_has_a_point_for_each_part_of_the_time_and_counts_everything_once() -> None:
     at = datetime(2026, 3, 6, 9, 30, 12, tzinfo=UTC)
     minutes = [Minute(at=at.replace(second=0) - timedelta(minutes=ago), counts={"done": 5}) for ago in (0, 1, 59, 60)]
     chart = make_chart(minutes, ("done", "dead"), at, 60)
-    assert [series.total for series in chart.series] == [15, 0]
-    assert len(chart.series[0].points.split()) == 60
+    assert [series.text for series in chart.series] == ["15", "0"]
+    assert len(chart.series[0].values) == 60
     day = make_chart(minutes, ("done",), at, 1_440)
-    assert day.series[0].total == 20
-    assert len(day.series[0].points.split()) <= 72
-    assert make_chart([], ("done",), at, 60).largest == 0
+    assert day.series[0].text == "20"
+    assert len(day.series[0].values) <= 72
+    assert make_chart([], ("done",), at, 60).most == 0

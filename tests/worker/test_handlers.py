@@ -523,11 +523,12 @@ def test_a_retry_policy_that_max_deliveries_cuts_is_reported_at_the_start_and_in
     harness.handler("default")(lambda body: None)
     with harness.working():
         until(lambda: sum(harness.ledger(queue).dead for queue in policies) == 4, "four burials")
-    reported = [vars(one) for one in caplog.records if getattr(one, "event", None) == "retries_cut"]
+    records = [one for one in caplog.records if getattr(one, "event", None) == "retries_cut"]
+    reported = [vars(one) for one in records]
     assert {(one["queue"], one["attempts"], one["max_deliveries"]) for one in reported} == {
         ("cut", 4, 3), ("by-error", 4, 3),
     }  # fmt: skip
-    assert "configure max_deliveries=4 or more" in reported[0]["message"]
+    assert "configure max_deliveries=4 or more" in records[0].getMessage()
     for queue in ("cut", "by-error", "own"):
         (letter,) = harness.dead_letters(queue)
         assert (letter.reason, letter.attempts, letter.deliveries) == ("max_deliveries", 3, 3)

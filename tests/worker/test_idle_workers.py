@@ -152,9 +152,16 @@ def test_a_lease_that_began_since_the_last_poll_is_known_before_it_ends(
     with working(scene):
         scene.asleep(*QUEUES)
         context = scene.other._context
-        scene.other.publish(queue, "abandoned")
-        operation = begin_operation(context, queue)
-        claimed = scene.other._connected().run(context.store.claim(queue, 1, operation, worker="gone"))
+        for _ in range(50):
+            scene.other.publish(queue, "abandoned")
+            operation = begin_operation(context, queue)
+            claimed = scene.other._connected().run(context.store.claim(queue, 1, operation, worker="gone"))
+            if claimed.leases:
+                break
+            # The worker was first, which the publish wakes.
+            until(lambda: scene.started == ["abandoned"], "the handler of the worker")
+            scene.started.clear()
+            scene.asleep(*QUEUES)
         assert len(claimed.leases) == 1
         until(lambda: scene.started == ["abandoned"], "the redelivery")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import threading
@@ -16,9 +17,11 @@ from tests.waiting import until
 from tests.worker.harness import Harness
 from waypost import RegisteredWorker, Waypost, __version__
 from waypost.errors import InvalidInput
+from waypost.schedule.loop import BackgroundLoop
 from waypost.store.port import Heartbeat
 from waypost.testing.servers import ValkeyServer
 from waypost.times import to_ms
+from waypost.worker.poller import Poller
 
 pytestmark = pytest.mark.promise("SEE-4")
 #: Heartbeats come every fifth of a second then, and the store forgets a worker after three of them.
@@ -305,3 +308,41 @@ def test_a_worker_on_the_callers_own_client_is_listed_too(mode: str, valkey_url:
             assert until(lambda: listed(harness)).name == worker.name
         assert harness.workers() == []
         harness.done(client.close() if mode == "sync" else client.aclose())
+
+
+@pytest.mark.promise("CRON-7")
+def test_a_heartbeat_after_the_scheduler_has_handed_over_does_not_win_the_lead_again(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pollers = list[Poller]()
+    start, stop = Poller.start, BackgroundLoop.stop
+
+    def note_and_start(poller: Poller) -> None:
+        pollers.append(poller)
+        start(poller)
+
+    async def stop_and_send_a_heartbeat(part: BackgroundLoop) -> None:
+        await stop(part)
+        (poller,) = pollers
+        before = poller.answered
+        poller.heartbeat_now()
+        await asyncio.to_thread(until, lambda: poller.answered > before)
+
+    monkeypatch.setattr(Poller, "start", note_and_start)
+    monkeypatch.setattr(BackgroundLoop, "stop", stop_and_send_a_heartbeat)
+
+    def tick() -> None: ...
+
+    harness.post.every(3600.0, queue="ticks")(tick)
+
+    def elect() -> str:
+        executor = harness.post.store.connect(start_timeout=5)
+        try:
+            leader: str = executor.run(harness.post.store.elect("scheduler", "the test", 1)).leader
+        finally:
+            executor.close()
+        return leader
+
+    with working(harness):
+        until(lambda: elect() != "the test")
+    assert elect() == "the test"

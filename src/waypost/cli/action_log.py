@@ -20,7 +20,7 @@ NOT_LOGGED = (USAGE, UNREACHABLE, BEHIND, AHEAD)
 #: Options whose values must not be in the log, and what stands for them.
 HIDDEN = {"--body": "BODY", "--text": "TEXT", "--header": "HEADER"}
 #: Options that say where and how, not what: with their values, and without.
-LEFT_OUT_WITH_VALUE = ("--url", "--namespace", "--schema")
+LEFT_OUT_WITH_VALUE = ("--url", "--store", "--store-env", "--namespace", "--schema")
 LEFT_OUT = ("--json", "--yes")
 
 

@@ -23,6 +23,7 @@ from waypost.cli.commands import (
     demo,
     doctor,
     find,
+    groups,
     history,
     init,
     journal,
@@ -66,6 +67,7 @@ COMMANDS: tuple[Any, ...] = (
     journal,
     pause,
     configure,
+    groups,
     cancel,
     purge,
     remove,
@@ -107,6 +109,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "pause",
         "resume",
         "configure",
+        "groups",
         "cancel",
         "purge",
         "remove",
@@ -133,6 +136,10 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print the error and exit with 2, with what was probably meant."""
+        chosen = chosen_parser(self, output.arguments)
+        if chosen is not self and message.startswith("unrecognized arguments"):
+            # argparse reports these from the first parser, whose usage has none of the command's options.
+            chosen.error(message)
         super().error(escape_lines(redact_secrets(message + self._suggest(message))))
 
     def _suggest(self, message: str) -> str:
@@ -202,7 +209,7 @@ def make_parser() -> TopParser:
 #: Packages that an extra of waypost installs, for import errors that no command has handled.
 EXTRAS = {
     "psycopg": "postgres", "psycopg_pool": "postgres", "redis": "valkey", "pyspark": "spark", "pyarrow": "spark",
-    "numpy": "spark", "plotly": "spark", "adbc_driver_postgresql": "spark", "textual": "cli", "rich": "cli",
+    "numpy": "spark", "adbc_driver_postgresql": "spark", "textual": "cli", "rich": "cli",
     "shtab": "cli", "nats": "nats", "prometheus_client": "metrics", "starlette": "web", "uvicorn": "web",
     "jinja2": "web", "opentelemetry": "traces",
 }  # fmt: skip

@@ -6,7 +6,22 @@ in the flows, so both clients behave alike.
 
 from __future__ import annotations
 
-from waypost.client.async_client import AsyncWaypost
+from typing import TYPE_CHECKING
+
 from waypost.client.sync_client import Waypost
+
+if TYPE_CHECKING:
+    from waypost.client.async_client import AsyncWaypost
+else:
+
+    def __getattr__(name: str) -> object:
+        """Import the async client on first use: most programs need one of the two."""
+        if name == "AsyncWaypost":
+            from waypost.client.async_client import AsyncWaypost
+
+            globals()[name] = AsyncWaypost
+            return AsyncWaypost
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = ["AsyncWaypost", "Waypost"]

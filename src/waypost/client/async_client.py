@@ -22,12 +22,15 @@ from waypost.client.base import (
 from waypost.client.handler_types import (
     PlainBatchDecorator,
     PlainDecorator,
+    PlainJobDecorator,
     TypedBatchDecorator,
     TypedDecorator,
+    TypedJobDecorator,
 )
 from waypost.client.in_progress import SharedCalls
 from waypost.client.options import (
     DeadFilters,
+    GroupOptions,
     HandlerOptions,
     ListingFilters,
     PageFilters,
@@ -36,6 +39,7 @@ from waypost.client.options import (
     QueueName,
     QueueSettings,
     ScheduleKeywords,
+    SparkJobOptions,
 )
 from waypost.errors import UnusableClient
 from waypost.message import Message, MessagePage, Queue, Retry, StoredMessage, queue_name, queue_type
@@ -54,9 +58,7 @@ from waypost.policy import (
     RECORDS_MAX,
     RetryPolicy,
 )
-from waypost.schedule.promoter import Promoter, PromoterTick
 from waypost.schedule.schedule import Schedule
-from waypost.schedule.scheduler import Scheduler, Tick
 from waypost.times import Duration
 from waypost.values import (
     CancelStatus,
@@ -77,6 +79,7 @@ from waypost.views import (
     BulkAction,
     BulkActions,
     Event,
+    GroupList,
     JournalPage,
     LoggedAction,
     LoggedActions,
@@ -90,6 +93,8 @@ from waypost.views import (
 if TYPE_CHECKING:
     import asyncio
 
+    from waypost.schedule.promoter import PromoterTick
+    from waypost.schedule.scheduler import Tick
     from waypost.store.port import AsyncExecutor, Call, Executor
     from waypost.worker.worker import Worker
 
@@ -629,6 +634,38 @@ class AsyncWaypost(BaseClient):
         """
         return self._register_handler(queue, batch, options, self.publish)
 
+    @overload
+    def spark_job(
+        self, queue: Queue[T], **options: Unpack[SparkJobOptions]
+    ) -> TypedJobDecorator[T, Coroutine[Any, Any, Published]]: ...
+    @overload
+    def spark_job(
+        self, queue: str, **options: Unpack[SparkJobOptions]
+    ) -> PlainJobDecorator[Coroutine[Any, Any, Published]]: ...
+    def spark_job(self, queue: QueueName, **options: Unpack[SparkJobOptions]) -> Any:
+        """Register a function for the messages of a `queue` that computes with Spark; a worker runs it in a thread.
+
+        It is given a session, as its parameter named `spark` or annotated `SparkSession`, and otherwise what a handler
+        is given: the body, the message, the headers, the state. It ends as a handler does. The session is opened for
+        the first message, and shared by all jobs of the client: on `master` (`local[*]`; `sc://host` is Spark
+        Connect) with the settings `config`, or by a function `session` that returns one.
+
+        The lease is renewed while it runs. All Spark jobs that it starts belong to one group, which is cancelled when
+        the lease is lost, when the message is cancelled, after `timeout` or `max_run` (an hour), and when the worker
+        has waited long enough at its stop; the message is then given back or retried once the function has ended. An
+        error of Spark is kept with one line of text. `concurrency` is 1. `retry`, `manual`, `on_lease_lost` and
+        `result_ttl` are those of `handler`.
+
+        PySpark is imported by the worker, not here. Raises `ConfigurationError` for options or parameters that do not
+        go together.
+
+            @post.spark_job(Queue("reports", Day), timeout=timedelta(minutes=30))
+            def summarize(day: Day, spark: SparkSession) -> None: ...
+
+            summarize.publish(Day("2026-03-01"), key="summary:2026-03-01")
+        """
+        return self._register_spark_job(queue, options, self.publish)
+
     def worker(
         self,
         queues: Iterable[QueueName] | None = None,
@@ -905,6 +942,10 @@ class AsyncWaypost(BaseClient):
         - `completed`: how many finished messages are kept for listings; True for 1,000.
         - `hide_bodies`: True lets web pages show bodies, headers and results of this queue to no user.
         - `tracebacks`: False keeps no traceback with the last error of a message (True).
+        - `fair`: True takes turns between groups, so that one with many messages delays no other.
+        - `order`: "group" hands out the messages of a group one at a time, in order. `on_failure`: whether one that
+          failed lets the next one `pass` or `hold`s the group until it is tried again (`hold`).
+        - `group_max_running`, `group_rate`, `group_max_pending`: the same limits for each group.
 
         Raises `InvalidPolicy` for a setting or a value that makes no sense.
 
@@ -926,6 +967,44 @@ class AsyncWaypost(BaseClient):
     async def resume(self, queue: QueueName) -> bool:
         """Hand out messages of a `queue` again, and wake workers for them. Returns whether this changed anything."""
         return await self._run(manage.resume(self._context, self._name(queue)))
+
+    async def groups(
+        self, queue: QueueName, *, group: str | None = None, limit: int = 100, cursor: str | None = None
+    ) -> GroupList:
+        """Return up to `limit` groups of a `queue` that takes turns between them, by name, or only one `group`.
+
+        Those are listed that have messages to hand out or leased, or are held, paused or configured. The result has a
+        `cursor` if there are more: give it to read on. Raises `InvalidInput` if the queue does not take turns.
+        """
+        found = await self._run(manage.groups(self._context, self._name(queue), limit, cursor, group))
+        return GroupList.from_record(found)
+
+    async def configure_group(self, queue: QueueName, group: str, **settings: Unpack[GroupOptions]) -> bool:
+        """Give a single `group` of a `queue` settings of its own; whether that changed anything.
+
+        `weight` is how many messages it hands out where another group hands out one (1 to 100). `max_running`, `rate`
+        and `max_pending` are its limits in place of the queue's `group_max_running`, `group_rate` and
+        `group_max_pending`, which it has again with None.
+
+            post.configure_group("orders", "acme", weight=3, rate="100/m")
+        """
+        return await self._run(manage.configure_group(self._context, self._name(queue), group, settings))
+
+    async def pause_group(self, queue: QueueName, group: str) -> bool:
+        """Hand out nothing of a `group` of a `queue` until `resume_group`; whether this changed anything."""
+        return await self._run(manage.pause_group(self._context, self._name(queue), group, paused=True))
+
+    async def resume_group(self, queue: QueueName, group: str) -> bool:
+        """Hand out messages of a `group` of a `queue` again, and wake workers; whether this changed anything."""
+        return await self._run(manage.pause_group(self._context, self._name(queue), group, paused=False))
+
+    async def skip_held(self, queue: QueueName, group: str) -> str | None:
+        """Let the next message of an ordered `group` of a `queue` pass the failed one that holds it; that one's id.
+
+        The message stays where it is, is tried again when it is due, and is the next one then. None if none holds the
+        group.
+        """
+        return await self._run(manage.skip_held(self._context, self._name(queue), group))
 
     async def redrive(
         self,
@@ -1166,6 +1245,7 @@ class AsyncWaypost(BaseClient):
         tick.
         """
         from waypost.schedule.loop import BackgroundLoop
+        from waypost.schedule.scheduler import Scheduler
 
         scheduler = Scheduler(self._context, ttl_ms=ttl_ms(ttl), on_tick=check_function("on_tick", on_tick))
         background = BackgroundLoop(await self._connected(), scheduler)
@@ -1181,6 +1261,7 @@ class AsyncWaypost(BaseClient):
         (15 s) is replaced. `on_tick` is called with the result of each tick.
         """
         from waypost.schedule.loop import BackgroundLoop
+        from waypost.schedule.promoter import Promoter
 
         promoter = Promoter(self._context, ttl_ms=ttl_ms(ttl), on_tick=check_function("on_tick", on_tick))
         await BackgroundLoop(await self._connected(), promoter).run()

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import getpass
 import inspect
+import logging
 import os
-import socket
 import sys
 import threading
 import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from hashlib import sha256
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar, Unpack, cast
 from weakref import WeakSet
 
@@ -49,6 +47,7 @@ from waypost.client.options import (
     QueueName,
     RuleKeywords,
     ScheduleKeywords,
+    SparkJobOptions,
 )
 from waypost.client.registry import Registry
 from waypost.errors import ConfigurationError, ForkedClient, InvalidInput, InvalidName, InvalidTime, QueueDrained
@@ -77,11 +76,8 @@ from waypost.policy import (
     attempts_allowed,
     check_retry,
 )
-from waypost.schedule.promoter import Promoter
 from waypost.schedule.rule import Spec, unpack_spec
 from waypost.schedule.schedule import Schedule
-from waypost.schedule.scheduler import Scheduler, log
-from waypost.store.opening import StoreOptions, open_store, store_from_client
 from waypost.times import Duration, to_datetime
 from waypost.values import (
     CancelStatus,
@@ -99,7 +95,6 @@ from waypost.values import (
     WorkerRequest,
 )
 from waypost.views import BulkAction, BulkActions
-from waypost.wake.opening import open_wakeups
 from waypost.wake.wakeups import Wakeups
 from waypost.worker.handler import Handler
 from waypost.worker.signals import is_stop_request
@@ -111,10 +106,13 @@ if TYPE_CHECKING:
     from waypost.outbox.relay.target import Target
     from waypost.redaction import Redact
     from waypost.schedule.loop import BackgroundLoop
+    from waypost.spark.jobs import SharedSession
+    from waypost.store.opening import StoreOptions
     from waypost.store.port import AsyncExecutor, Call, Executor, Store
     from waypost.wake.port import Channel
     from waypost.worker.worker import Embedded, Worker
 
+log = logging.getLogger("waypost")
 T = TypeVar("T")
 D = TypeVar("D")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -188,12 +186,8 @@ class BaseClient:
         options: StoreOptions = {
             "namespace": namespace, "clock": clock, "replay_ttl_ms": replay_ttl_ms, "durability": durability,
         }  # fmt: skip
-        if url is not None:
-            store = open_store(url, **options)
-        elif client is not None:
-            store = store_from_client(client, **options)
-        self._store = cast("Store", store)
-        self._wakeups = open_wakeups(self._store, wake, start_timeout)
+        self._store = _store_of(url, client, store, options)
+        self._wakeups = _wakeups_of(self._store, wake, start_timeout)
         self._start_timeout = start_timeout
         self._session = Session()
         self._context = ClientContext(
@@ -216,6 +210,8 @@ class BaseClient:
         self._stopped: list[Stoppable] = []
         #: Queues that are sent on.
         self._relays: dict[str, Relay] = {}
+        #: The Spark session of the jobs, once there is one.
+        self._spark_session: SharedSession | None = None
         #: Schedules that decorators declared, by queue and key.
         self._declared: dict[tuple[str, str], DeclaredSchedule] = {}
         self._backgrounds: WeakSet[BackgroundLoop] = WeakSet()
@@ -264,7 +260,7 @@ class BaseClient:
         """The decorator of a handler. `publish` is that of the client; None: the function is to have none."""
         if callable(queue) and not isinstance(queue, str | Queue):
             raise _missing_arguments("handler", queue, '@post.handler("orders")')
-        name = queue_name(queue)
+        queue_name(queue)
         check_options("handler", options, HandlerOptions.__annotations__)
         given: HandlerOptions = {"retry": DEFAULT_RETRY, **options}
 
@@ -275,10 +271,40 @@ class BaseClient:
                 store=self._store, **given,
             )  # fmt: skip
             self._registry.add(handler)
-            if publish is None:
-                return function
-            target = queue if handler.as_type is None else Queue(name, handler.as_type)
-            return with_publish(function, HandlerPublish(publish, target))
+            return function if publish is None else self._with_publish(function, queue, handler, publish)
+
+        return register
+
+    def _with_publish(
+        self, function: Callable[..., Any], queue: QueueName, handler: Handler, publish: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        target = queue if handler.as_type is None else Queue(handler.queue, handler.as_type)
+        return with_publish(function, HandlerPublish(publish, target))
+
+    def _register_spark_job(
+        self, queue: QueueName, options: SparkJobOptions, publish: Callable[..., Any]
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """The decorator of a Spark job."""
+        from waypost.spark.jobs import SharedSession, SparkJob
+
+        if callable(queue) and not isinstance(queue, str | Queue):
+            raise _missing_arguments("spark_job", queue, '@post.spark_job("reports")')
+        queue_name(queue)
+        check_options("spark_job", options, SparkJobOptions.__annotations__)
+        given: dict[str, Any] = {"retry": DEFAULT_RETRY, "concurrency": 1, **options}
+        master, config, make = (given.pop(name, None) for name in ("master", "config", "session"))
+
+        def register(function: Callable[..., Any]) -> Callable[..., Any]:
+            self._registry.check_handled(queue)
+            opened = self._spark_session = self._spark_session or SharedSession()
+            wrapped = SparkJob(function, opened)
+            handler = Handler(
+                queue, wrapped, state=self._registry.state, middleware=self._registry.middleware, where="on Spark",
+                check_start=wrapped.check_can_start, name=wrapped.name, **given,
+            )  # fmt: skip
+            opened.choose(handler.name, master, config, make)
+            self._registry.add(handler)
+            return self._with_publish(function, queue, handler, publish)
 
         return register
 
@@ -527,6 +553,8 @@ class BaseClient:
     ) -> list[BackgroundLoop]:
         """The loops of a worker, to be started."""
         from waypost.schedule.loop import BackgroundLoop
+        from waypost.schedule.promoter import Promoter
+        from waypost.schedule.scheduler import Scheduler
 
         parts: list[BackgroundLoop] = []
         if scheduler:
@@ -837,8 +865,28 @@ def _attempts_chosen(handlers: Iterable[Handler]) -> dict[str, int]:
     return {queue: attempts for queue, attempts in chosen if attempts is not None}
 
 
+def _store_of(url: str | None, client: object, store: object, options: StoreOptions) -> Store:
+    """The store of a client, by whichever of the three is given. What opens stores is imported here."""
+    from waypost.store.opening import open_store, store_from_client
+
+    if url is not None:
+        return open_store(url, **options)
+    if client is not None:
+        return store_from_client(client, **options)
+    return cast("Store", store)
+
+
+def _wakeups_of(store: Store, wake: str | Channel | None, timeout: float) -> Wakeups:
+    """The wake-ups of a client. What opens channels is imported here."""
+    from waypost.wake.opening import open_wakeups
+
+    return open_wakeups(store, wake, timeout)
+
+
 def _worker_name(session: Session) -> str:
-    host = socket.gethostname()[: WORKER_CHARACTERS_MAX - 32]
+    from waypost.host import host_name
+
+    host = host_name()[: WORKER_CHARACTERS_MAX - 32]
     return f"{host}:{session.pid}:{session.id.hex()}"
 
 
@@ -871,11 +919,15 @@ MOMENTS = {
 
 def process_user() -> str:
     """The user of this process and the host, as `ana@shop-1`, for the log of actions."""
+    from getpass import getuser
+
+    from waypost.host import host_name
+
     try:
-        user = getpass.getuser()
+        user = getuser()
     except (OSError, KeyError):
         user = "unknown"
-    return f"{user}@{socket.gethostname()}"[:WORKER_CHARACTERS_MAX]
+    return f"{user}@{host_name()}"[:WORKER_CHARACTERS_MAX]
 
 
 def bulk_view(found: bulk.Bulk) -> BulkAction:
@@ -999,6 +1051,8 @@ def unpack_cursor(cursor: str, about: list[object]) -> str:
 
 
 def _checksum(cursor: str, about: list[object]) -> bytes:
+    from hashlib import sha256  # few programs need it
+
     return sha256(repr([cursor, *about]).encode()).digest()[:CHECKSUM_BYTES]
 
 

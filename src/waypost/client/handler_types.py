@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from waypost.client.options import PublishKeywords, QueueName
 from waypost.message import Message
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -103,6 +106,47 @@ class PlainBatchDecorator(Protocol[S_co]):
     def __call__(
         self, function: Callable[Concatenate[list[B], P], R]
     ) -> HandlerFunction[Concatenate[list[B], P], R, B, S_co]: ...
+
+
+class TypedJobDecorator(Protocol[T, S_co]):
+    """Takes a Spark job for a queue of `T`: the body or the message comes first, or the session and then the body."""
+
+    # No queue has sessions as bodies, for which the first signature and the last would overlap.
+    @overload
+    def __call__(  # type: ignore[overload-overlap]
+        self, function: Callable[Concatenate[T, P], R]
+    ) -> HandlerFunction[Concatenate[T, P], R, T, S_co]: ...
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[Message[T], P], R]
+    ) -> HandlerFunction[Concatenate[Message[T], P], R, T, S_co]: ...
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[SparkSession, T, P], R]
+    ) -> HandlerFunction[Concatenate[SparkSession, T, P], R, T, S_co]: ...
+    @overload
+    def __call__(self, function: Callable[[SparkSession], R]) -> HandlerFunction[[SparkSession], R, T, S_co]: ...
+
+
+class PlainJobDecorator(Protocol[S_co]):
+    """Takes a Spark job for a queue that is given by its name alone."""
+
+    @overload
+    def __call__(  # type: ignore[overload-overlap]
+        self, function: Callable[Concatenate[object, P], R]
+    ) -> HandlerFunction[Concatenate[Any, P], R, Any, S_co]: ...
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[SparkSession, B, P], R]
+    ) -> HandlerFunction[Concatenate[SparkSession, B, P], R, B, S_co]: ...
+    @overload
+    def __call__(self, function: Callable[[SparkSession], R]) -> HandlerFunction[[SparkSession], R, Any, S_co]: ...
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[Message[B], P], R]
+    ) -> HandlerFunction[Concatenate[Message[B], P], R, B, S_co]: ...
+    @overload
+    def __call__(self, function: Callable[Concatenate[B, P], R]) -> HandlerFunction[Concatenate[B, P], R, B, S_co]: ...
 
 
 class HandlerPublish:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import date, datetime
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from waypost.message import Queue
 from waypost.operations.publish import Group, Key, ManyKey
-from waypost.policy import JournalLevel, Missed, OnConflict, Overlap, Overload, RetryPolicy
+from waypost.policy import JournalLevel, Missed, OnConflict, OnFailure, Order, Overlap, Overload, RetryPolicy
 from waypost.times import Duration
 from waypost.values import Published
 from waypost.worker.handler import OnLeaseLost
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 QueueName = str | Queue[Any]
 
@@ -86,6 +89,21 @@ class HandlerOptions(TypedDict, total=False):
     engine: object
 
 
+class SparkJobOptions(TypedDict, total=False):
+    """The options of `spark_job`."""
+
+    concurrency: int
+    retry: RetryPolicy
+    timeout: Duration | None
+    manual: bool
+    max_run: Duration
+    on_lease_lost: OnLeaseLost | None
+    result_ttl: Duration | None
+    master: str | None
+    config: Mapping[str, str] | None
+    session: Callable[[], SparkSession] | None
+
+
 class HandlerKeywords(HandlerOptions, total=False):
     """All options of `handler`, as the function of a schedule may have them."""
 
@@ -108,6 +126,21 @@ class QueueSettings(TypedDict, total=False):
     completed: bool | int | None
     hide_bodies: bool
     tracebacks: bool
+    fair: bool
+    order: Order | None
+    on_failure: OnFailure
+    group_max_running: int | None
+    group_rate: str | None
+    group_max_pending: int | None
+
+
+class GroupOptions(TypedDict, total=False):
+    """The settings of `configure_group`; None is what the queue has."""
+
+    weight: int
+    max_running: int | None
+    rate: str | None
+    max_pending: int | None
 
 
 class PageFilters(TypedDict, total=False):

@@ -19,7 +19,8 @@ def create_store(apps: Any, schema_editor: Any) -> None:
     if chosen is None:
         return
     if connection.vendor == "postgresql":
-        from waypost.store.postgres.schema import Names, migrate_in
+        from waypost.store.postgres.migrating import migrate_in
+        from waypost.store.postgres.schema import Names
 
         with transaction.atomic(using=connection.alias), connection.cursor() as cursor:
             migrate_in(cursor, Names("public", chosen.namespace))

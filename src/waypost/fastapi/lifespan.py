@@ -133,17 +133,18 @@ class WaypostLifespan:
 
         `/live` is 503 if this process should be started again: its worker has ended, or does not claim although the
         store answers. `/ready` is 200 while the store answers and the worker, if this process runs one, claims. Both
-        reply with a JSON document. With `details` it has the reasons and the queues too. These name the address of the
-        store, so they are for routes that the public cannot reach.
+        reply with a JSON document, whose `worker` is its health, or `none` if this process runs none. With `details` it
+        has the reasons and the queues too. These name the address of the store, so they are for routes that the public
+        cannot reach.
 
             app.include_router(waypost.health_routes(), prefix="/health")
         """
 
         async def live() -> JSONResponse:
-            return _respond(*await self._live(), details=details)
+            return self._respond(*await self._live(), details=details)
 
         async def ready() -> JSONResponse:
-            return _respond(*await self._ready(), details=details)
+            return self._respond(*await self._ready(), details=details)
 
         router = APIRouter(include_in_schema=False)
         router.add_api_route("/live", live, methods=["GET", "HEAD"])
@@ -196,10 +197,9 @@ class WaypostLifespan:
             return f"{type(error).__name__}: {error}"
         return None
 
-
-def _respond(is_well: bool, health: Health, problems: list[str], *, details: bool) -> JSONResponse:
-    document: dict[str, Any] = {"ok": is_well, "worker": health.status}
-    if details:
-        document["reasons"] = [*health.reasons, *problems]
-        document["queues"] = [to_json(queue) for queue in health.queues]
-    return JSONResponse(document, 200 if is_well else 503, {"Cache-Control": "no-store"})
+    def _respond(self, is_well: bool, health: Health, problems: list[str], *, details: bool) -> JSONResponse:
+        document: dict[str, Any] = {"ok": is_well, "worker": health.status if self._runs_worker else "none"}
+        if details:
+            document["reasons"] = [*health.reasons, *problems]
+            document["queues"] = [to_json(queue) for queue in health.queues]
+        return JSONResponse(document, 200 if is_well else 503, {"Cache-Control": "no-store"})

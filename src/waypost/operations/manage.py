@@ -8,14 +8,17 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
-from waypost.checks import check_id, check_text, due_ms
-from waypost.errors import InvalidInput, InvalidTime, QueueNotEmpty, StoreFailed
+from waypost.checks import check_count, check_id, check_text, due_ms
+from waypost.errors import InvalidInput, InvalidPolicy, InvalidTime, QueueNotEmpty, StoreFailed
 from waypost.operations.flow import AfterCommit, ClientContext, Flow, Sleep, Together
 from waypost.policy import (
     CHUNK_MESSAGES_MAX,
+    GROUP_CHARACTERS_MAX,
     KEY_CHARACTERS_MAX,
+    PAGE_MAX,
     WORKER_CHARACTERS_MAX,
     PolicyRecord,
+    group_changes,
     parse_rate,
     policy_changes,
 )
@@ -28,6 +31,7 @@ from waypost.values import (
     Damage,
     EventRecord,
     FoundMessage,
+    GroupPage,
     MessageState,
     ObservedOutcome,
     Page,
@@ -45,6 +49,8 @@ from waypost.wake.wakeups import hash_key
 T = TypeVar("T")
 log = logging.getLogger("waypost")
 
+#: The longest cursor of a page of groups: a name, each character of which may be escaped.
+CURSOR_CHARACTERS_MAX = 12 * GROUP_CHARACTERS_MAX + 8
 #: How many queues are queried for their policies in one flush.
 POLICIES_TOGETHER = 64
 #: How many queues are read in one flush when all of them are: a longer one would block the other clients of the store.
@@ -401,6 +407,46 @@ def resume(context: ClientContext, queue: str) -> Flow[bool]:
     changed = yield from context.attempt_and_wake(context.store.resume(queue))
     context.emit("resumed", queue, "success" if changed else "skipped")
     return changed
+
+
+def groups(context: ClientContext, queue: str, limit: int, cursor: str | None, group: str | None) -> Flow[GroupPage]:
+    """Return one page of the groups of a queue, or one group."""
+    check_count("limit", limit, 1, PAGE_MAX)
+    if cursor is not None:
+        check_text("cursor", cursor, CURSOR_CHARACTERS_MAX)
+    if group is not None:
+        check_text("group", group, GROUP_CHARACTERS_MAX)
+    return (yield from context.attempt(context.store.groups(queue, limit, cursor=cursor, group=group)))
+
+
+def configure_group(context: ClientContext, queue: str, group: str, settings: Mapping[str, Any]) -> Flow[bool]:
+    """Change the settings of a single group, for all clients."""
+    changes = group_changes(settings)
+    if not changes:
+        raise InvalidPolicy("configure_group needs a setting: weight, max_running, rate or max_pending")
+    return (yield from _change_group(context, queue, group, changes, " ".join(sorted(settings))))
+
+
+def pause_group(context: ClientContext, queue: str, group: str, *, paused: bool) -> Flow[bool]:
+    """Deliver no messages of a group until it is resumed, or deliver them again."""
+    return (yield from _change_group(context, queue, group, {"paused": paused}, "paused" if paused else "resumed"))
+
+
+def _change_group(context: ClientContext, queue: str, group: str, changes: Mapping[str, Any], text: str) -> Flow[bool]:
+    check_text("group", group, GROUP_CHARACTERS_MAX)
+    changed = yield from context.attempt_and_wake(context.store.configure_group(queue, group, changes))
+    context.emit("group_configured", queue, "success" if changed else "skipped", group=group, reason=text)
+    return changed
+
+
+def skip_held(context: ClientContext, queue: str, group: str) -> Flow[str | None]:
+    """Let the next message of a group pass the one that holds it."""
+    check_text("group", group, GROUP_CHARACTERS_MAX)
+    woken = yield from context.operate(queue, lambda operation: context.store.skip_held(queue, group, operation))
+    context.wake_and_report(woken)
+    skipped = woken.result
+    context.emit("skipped", queue, "success" if skipped else "skipped", message_id=skipped, group=group, reason="held")
+    return skipped
 
 
 #: The name of each kind of content that prevents the removal of a queue, singular and plural, and the way out.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
@@ -516,9 +517,16 @@ def publish_many(
     results: list[Published | None] = []
     error: Exception | None = None
     conflict: Exception | None = None
+    chunks_max = WAVE_CHUNKS
+    if options.group is not None:
+        first = list(islice(chunks, 2))
+        chunks = itertools.chain(first, chunks)
+        if len(first) > 1 and (yield from context.policy(queue)).order:
+            # Each chunk is answered before the next one is sent: one that has to be repeated must not come late.
+            chunks_max = 1
     while error is None:
         try:
-            wave = yield from _send_wave(context, queue, chunks, options)
+            wave = yield from _send_wave(context, queue, chunks, options, chunks_max)
         except WaypostError as failure:
             # The results of these chunks are unknown; those of earlier ones are known.
             error = failure
@@ -569,13 +577,13 @@ def _take_out_conflicts(chunk: _Chunk) -> None:
 
 
 def _send_wave(
-    context: ClientContext, queue: str, chunks: Iterator[list[Draft]], options: PublishOptions
+    context: ClientContext, queue: str, chunks: Iterator[list[Draft]], options: PublishOptions, chunks_max: int
 ) -> Flow[list[_Chunk]]:
     """Send the next chunks in one flush, and repeat those whose connection failed."""
     wave: list[_Chunk] = []
 
     def calls() -> Iterator[Call[Any]]:
-        for drafts in islice(chunks, WAVE_CHUNKS):
+        for drafts in islice(chunks, chunks_max):
             wave.append(_Chunk(context, queue, drafts))
             yield wave[-1].sending.call()
 

@@ -187,9 +187,11 @@ class Nap:
             pause = self.poll_seconds * random.uniform(0.8, 1.0)
         moments: list[int | None] = []
         if not claimed.paused:
-            # While the rate is used up, neither due timers nor ended leases can be claimed.
-            limited = claimed.next_rate_ms is not None
-            moments = [claimed.next_rate_ms] if limited else [claimed.next_due_ms, claimed.next_lease_ms]
+            moments = [claimed.next_rate_ms, claimed.next_due_ms, claimed.next_lease_ms]
+            if claimed.next_rate_ms is not None and not claimed.grouped:
+                # While the rate is used up, neither due timers nor ended leases can be claimed. (It may be the rate of
+                # one group, and the others go on.)
+                moments = [claimed.next_rate_ms]
         soonest = min((moment for moment in moments if moment is not None), default=None)
         if soonest is not None:
             self.only_to_be_safe = self.only_to_be_safe and soonest / 1000 >= pause

@@ -6,7 +6,6 @@ schedule and the instant alone. So every scheduler computes the same, and the st
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from datetime import date, timedelta
 from itertools import islice
@@ -183,11 +182,15 @@ class Timeline:
             span = min(span, following - instant)
         if span <= 1:
             return 0
-        digest = hashlib.blake2b(f"{self._key}\0{instant}".encode(), digest_size=8).digest()
+        from hashlib import blake2b  # few programs need it
+
+        digest = blake2b(f"{self._key}\0{instant}".encode(), digest_size=8).digest()
         return int.from_bytes(digest, "big") % span
 
 
 def fire_id(queue: str, key: str, version: str, instant_ms: int) -> str:
     """Return the id of the message of one instant: the same whichever scheduler fires it."""
-    digest = hashlib.blake2b(f"{queue}\0{key}\0{version}\0{instant_ms}".encode(), digest_size=16).digest()
+    from hashlib import blake2b  # few programs need it
+
+    digest = blake2b(f"{queue}\0{key}\0{version}\0{instant_ms}".encode(), digest_size=16).digest()
     return encode(instant_ms, 9) + encode(int.from_bytes(digest, "big"), 15)

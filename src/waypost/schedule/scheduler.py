@@ -16,6 +16,7 @@ from msgspec import Struct, structs
 
 from waypost.checks import DUE_MS_MAX
 from waypost.errors import OutcomeUnknown, QueueFull, StoreUnavailable, WaypostError
+from waypost.formatting import format_count
 from waypost.identity import Operation
 from waypost.message import error_text, error_type
 from waypost.operations.flow import REFUSALS, ClientContext, Flow, Sending, Together
@@ -431,7 +432,7 @@ class Scheduler:
             return tick
         if decision.missed:
             log.warning(
-                "schedule %s of queue %s missed %d instants", key, queue, decision.missed,
+                "schedule %s of queue %s missed %s", key, queue, format_count(decision.missed, "instant"),
                 extra={"event": "fires_missed", "queue": queue, "schedule": key, "missed": decision.missed},
             )  # fmt: skip
         if fired.status == "skipped":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from datetime import UTC, timedelta, timezone, tzinfo
 from functools import lru_cache
-from zoneinfo import ZoneInfo
 
 from waypost.checks import show
 from waypost.errors import InvalidSchedule
@@ -34,6 +33,8 @@ def _zone_of(name: str) -> tzinfo:
         return timezone(-span if offset[1] == "-" else span)
     # zoneinfo opens a file of this name, so reject names that could leave its directory.
     if NAME.fullmatch(name) is not None:
+        from zoneinfo import ZoneInfo  # it reads the configuration of Python
+
         try:
             return ZoneInfo(name)
         except (OSError, ValueError):  # no such file, a folder, not a zone file; "not found" is a KeyError

@@ -15,7 +15,9 @@ import shutil
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 JAVA_MIN = 17
+PYSPARK_MISSING = 'Spark is not installed: pip install "waypost[spark]"'
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 #: Spark's launcher requires this module, to compute with vectors. A Java made for Python packages lacks it, and would
 #: refuse to start.
@@ -119,7 +122,7 @@ def session(
     try:
         from pyspark.sql import SparkSession
     except ImportError:
-        raise MissingExtra('Spark is not installed: pip install "waypost[spark]"') from None
+        raise MissingExtra(PYSPARK_MISSING) from None
     if log_level not in ("ALL", "DEBUG", "INFO", "WARN", "ERROR", "FATAL", "OFF"):
         raise ConfigurationError(f"log_level is one of Spark's, such as WARN or ERROR, not {log_level!r}")
     builder = SparkSession.builder.appName(name)
@@ -144,6 +147,63 @@ def session(
     if not master.startswith("sc://"):
         spark.sparkContext.setLogLevel(log_level)
     return spark
+
+
+def is_session_usable(spark: SparkSession) -> bool:
+    """Return whether a session still runs: it was not stopped, and its Java has not died."""
+    context = getattr(spark, "sparkContext", None)
+    if context is None:
+        return not getattr(spark, "is_stopped", False)
+    try:
+        return context._jsc is not None and not context._jsc.sc().isStopped()
+    except Exception:
+        # Errors of Py4J, or of a socket that leads nowhere.
+        return False
+
+
+#: Errors of a Spark Connect server that has closed a session: it was idle, or an administrator ended it. The client
+#: does not notice by itself.
+CLOSED_BY_SERVER = ("INVALID_HANDLE.SESSION_CLOSED", "INVALID_HANDLE.SESSION_NOT_FOUND")
+CAUSES_MAX = 8
+
+
+def is_closed_by_server(spark: SparkSession, error: BaseException) -> bool:
+    """Return whether an error, or one of its causes, means that the server has closed this session."""
+    session_id = getattr(spark, "session_id", None)
+    found: BaseException | None = error
+    for _ in range(CAUSES_MAX if session_id else 0):
+        if found is None:
+            break
+        text = str(found)
+        # The program may have sessions of its own, which the error names.
+        if str(session_id) in text and any(condition in text for condition in CLOSED_BY_SERVER):
+            return True
+        found = found.__cause__ or found.__context__
+    return False
+
+
+def forget_session(spark: SparkSession) -> None:
+    """Let the next session be a new one, after this has ended. If its Java has died, another one is started."""
+    is_remote = getattr(spark, "sparkContext", None) is None
+    with warnings.catch_warnings(), suppress(Exception):
+        # PySpark warns of a Java that cannot be stopped.
+        warnings.simplefilter("ignore", RuntimeWarning)
+        spark.stop()
+    if is_remote:
+        return
+    from pyspark import SparkContext
+
+    gateway = SparkContext._gateway
+    if gateway is None:
+        return
+    try:
+        gateway.jvm.java.lang.System.currentTimeMillis()
+    except Exception:
+        # PySpark keeps the connection to a Java that has died, and would use it for every session after.
+        with suppress(Exception):
+            gateway.shutdown()
+        SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
+        type(spark)._instantiatedSession = None
 
 
 #: Parts of a read or write where the number of cores is not known: a client of Spark Connect cannot see it.

@@ -26,6 +26,16 @@ def map_spark_error(error: Exception) -> WaypostError:
     ours = OURS.search(str(error))
     if ours is not None:
         return _make_error(ours[1], ours[2])
+    return StoreError(f"Spark could not go on: {describe_spark_error(error)}")
+
+
+def is_spark_error(error: BaseException) -> bool:
+    """Return whether it is an error of PySpark, or of its connection to Java. PySpark is not imported."""
+    return type(error).__module__.partition(".")[0] in ("pyspark", "py4j")
+
+
+def describe_spark_error(error: Exception) -> str:
+    """Return an error of Spark as one line: the Python error that it quotes, or else its first line."""
     lines = [line.rstrip() for line in str(error).splitlines() if line.strip()]
     raised = []
     for before, line in itertools.pairwise(lines):
@@ -35,8 +45,8 @@ def map_spark_error(error: Exception) -> WaypostError:
             raised.append((found[1], found[2]))
     if raised:
         name, text = raised[0]
-        return StoreError(f"Spark could not go on: {name}: {text}")
-    return StoreError(f"Spark could not go on: {lines[0] if lines else type(error).__name__}")
+        return f"{name}: {text}"
+    return lines[0] if lines else type(error).__name__
 
 
 def _make_error(name: str, text: str) -> WaypostError:

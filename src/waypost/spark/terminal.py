@@ -26,13 +26,18 @@ BAR_WIDTH = 30
 @contextmanager
 def quiet_session(master: str, config: Mapping[str, str], log: Path) -> Iterator[SparkSession]:
     """A session whose Java writes into a file instead of the terminal; stopped at the end."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with _errors_into(log):
-        spark = session(master, config, name="waypost pipeline", progress=False)
+    spark = start_quietly(master, config, log)
     try:
         yield spark
     finally:
         spark.stop()
+
+
+def start_quietly(master: str, config: Mapping[str, str], log: Path) -> SparkSession:
+    """Return a session whose Java writes into a file instead of the terminal."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with _errors_into(log):
+        return session(master, config, name="waypost pipeline", progress=False)
 
 
 @contextmanager

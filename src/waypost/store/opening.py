@@ -6,10 +6,9 @@ import re
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
-from urllib.parse import unquote
 
 from waypost.errors import ConfigurationError, InvalidUrl, MissingExtra, UnusableClient
-from waypost.urls import check_url, resolve_url
+from waypost.urls import check_url, resolve_url, unescape
 
 if TYPE_CHECKING:
     from waypost.policy import Durability
@@ -102,7 +101,7 @@ def _sqlite(rest: str, options: StoreOptions) -> Store:
             "absolute one (sqlite:////var/lib/orders.db)"
         )
     path, question, _ = rest[1:].partition("?")
-    path = unquote(path)
+    path = unescape(path)
     if question:
         raise InvalidUrl("a SQLite URL takes no options after a question mark")
     if not path or path.endswith("/"):

@@ -5,6 +5,7 @@
     chains        outgoing  forwarded  arrive  links
     reading       peek  stats  stats_many  trace  locate  holders  queues  policy  time
     a queue       configure  pause  resume  redrive  replace_dead  purge  promote  check  remove  unlist
+    groups        groups  configure_group  skip_held
     the journal   journal  journal_reader  journal_forget  journal_trim
     schedules     save_schedule  remove_schedule  schedules  scheduled  schedules_changed  fire_schedule
                   trigger_schedule
@@ -28,6 +29,8 @@ of its step: expired leases, and other messages that were moved to the dead lett
 A claim ends before the first message that would make its reply longer than `bytes_max`, and returns that there is more;
 it takes at least one message. A claim that took all messages and could take more registers its `sleeper`. With
 `poll_soon_ms` its worker polls again so soon that no sleeper is woken for a few messages until then; 0 ends that.
+
+Queues with an order, `fair` or a limit per group take turns between groups: `memory/groups.py` says how.
 """
 
 from __future__ import annotations
@@ -38,11 +41,14 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 import msgspec
 from msgspec import Struct
 
-from waypost.errors import InvalidInput
+from waypost.errors import InvalidInput, InvalidPolicy
 from waypost.identity import Operation
 from waypost.policy import (
     CHUNK_MESSAGES_MAX,
     CLAIM_BYTES_MAX,
+    DEFAULT_POLICY,
+    GROUP_FIELDS,
+    GROUPS_KEPT_MAX,
     JOURNAL_ERROR_CHARACTERS_MAX,
     POLL_QUEUES_MAX,
     RECORDS_MAX,
@@ -63,6 +69,7 @@ from waypost.values import (
     ExtendStatus,
     Fired,
     FoundMessage,
+    GroupPage,
     Links,
     MessageState,
     Notice,
@@ -243,6 +250,15 @@ class Store(Protocol):
     def pause(self, queue: str) -> Call[bool]: ...
     def resume(self, queue: str) -> Call[Woken[bool]]: ...
 
+    # the groups of a queue that takes turns between them; on another queue all three raise `not_grouped`.
+    # `groups`: by name, or only this one. `configure_group`: changes of `GroupSettings`, pausing among them; whether
+    # anything changed. `skip_held`: let the next message pass the one that holds the group; its id, None if none does.
+    def groups(
+        self, queue: str, limit: int, *, cursor: str | None = None, group: str | None = None
+    ) -> Call[GroupPage]: ...
+    def configure_group(self, queue: str, group: str, changes: Mapping[str, Any]) -> Call[Woken[bool]]: ...
+    def skip_held(self, queue: str, group: str, operation: Operation) -> Call[Woken[str | None]]: ...
+
     # removing an empty queue: claims, settles and reads create no queue, the next publish or configure does.
     # `unlist`: calls that remove it from lists that are not part of the same step.
     def remove(self, queue: str, operation: Operation) -> Call[Removal]: ...
@@ -382,6 +398,8 @@ class Capabilities(Struct, frozen=True):
     repeats_polls: bool = False
     #: Calls of several queues in one `run_many` take one round trip, not one each.
     runs_together: bool = True
+    #: Queues can take turns between groups, keep an order in them and limit them.
+    groups: bool = False
 
 
 class NaturalChannel(Struct, frozen=True):
@@ -572,6 +590,49 @@ def read_record_cursor(cursor: str | None) -> tuple[int, str] | None:
         return msgspec.json.decode(cursor, type=tuple[int, str])
     except msgspec.DecodeError:
         raise InvalidInput("this cursor is not one that a listing of records gave; start again without it") from None
+
+
+def not_grouped(queue: str) -> InvalidInput:
+    """Return the error for a verb of groups on a queue that does not take turns between them."""
+    return InvalidInput(
+        f'queue {queue} does not treat groups apart; configure it with fair=True, order="group" or a limit per group '
+        "first"
+    )
+
+
+def too_many_groups(queue: str) -> InvalidInput:
+    """Return the error for one more group with settings of its own than a queue may have."""
+    return InvalidInput(
+        f"queue {queue} has {GROUPS_KEPT_MAX:,} groups that are paused or have settings of their own, which is the "
+        "limit; resume some, or give them weight 1 and limits None again"
+    )
+
+
+def group_cursor(group: str) -> str:
+    """Return the cursor of a page of groups that ends with this one."""
+    return msgspec.json.encode([group]).decode()
+
+
+def check_group_settings(kind: str, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Refuse settings of groups, for a store that does not have them; return the others."""
+    given = changes.keys() & GROUP_FIELDS
+    unknown = sorted(name for name in given if changes[name] != getattr(DEFAULT_POLICY, name))
+    if unknown:
+        raise InvalidPolicy(f"the {kind} store cannot treat groups apart yet, so it has no {', '.join(unknown)}")
+    return {name: value for name, value in changes.items() if name not in given}
+
+
+class WithoutGroups:
+    """The verbs of groups, for a store whose queues cannot take turns between them."""
+
+    def groups(self, queue: str, limit: int, *, cursor: str | None = None, group: str | None = None) -> Call[GroupPage]:
+        raise not_grouped(queue)
+
+    def configure_group(self, queue: str, group: str, changes: Mapping[str, Any]) -> Call[Woken[bool]]:
+        raise not_grouped(queue)
+
+    def skip_held(self, queue: str, group: str, operation: Operation) -> Call[Woken[str | None]]:
+        raise not_grouped(queue)
 
 
 def blocks(queue: str) -> InvalidInput:

@@ -16,7 +16,14 @@ from typing import Any, Literal, TypeVar, cast
 
 from waypost.codec import encode_body, make_envelope, open_envelope
 from waypost.identity import Operation, Session, continuation_id
-from waypost.policy import CHUNK_MESSAGES_MAX, CLAIM_BYTES_MAX, OnConflict, PolicyRecord, policy_changes
+from waypost.policy import (
+    CHUNK_MESSAGES_MAX,
+    CLAIM_BYTES_MAX,
+    OnConflict,
+    PolicyRecord,
+    group_changes,
+    policy_changes,
+)
 from waypost.store.port import (
     AsyncExecutor,
     Call,
@@ -38,6 +45,7 @@ from waypost.values import (
     Continuation,
     EventRecord,
     ExtendStatus,
+    GroupRecord,
     Lease,
     Ledger,
     Links,
@@ -89,6 +97,11 @@ def strand(store: Any, queue: str, message_id: str) -> Call[Any]:
     It is a method `strand` of the store. The contract does not require it: only tests use it.
     """
     return cast("Call[Any]", store.strand(queue, message_id))
+
+
+def strand_group(store: Any, queue: str, group: str) -> Call[Any]:
+    """Return the call that takes a group out of the turns, so that no claim finds its messages: as `strand`."""
+    return cast("Call[Any]", store.strand_group(queue, group))
 
 
 class Runner:
@@ -499,6 +512,40 @@ class Bench:
             for call in self.store.unlist(queue):
                 self.run(call)
         return removal
+
+    # ---- groups ------------------------------------------------------------------------------------------
+
+    def groups(self, *, queue: str = QUEUE, page_size: int = 100, group: str | None = None) -> list[GroupRecord]:
+        """Return the groups of a queue, read page by page."""
+        found: list[GroupRecord] = []
+        cursor: str | None = None
+        while True:
+            page = self.run(self.store.groups(queue, page_size, cursor=cursor, group=group))
+            found += page.groups
+            cursor = page.cursor
+            if cursor is None:
+                return found
+
+    def group(self, group: str, *, queue: str = QUEUE) -> GroupRecord:
+        """Return a group that must be listed."""
+        (found,) = self.groups(queue=queue, group=group)
+        return found
+
+    def configure_group(self, group: str, *, queue: str = QUEUE, **settings: Any) -> bool:
+        """Change the settings of a group, with the keywords that users give; return whether anything changed."""
+        return self._woken(self.store.configure_group(queue, group, group_changes(settings)))
+
+    def pause_group(self, group: str, *, queue: str = QUEUE) -> bool:
+        """Pause a group; return whether that changed anything."""
+        return self._woken(self.store.configure_group(queue, group, {"paused": True}))
+
+    def resume_group(self, group: str, *, queue: str = QUEUE) -> bool:
+        """Resume a group; return whether that changed anything."""
+        return self._woken(self.store.configure_group(queue, group, {"paused": False}))
+
+    def skip_held(self, group: str, *, queue: str = QUEUE, operation: Operation | None = None) -> str | None:
+        """Let the next message pass the one that holds a group; return its id."""
+        return self._woken(self.store.skip_held(queue, group, operation or self.operation(queue)))
 
     # ---- reading -----------------------------------------------------------------------------------------
 

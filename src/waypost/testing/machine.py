@@ -20,7 +20,14 @@ from msgspec import structs
 
 from waypost.codec import encode_body, make_envelope
 from waypost.identity import Operation, Session, continuation_id, new_mark, new_nonce
-from waypost.policy import CLAIM_BYTES_MAX, REPLAY_TTL_MS, STAMP_AHEAD_MS, policy_changes
+from waypost.policy import (
+    CLAIM_BYTES_MAX,
+    DEFAULT_GROUP,
+    REPLAY_TTL_MS,
+    STAMP_AHEAD_MS,
+    PolicyRecord,
+    policy_changes,
+)
 from waypost.store.memory import MemoryStore
 from waypost.store.port import AfterRun, Call, Draft, FireStep, Hold, Store, Target, Woken, forwarded_draft
 from waypost.testing.bench import STATES, StoreMaker, fresh_namespace, ms, strand
@@ -33,8 +40,10 @@ from waypost.values import (
     Lease,
     Notice,
     OutcomeName,
+    Page,
     Redriven,
     Settlement,
+    StatsRecord,
     StoredSchedule,
 )
 from waypost.views import Stats
@@ -82,6 +91,49 @@ CHANGES: tuple[dict[str, Any], ...] = (
     {"tracebacks": True},
 )
 
+#: How a queue may treat groups from the start, and changes of that.
+GROUPED: tuple[dict[str, Any], ...] = (
+    {},
+    {},
+    {"fair": True},
+    {"order": "group"},
+    {"order": "group", "on_failure": "pass"},
+    {"fair": True, "group_max_running": 1},
+    {"group_rate": "2/s"},
+)
+GROUP_CHANGES: tuple[dict[str, Any], ...] = (
+    {"fair": True},
+    {"fair": False},
+    {"order": "group"},
+    {"order": None},
+    {"on_failure": "pass"},
+    {"on_failure": "hold"},
+    {"group_max_running": 1},
+    {"group_max_running": 2},
+    {"group_max_running": None},
+    {"group_rate": "1/s"},
+    {"group_rate": "3/m"},
+    {"group_rate": None},
+    {"group_max_pending": 2},
+    {"group_max_pending": None},
+    {"order": None, "fair": False, "group_max_running": None, "group_rate": None, "group_max_pending": None},
+)
+#: Changes of the settings of a single group.
+OWN_CHANGES: tuple[dict[str, Any], ...] = (
+    {"weight": 3},
+    {"weight": 1},
+    {"paused": True},
+    {"paused": False},
+    {"paused": False},
+    {"max_running": 2},
+    {"max_running": None},
+    {"rate_count": 2, "rate_per_ms": 5_000},
+    {"rate_count": None, "rate_per_ms": None},
+    {"max_pending": 1},
+    {"max_pending": None},
+)
+GROUPS = ("g1", "g2", "ü")
+
 queues = st.sampled_from(("orders", "orders", "orders", "billing"))
 picks = st.integers(0, 20)
 wishes = st.fixed_dictionaries(
@@ -93,7 +145,7 @@ wishes = st.fixed_dictionaries(
         "delay": st.sampled_from(DELAYS),
         "absolute": st.booleans(),
         "priority": st.sampled_from((5, 5, 0, 9)),
-        "group": st.sampled_from((None, "g1")),
+        "group": st.sampled_from((None, *GROUPS)),
         "copy": st.sampled_from((None, None, b"redacted")),
         # Whether its arrival is remembered, and whether it still respects the cap.
         "arrival": st.sampled_from(((False, False), (False, False), (True, False), (True, True))),
@@ -174,6 +226,8 @@ class StoreMachine(RuleBasedStateMachine):
         #: Continuations reach their queue in another step on some stores: then the operation is another one, too.
         self.carried = False
 
+        #: How many messages of each group were leased after the last step.
+        self.leased: dict[tuple[str, str], int] = {}
         #: The backlog of each queue when a minute ended, as far back as it is known.
         self.backlogs: dict[str, dict[int, int]] = {queue: {} for queue in QUEUES}
 
@@ -201,10 +255,10 @@ class StoreMachine(RuleBasedStateMachine):
                 raise
             return type(error).__name__
 
-    def both(self, call: Callable[[Store], Call[T]], *, compare_wakes: bool = True) -> T | None:
+    def both(self, call: Callable[[Store], Call[T]], *, compare_wakes: bool = True, by_group: bool = False) -> T | None:
         """Run on both stores and compare; None if both refused in the same way."""
         self.nonce = new_nonce()
-        expected, actual = comparable(self.run_on(0, call)), comparable(self.run_on(1, call))
+        expected, actual = (comparable(self.run_on(index, call), by_group=by_group) for index in (0, 1))
         if not compare_wakes and isinstance(expected, Woken) and isinstance(actual, Woken):
             assert (actual.result, actual.also) == (expected.result, expected.also)
         else:
@@ -226,12 +280,21 @@ class StoreMachine(RuleBasedStateMachine):
 
     # ---- publish, claim and settle ----------------------------------------------------------------------------
 
-    @initialize(lease=st.sampled_from((1, 10, 60)), deliveries=st.sampled_from((2, 10)))
-    def begin(self, lease: float, deliveries: int) -> None:
-        """Begin with short leases, so that crashes matter."""
-        self.both(
-            lambda store: store.configure("orders", policy_changes({"lease": lease, "max_deliveries": deliveries}))
-        )
+    @initialize(
+        lease=st.sampled_from((1, 10, 60)), deliveries=st.sampled_from((2, 10)), grouped=st.sampled_from(GROUPED)
+    )
+    def begin(self, lease: float, deliveries: int, grouped: dict[str, Any]) -> None:
+        """Begin with short leases, so that crashes matter; often with groups."""
+        settings = {"lease": lease, "max_deliveries": deliveries} | (grouped if self.has_groups() else {})
+        self.both(lambda store: store.configure("orders", policy_changes(settings)))
+
+    def has_groups(self) -> bool:
+        """Return whether the store can treat groups apart."""
+        return self.stores[1].capabilities.groups
+
+    def policy(self, queue: str) -> PolicyRecord:
+        """Return the policy of a queue, by the model."""
+        return self.executors[0].run(self.stores[0].policy(queue))
 
     @rule(data=st.data())
     def act(self, data: st.DataObject) -> None:
@@ -469,6 +532,8 @@ class StoreMachine(RuleBasedStateMachine):
     )
     def purge(self, queue: str, state: Any, limit: int) -> None:
         """Purge some messages of one state."""
+        if self.policy(queue).grouped and state == "ready":
+            limit = 500  # in what order groups are listed is left to each store
         self.operate(queue, lambda store, operation: store.purge(queue, state, limit, operation))
 
     @step(2, queue=queues, change=st.sampled_from(CHANGES))
@@ -476,6 +541,32 @@ class StoreMachine(RuleBasedStateMachine):
         """Change the policy of a live queue."""
         changes = policy_changes(change)
         self.both(lambda store: store.configure(queue, changes))
+
+    @step(2, when=lambda self: self.has_groups(), queue=queues, change=st.sampled_from(GROUP_CHANGES))
+    def configure_groups(self, queue: str, change: dict[str, Any]) -> None:
+        """Change how a live queue treats groups."""
+        self.both(lambda store: store.configure(queue, policy_changes(change)))
+
+    @step(
+        2,
+        when=lambda self: any(self.policy(queue).grouped for queue in QUEUES),
+        queue=queues,
+        group=st.sampled_from(GROUPS),
+        change=st.sampled_from(OWN_CHANGES),
+    )
+    def configure_group(self, queue: str, group: str, change: dict[str, Any]) -> None:
+        """Change the settings of a single group, pause it or resume it."""
+        self.both(lambda store: store.configure_group(queue, group, change))
+
+    @step(
+        1,
+        when=lambda self: any(self.policy(queue).order for queue in QUEUES),
+        queue=queues,
+        group=st.sampled_from(GROUPS),
+    )
+    def skip_held(self, queue: str, group: str) -> None:
+        """Let the next message pass one that holds its group."""
+        self.operate(queue, lambda store, operation: store.skip_held(queue, group, operation))
 
     @step(2, queue=queues, again=st.booleans())
     def pause_or_resume(self, queue: str, again: bool) -> None:
@@ -594,7 +685,7 @@ class StoreMachine(RuleBasedStateMachine):
         """Repeat the last operation, as after a lost reply."""
         assert self.last is not None
         call, compare_wakes = self.last
-        self.hold_again(self.both(call, compare_wakes=compare_wakes))
+        self.hold_again(self.both(call, compare_wakes=compare_wakes, by_group=True))
 
     def hold_again(self, answer: Any) -> None:
         """Record the reply of a repeated claim: its leases are known already, and have a new nonce now."""
@@ -607,7 +698,7 @@ class StoreMachine(RuleBasedStateMachine):
     def repeat_late(self, pick: int) -> None:
         """Repeat one of the last operations late, like a client that froze."""
         operation, call, compare_wakes = self.sent[-1 - pick % len(self.sent)]
-        answer = self.both(lambda store: call(store, operation), compare_wakes=compare_wakes)
+        answer = self.both(lambda store: call(store, operation), compare_wakes=compare_wakes, by_group=True)
         forgotten = operation.stamp < self.clock() - REPLAY_TTL_MS
         assert answer is None or not forgotten, "an operation that may be forgotten ran or was answered"
         self.reached["forgotten"] += forgotten
@@ -696,7 +787,8 @@ class StoreMachine(RuleBasedStateMachine):
     def ready_ids(self, *names: str) -> list[str]:
         """Return the ready messages of these queues, or of all, by the model."""
         model = cast(MemoryStore, self.stores[0])
-        known = (model._queues.get(name) for name in names or QUEUES)
+        # A message that was out of reach has lost its place in an ordered group.
+        known = (model._queues.get(name) for name in names or QUEUES if not self.policy(name).order)
         return sorted(
             one.id for queue in known if queue is not None for one in queue.messages.values() if one.state == "ready"
         )
@@ -707,17 +799,24 @@ class StoreMachine(RuleBasedStateMachine):
         for queue in QUEUES:
             waiting: Counter[str] = Counter()
             leased: Counter[str] = Counter()
+            grouped = self.policy(queue).grouped
             for state in STATES:
-                page = self.both(lambda store, q=queue, s=state: store.peek(q, s, 1_000))  # type: ignore[misc]
+                page = self.both(
+                    lambda store, q=queue, s=state: store.peek(q, s, 1_000),  # type: ignore[misc]
+                    by_group=grouped and state == "ready",
+                )
                 assert page is not None
                 keys = [message.key for message in page.messages if message.key is not None]
                 if state == "leased":
                     leased.update(keys)
+                    self.check_leases(queue, page)
                 elif state not in ("dead", "done"):
                     waiting.update(keys)
             assert max(waiting.values(), default=0) <= 1, "two of one key wait"
             assert max(leased.values(), default=0) <= 1, "two of one key are leased"
-            stats = self.both(lambda store, q=queue: store.stats(q, minutes=3))  # type: ignore[misc]
+            if grouped:
+                self.both(lambda store, q=queue: store.groups(q, 100))  # type: ignore[misc]
+            stats = self.both(lambda store, q=queue: store.stats(q, minutes=3), by_group=grouped)  # type: ignore[misc]
             assert stats is not None
             assert stats.ledger.balance == 0
             assert stats.ledger.unexplained == 0
@@ -727,6 +826,19 @@ class StoreMachine(RuleBasedStateMachine):
                     assert backlog.messages == self.backlogs[queue][max(ended)], "the backlog was another"
                     self.reached["backlogs computed"] += 1
             self.both(lambda store, q=queue: store.schedules(q))  # type: ignore[misc]
+
+    def check_leases(self, queue: str, page: Page) -> None:
+        """Note how many messages of a group are leased: never more than before, once it is at its limit."""
+        policy = self.policy(queue)
+        for group, count in Counter(message.group for message in page.messages if message.group is not None).items():
+            own = cast(MemoryStore, self.stores[0])._queues[queue].group_settings.get(group, DEFAULT_GROUP)
+            limits = [limit for limit in (own.max_running or policy.group_max_running, policy.order and 1) if limit]
+            most = max(min(limits, default=count), self.leased.get((queue, group), 0))
+            assert count <= most, f"{count} of group {group} are leased"
+            self.reached["groups at their limit"] += bool(limits) and count == min(limits)
+        counts = Counter(message.group for message in page.messages)
+        # A limit that is lowered ends no lease: those above it go on.
+        self.leased |= {(queue, group): counts[group] for group in GROUPS}
 
     @invariant()
     def both_stores_journalled_the_same(self) -> None:
@@ -751,8 +863,20 @@ class StoreMachine(RuleBasedStateMachine):
         self.carried = False
 
 
-def comparable(answer: Any) -> Any:
-    """Return an answer without what may differ: where a redrive stopped, and the order of the side effects."""
+def comparable(answer: Any, *, by_group: bool = False) -> Any:
+    """Return an answer without what may differ: where a redrive stopped, and the order of the side effects.
+
+    Of a queue that takes turns between groups also the order in which groups are listed or a repeated claim returns its
+    leases, and what a store would have to search all of them for.
+    """
+    if by_group and isinstance(answer, Claimed) and answer.grouped:
+        answer = structs.replace(answer, leases=sorted(answer.leases, key=lambda lease: lease.id))
+    if by_group and isinstance(answer, Page):
+        answer = structs.replace(answer, messages=sorted(answer.messages, key=lambda message: message.group or ""))
+    if by_group and isinstance(answer, StatsRecord):
+        answer = structs.replace(answer, oldest_ready_ms=None)
+    if isinstance(answer, Claimed) and answer.grouped:
+        answer = structs.replace(answer, next_rate_ms=None)
     if isinstance(answer, Woken) and isinstance(answer.result, Redriven):
         answer = structs.replace(answer, result=structs.replace(answer.result, cursor=None))
     if isinstance(answer, Woken | Claimed) and answer.also:

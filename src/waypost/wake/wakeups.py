@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import threading
 from collections.abc import Mapping, Sequence
@@ -96,7 +95,9 @@ BLOCKING_WAITS_MAX = 8
 
 def hash_key(key: str) -> str:
     """Return the notification for a key: any text may be a key, and a notification is short."""
-    return "=" + hashlib.sha256(key.encode()).hexdigest()[:32]
+    from hashlib import sha256  # few programs need it
+
+    return "=" + sha256(key.encode()).hexdigest()[:32]
 
 
 class Wakeups:

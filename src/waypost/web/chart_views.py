@@ -10,8 +10,9 @@ from urllib.parse import urlencode
 from msgspec import structs
 from starlette.responses import Response
 
+from waypost.charts import TimeChart, with_one_scale
 from waypost.web import documents, lake, reading
-from waypost.web.charts import Axis, Chart, make_backlog_chart, make_chart, make_spread_chart, make_times_chart
+from waypost.web.charts import Axis, make_backlog_chart, make_chart, make_spread_chart, make_times_chart
 from waypost.web.figures import history_document
 from waypost.web.problems import Problem
 from waypost.web.service import check_name
@@ -56,37 +57,32 @@ async def with_percentiles(
     ]
 
 
-def draw_charts(found: Sequence[documents.QueueHistory], length: int) -> list[list[Chart]]:
+def draw_charts(found: Sequence[documents.QueueHistory], length: int) -> list[list[TimeChart]]:
     """The charts of some queues: a row for each measure, a chart for each queue, with one scale in a row."""
     kinds: tuple[str, ...] = ("Published and done", "Failures", "Backlog", "Waits until claimed", "Run times")
     if any(one.percentiles for one in found):
         kinds += ("Waits, percentiles", "Run times, percentiles")
-    rows = []
-    for kind in kinds:
-        first = [draw_chart(kind, one, length, None) for one in found]
-        largest = max(chart.largest for chart in first)
-        rows.append([draw_chart(kind, one, length, largest) for one in found] if len(found) > 1 else first)
-    return rows
+    return [with_one_scale([draw_chart(kind, one, length) for one in found]) for kind in kinds]
 
 
-def draw_chart(kind: str, one: documents.QueueHistory, length: int, largest: float | None) -> Chart:
+def draw_chart(kind: str, one: documents.QueueHistory, length: int) -> TimeChart:
     """One chart of a queue."""
     at, changes = one.at, one.changes
     match kind:
         case "Backlog":
             return make_backlog_chart(
-                one.backlog, at, length, title=kind, largest=largest, changes=changes, known_from=one.backlog_known_from
+                one.backlog, at, length, title=kind, changes=changes, known_from=one.backlog_known_from
             )
         case "Waits until claimed":
-            return make_times_chart(one.minutes, "wait", at, length, title=kind, largest=largest, changes=changes)
+            return make_times_chart(one.minutes, "wait", at, length, title=kind, changes=changes)
         case "Run times":
-            return make_times_chart(one.minutes, "run", at, length, title=kind, largest=largest, changes=changes)
+            return make_times_chart(one.minutes, "run", at, length, title=kind, changes=changes)
         case "Waits, percentiles":
-            return make_spread_chart(one.percentiles, "wait", at, length, title=kind, largest=largest, changes=changes)
+            return make_spread_chart(one.percentiles, "wait", at, length, title=kind, changes=changes)
         case "Run times, percentiles":
-            return make_spread_chart(one.percentiles, "run", at, length, title=kind, largest=largest, changes=changes)
+            return make_spread_chart(one.percentiles, "run", at, length, title=kind, changes=changes)
     names = FLOW if kind == "Published and done" else FAILURES
-    return make_chart(one.minutes, names, at, length, title=kind, largest=largest, changes=changes)
+    return make_chart(one.minutes, names, at, length, title=kind, changes=changes)
 
 
 async def show_charts(visit: Visit) -> Response:

@@ -270,6 +270,13 @@ class Settings(Answer, frozen=True, kw_only=True):
     hide_bodies: bool
     #: Whether the traceback of a message's last error is kept with it.
     tracebacks: bool
+    #: Whether claims take turns between groups, and what holds for each group.
+    fair: bool
+    order: str | None
+    on_failure: str
+    group_max_running: int | None
+    group_rate: str | None
+    group_max_pending: int | None
 
 
 class LedgerSums(Answer, frozen=True, kw_only=True):
@@ -907,6 +914,12 @@ class SettingsChange(Request, frozen=True, kw_only=True):
     completed: int | UnsetType | None = UNSET
     hide_bodies: bool | UnsetType = UNSET
     tracebacks: bool | UnsetType = UNSET
+    fair: bool | UnsetType = UNSET
+    order: Literal["group"] | UnsetType | None = UNSET
+    on_failure: Literal["hold", "pass"] | UnsetType = UNSET
+    group_max_running: int | UnsetType | None = UNSET
+    group_rate: Annotated[str, Meta(max_length=32)] | UnsetType | None = UNSET
+    group_max_pending: int | UnsetType | None = UNSET
     dry_run: bool = False
 
 

@@ -166,6 +166,12 @@ def settings_document(policy: Policy) -> documents.Settings:
         completed=policy.completed,
         hide_bodies=policy.hide_bodies,
         tracebacks=policy.tracebacks,
+        fair=policy.fair,
+        order=policy.order,
+        on_failure=policy.on_failure,
+        group_max_running=policy.group_max_running,
+        group_rate=policy.group_rate,
+        group_max_pending=policy.group_max_pending,
     )
 
 

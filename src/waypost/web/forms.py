@@ -30,6 +30,12 @@ SETTING_TEXTS: dict[str, tuple[str, str]] = {
     "completed": ("number", "Finished messages that are kept to be listed. 0: none."),
     "hide_bodies": ("false true", "Whether these pages show bodies, headers and results of its messages to no user."),
     "tracebacks": ("true false", "Whether the traceback of a message's last error is kept with it."),
+    "fair": ("false true", "Whether claims take turns between groups, so that none delays another."),
+    "order": ("text?", "group: the messages of a group are handed out one at a time, in order. Empty: in any order."),
+    "on_failure": ("hold pass", "Whether a failed message of an ordered group holds it or lets the next one pass."),
+    "group_max_running": ("number?", "At most so many of each group run at once. Empty: no limit."),
+    "group_rate": ("text?", "At most so many of each group are handed out, as in 100/m. Empty: no limit."),
+    "group_max_pending": ("number?", "As max_pending, for each group. Empty: no limit."),
 }  # fmt: skip
 #: What the form of a bulk action asks for to choose messages: name, label, help. An age becomes a time when it is sent.
 OLDER_THAN = "older_than"
@@ -89,7 +95,7 @@ def setting_value(name: str, text: str) -> Any:
     kind = SETTING_TEXTS[name][0]
     if not text and kind.endswith("?"):
         return None
-    if name in ("hide_bodies", "tracebacks"):
+    if name in ("hide_bodies", "tracebacks", "fair"):
         return text == "true"
     if not kind.startswith("number"):
         return text

@@ -43,7 +43,7 @@ ADVICE_COLUMNS = ("at_ms", "recorded_ms", "record", "id", "queue", "title", "cal
 RECORDS = {"judged": 0, "advised": 1, "applied": 2}
 #: Advice that is listed.
 ADVICE_MAX = 50
-#: The largest file of a lake that is read whole: a report with its library has some megabytes.
+#: The largest file of a lake that is read whole.
 FILE_BYTES_MAX = 32 * 1024 * 1024
 #: A page waits so long for percentiles; they are read again after so long, and those of so many pages are kept.
 PERCENTILES_SECONDS, KEPT_SECONDS, KEPT_MAX = 3.0, 30.0, 64

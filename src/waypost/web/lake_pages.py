@@ -12,11 +12,11 @@ from waypost.web.problems import Problem
 if TYPE_CHECKING:
     from waypost.web.pages import Visit
 
-#: A report has its own scripts inside, and is made of what others wrote: it runs without an origin, so that it has no
+#: A report has a script inside, and is made of what others wrote: it runs without an origin, so that it has no
 #: cookies and cannot ask this server for anything.
 REPORT_POLICY = (
-    "sandbox allow-scripts allow-downloads; default-src 'none'; script-src 'unsafe-inline'; "
-    "style-src 'unsafe-inline'; img-src data: blob:; font-src data:; frame-ancestors 'none'"
+    "sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+    "frame-ancestors 'none'"
 )
 
 

@@ -23,13 +23,13 @@ from waypost.web.actions import ACTIONS, Action
 from waypost.web.api import cookie_path, set_visit, store_summary
 from waypost.web.chain_graph import draw_chain
 from waypost.web.chart_views import CHART_MINUTES, draw_charts, show_charts
-from waypost.web.charts import timeline_bars
+from waypost.web.charts import timeline_spans
 from waypost.web.figures import RECENT_MINUTES
 from waypost.web.problems import Problem
 from waypost.web.saved_filters import filters, save_from_page
 from waypost.web.schedule_views import show_backfill, show_form
 from waypost.web.service import Service, as_problems, check_name, convert, read_body
-from waypost.web.sparklines import make_sparkline
+from waypost.web.sparklines import draw_sparkline
 from waypost.web.templates import render
 from waypost.web.timer_views import show_timers
 from waypost.web.worker_views import show_worker
@@ -158,7 +158,7 @@ async def show_overview(visit: Visit) -> Response:
         return visit.draw("overview.html", title="Queues", health=health, listed=None, query=query, worst=None)
     listed = await reading.queues(visit.here, query)
     # Before the next request to the store: a queue may be removed meanwhile.
-    sparklines = {queue.name: make_sparkline(visit.here.watch.readings[queue.name].figures) for queue in listed.queues}
+    sparklines = {queue.name: draw_sparkline(visit.here.watch.readings[queue.name].figures) for queue in listed.queues}
     ages = {queue.name: visit.here.watch.age(queue.name) for queue in listed.queues}
     first = reading.worst_queue(visit.here)
     worst = None if first is None else reading.queue_document(visit.here, first)
@@ -196,7 +196,7 @@ async def show_message(visit: Visit) -> Response:
     """One message and its timeline."""
     detail = await reading.message_detail(visit.here, visit.queue, visit.path["id"], bodies=visit.bodies)
     return visit.draw(
-        "message.html", title=f"Message {detail.id}", detail=detail, bars=timeline_bars(detail.timeline),
+        "message.html", title=f"Message {detail.id}", detail=detail, spans=timeline_spans(detail.timeline),
         drawing=None if detail.chain is None else draw_chain(detail.chain),
     )  # fmt: skip
 
@@ -508,5 +508,5 @@ def routes(service: Service) -> list[Route | Mount]:
     return [
         *(Route(path, page_endpoint(service, view), methods=[method]) for path, view, method in views),
         Route("/sign-in", sign_in_endpoint(service), methods=["GET", "POST"]),
-        Mount("/static", StaticFiles(directory=FOLDER / "static")),
+        Mount("/static", StaticFiles(directory=FOLDER / "static", packages=[("waypost.charts", "static")])),
     ]

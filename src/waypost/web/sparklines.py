@@ -1,50 +1,24 @@
-"""The last minutes of a queue as a small drawing: bars as SVG paths. Pure."""
+"""The last minutes of a queue as a small drawing. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import timedelta
 
-from msgspec import Struct
+from markupsafe import Markup
 
+from waypost.charts import color_of, sparkline
 from waypost.web.figures import RECENT_MINUTES, Figures
 
-STEP, BAR, HEIGHT = 6, 5, 22
-WIDTH = RECENT_MINUTES * STEP
-#: The least height of a bar, so that one message can be seen.
-BAR_MIN = 2.0
+STEP = 6
 
 
-class Sparkline(Struct, frozen=True):
-    """Bars of the last minutes, the newest on the right: what was published, done and died, to one scale."""
-
-    published: str
-    done: str
-    dead: str
-    #: The same in words.
-    text: str
-    width: int = WIDTH
-    height: int = HEIGHT
-
-
-def make_sparkline(figures: Figures) -> Sparkline | None:
-    """The drawing of a queue; None if nothing happened in these minutes."""
+def draw_sparkline(figures: Figures) -> Markup | None:
+    """What was done and died as bars, what was published as a line, newest on the right; None if nothing happened."""
     this_minute = figures.at.replace(second=0, microsecond=0)
     counts = dict(figures.minutes)
     minutes = [counts.get(this_minute - timedelta(minutes=ago), {}) for ago in reversed(range(RECENT_MINUTES))]
     published, done, dead = ([minute.get(name, 0) for minute in minutes] for name in ("published", "done", "dead"))
-    largest = max(*published, *done, *dead)
-    if largest == 0:
-        return None
     text = f"the last {RECENT_MINUTES} minutes: {sum(published):,} published, {sum(done):,} done, {sum(dead):,} died"
-    return Sparkline(bars(published, largest), bars(done, largest), bars(dead, largest), text)
-
-
-def bars(values: Sequence[int], largest: int) -> str:
-    """One path for all bars; a minute without any has none."""
-    parts = []
-    for place, value in enumerate(values):
-        if value:
-            height = max(BAR_MIN, value / largest * HEIGHT)
-            parts.append(f"M{place * STEP} {HEIGHT}v-{height:.1f}h{BAR}v{height:.1f}z")
-    return "".join(parts)
+    bars = {color_of("done"): done, color_of("dead"): dead}
+    drawn = sparkline(bars, text, line=published, line_color=color_of("published"), width=RECENT_MINUTES * STEP)
+    return Markup(drawn) if drawn else None  # all of it is escaped

@@ -108,6 +108,8 @@ class Consumer:
         self._at_most_once = False
         #: Whether the queue has `max_running` or a rate, and when to check again.
         self._limited = False
+        #: Whether the queue takes turns between groups: then messages held here would keep others from their turn.
+        self._grouped = False
         self._limits_due = 0.0
         self._claiming: asyncio.Task[None] | None = None
         #: Whether the claim loop is about to continue: runners yield to it, so that they work while its claim is made.
@@ -284,6 +286,7 @@ class Consumer:
                 wait = await waiter.sleep(FAILED_CLAIM_SECONDS, owes_none=False)
                 continue
             self.liveness.claimed()
+            self._grouped = claimed.grouped
             self._poll_soon.end(len(claimed.leases), waited=wait is not None)
             wait = None
             has_room = len(claimed.leases) < limit and not claimed.more
@@ -400,7 +403,7 @@ class Consumer:
             self._low = 0
             return 0
         per_call = self.handler.batch or 1
-        ahead = not self._at_most_once and not self._limited
+        ahead = not (self._at_most_once or self._limited or self._grouped)
         # As many as will start during the next claims: more where claims take long.
         seconds = max(SOON_SECONDS, CLAIMS_AHEAD * self._poll_soon.claim_seconds)
         soon = int(self._rate * seconds) * per_call if ahead else 0

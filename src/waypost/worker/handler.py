@@ -186,9 +186,9 @@ class Handler:
     """How the messages of one queue are handled in this process."""
 
     __slots__ = (
-        "as_type", "batch", "blocking", "concurrency", "function", "is_async", "manual", "max_run", "middleware",
-        "name", "on_lease_lost", "parameter_kinds", "process", "queue", "result_ttl", "retry", "session", "state",
-        "timeout",
+        "_check_start", "_where", "as_type", "batch", "blocking", "concurrency", "function", "is_async", "manual",
+        "max_run", "middleware", "name", "on_lease_lost", "parameter_kinds", "process", "queue", "result_ttl", "retry",
+        "session", "state", "timeout",
     )  # fmt: skip
 
     def __init__(
@@ -211,6 +211,8 @@ class Handler:
         engine: object = None,
         blocking: bool = False,
         name: str | None = None,
+        where: str | None = None,
+        check_start: Callable[[], None] | None = None,
     ) -> None:
         self.queue = queue_name(queue)
         if not callable(function):
@@ -220,6 +222,9 @@ class Handler:
         self.is_async = _is_async(function)
         #: Whether an async function waits for a thread, which continues when the function is cancelled.
         self.blocking = blocking
+        self._where = where
+        #: Raises an error if what it needs is missing on this machine.
+        self._check_start = check_start
         #: Whether it runs in a process rather than in a thread.
         self.process = check_flag("process", process, ConfigurationError)
         self.concurrency = _check_count("concurrency", concurrency, CONCURRENCY_MAX)
@@ -262,6 +267,13 @@ class Handler:
     def can_be_stopped(self) -> bool:
         """Whether a call can be stopped: a coroutine is cancelled, a process is killed, a thread cannot be stopped."""
         return self.is_awaited and not self.blocking
+
+    @property
+    def where(self) -> str:
+        """Where calls run, in words."""
+        if self._where is not None:
+            return self._where
+        return "on the event loop" if self.is_async else "in processes" if self.process else "in threads"
 
     @property
     def time_limit(self) -> float:
@@ -334,7 +346,7 @@ class Handler:
                 )
             return
         if self.process or self.manual or store is None:
-            why = "settles by hand (manual=True)" if self.manual else "runs in a process of its own"
+            why = "settles by hand (manual=True)" if self.manual else f"runs {self.where}"
             raise ConfigurationError(
                 f"handler {self.name} {why}, so it cannot be given a session whose commit settles its messages"
             )
@@ -376,6 +388,8 @@ class Handler:
     def check_can_start(self) -> None:
         """Raise `ConfigurationError` if its type is not complete, or a handler process could not find it."""
         codec.check_type_is_complete(f"the body of handler {self.name}", self.as_type)
+        if self._check_start is not None:
+            self._check_start()
         if not self.process:
             return
         module = self.function.__module__

@@ -137,8 +137,10 @@ class Poller:
         self.answered = time.monotonic()
         #: The error of the last poll, or None.
         self.error: Exception | None = None
-        #: The part that takes part in the election with the polls.
+        #: The part that takes part in the election with the polls; None again when it stops.
         self.electable: Electable | None = None
+        #: The role that the last election by a poll gave to this worker.
+        self._elected_role: str | None = None
         self._loop = asyncio.get_running_loop()
         self._name = ""
         self._started_ms: int | None = None
@@ -195,11 +197,24 @@ class Poller:
     def _run(self) -> None:
         while (due := self._wait()) is not None:
             self._poll(due[0], heartbeats=due[1])
+            self._resign_late()
+        self._resign_late()
         if self._name and not self._abandoned:
             try:
                 self._connected().run(self._context.store.unregister(self._name))
             except Exception as error:
                 log.debug("worker %s could not be unregistered: %s", self._name, error, extra={"event": "leave_failed"})
+
+    def _resign_late(self) -> None:
+        """Give up a lead that a poll won after the candidate had stopped: another one must lead at once."""
+        role = self._elected_role
+        if role is None or self.electable is not None or self._abandoned:
+            return
+        self._elected_role = None
+        try:
+            self._connected().run(self._context.store.resign(role, self._name))
+        except Exception as error:
+            log.debug("worker %s could not resign: %s", self._name, error, extra={"event": "resign_failed"})
 
     def _wait(self) -> tuple[list[PollEntry], bool] | None:
         """Wait for the next poll; return its queues and whether it has a heartbeat, or None at the end."""
@@ -258,6 +273,8 @@ class Poller:
             return
         self.answered = time.monotonic()
         self._context.session.time.learn(at_ms)
+        if electable is not None and elected is not None:
+            self._elected_role = electable.candidate.role if elected.leader == self._name else None
         if heartbeats:
             self.error = None
             if self._started_ms is None:
@@ -322,7 +339,9 @@ class Poller:
             # A consumer that has woken meanwhile has newer information.
             if self._entries.get(entry.target) is entry:
                 entry.target.polled(answer, sent_at, answered_at)
-        if electable is not None and elected is not None and not electable.candidate.leading:
+        if electable is None or electable is not self.electable:
+            return
+        if elected is not None and not electable.candidate.leading:
             electable.update_election(elected)
 
 

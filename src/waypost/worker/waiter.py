@@ -35,8 +35,10 @@ log = logging.getLogger("waypost")
 
 #: The time constant of the averages.
 MEMORY_SECONDS = 0.1
-#: Above this number of messages during one claim, a wake-up for each is not worth its cost.
+#: Above this number of messages during one claim, a wake-up for each is not worth its cost; below this number a second
+#: it always is, as long as claims keep up with them: a poll comes later than a wake-up.
 BUSY_MESSAGES_PER_CLAIM = 0.25
+BUSY_MESSAGES_PER_SECOND = 400.0
 #: How soon it polls again. Long enough for several messages to gather, too short for a delay to be noticed.
 POLL_SOON_SECONDS_MIN, POLL_SOON_SECONDS_MAX = 0.002, 0.01
 #: After that it sleeps, but polls again after this time, twice: a publish that woke no worker because one was to poll
@@ -100,7 +102,9 @@ class PollSoon:
     def is_busy(self) -> bool:
         """Return whether messages come so often that the next one is not worth a wake-up."""
         self._fade(self._now())
-        return self._messages / MEMORY_SECONDS * self._claim_seconds >= BUSY_MESSAGES_PER_CLAIM
+        per_second = self._messages / MEMORY_SECONDS
+        least = BUSY_MESSAGES_PER_CLAIM if per_second >= BUSY_MESSAGES_PER_SECOND else 1.0
+        return per_second * self._claim_seconds >= least
 
     def end(self, found: int, *, waited: bool = False) -> None:
         """A claim has ended and returned this many messages. `waited`: it began in the store later than here."""

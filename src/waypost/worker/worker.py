@@ -433,6 +433,8 @@ class _Parts:
         return self
 
     async def __aexit__(self, *ended: object) -> None:
+        # Heartbeats go on while handlers end; one that wins the election again would undo the handing over.
+        self.poller.electable = None
         await asyncio.gather(*(part.stop() for part in self._background))
         left = [runner for consumer in self.consumers for runner in consumer.runners()]
         if left:

@@ -24,7 +24,8 @@ def add(commands: Any) -> None:
     parser = add_command(
         commands, "configure", run, "show the settings of a queue, or change them for all its clients",
         more="Settings: lease, max_deliveries, max_pending, overload, max_running, rate, journal, journal_max, "
-        "dead_max, dead_keep, completed, hide_bodies, tracebacks; `none` removes a limit.",
+        "dead_max, dead_keep, completed, hide_bodies, tracebacks, fair, order, on_failure, "
+        "group_max_running, group_rate, group_max_pending; `none` removes a limit.",
         examples=("waypost configure orders", "waypost configure orders lease=30s rate=100/m max_pending=none"),
     )  # fmt: skip
     parser.add_argument("queue", help="the queue")
@@ -94,4 +95,10 @@ def list_settings(policy: Policy) -> list[tuple[str, object]]:
         ("completed", policy.completed),
         ("hide_bodies", "true" if policy.hide_bodies else "false"),
         ("tracebacks", "true" if policy.tracebacks else "false"),
+        ("fair", "true" if policy.fair else "false"),
+        ("order", policy.order or "none"),
+        ("on_failure", policy.on_failure),
+        ("group_max_running", limit(policy.group_max_running)),
+        ("group_rate", policy.group_rate or "none"),
+        ("group_max_pending", limit(policy.group_max_pending)),
     ]

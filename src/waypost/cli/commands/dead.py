@@ -1,4 +1,4 @@
-"""`waypost dead`: list, show, redrive, edit and remove dead letters."""
+"""`waypost dead`: list, peek at, redrive, edit and purge dead letters."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from waypost.views import ActionUndo, Observed
 def add(commands: Any) -> None:
     """Declare the arguments."""
     top = add_command(
-        commands, "dead", None, "list, show, redrive, edit or remove dead letters", store=False, json_text=None,
+        commands, "dead", None, "list, peek at, redrive, edit or purge dead letters", store=False, json_text=None,
         examples=("waypost dead list orders --reason retries_exhausted",
                   "waypost dead peek orders 1m7fra5gs06ap4cfk9b5jsq9",
                   "waypost dead redrive orders --all --rate 50/s", "waypost dead purge orders"),

@@ -57,7 +57,8 @@ def print_ledger(queue: str, ledger: Ledger, *, first: bool) -> None:
     size = max(len(f"{number:,}") for _, number in [*added, *subtracted])
     for sign, pairs in (("+", added), ("-", subtracted)):
         for name, number in pairs:
-            write(f"  {sign} {name:10} {number:>{size},}")
+            kept = f"  ({ledger.dead_kept:,} kept now)" if name == "dead" and number != ledger.dead_kept else ""
+            write(f"  {sign} {name:10} {number:>{size},}{kept}")
     write(f"  = {'balance':10} {ledger.balance:>{size},}")
     write(f"  claims {ledger.claims:,}, first {ledger.first_claims:,}, redelivered: {format_redeliveries(ledger)}; "
           f"unexplained {ledger.unexplained}")  # fmt: skip

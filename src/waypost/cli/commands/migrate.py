@@ -1,4 +1,4 @@
-"""`waypost migrate`: create or update the tables of a PostgreSQL store; or only check them, or only print the SQL."""
+"""`waypost migrate`: create or update the tables of a PostgreSQL store, finish or undo that; check them, print SQL."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import os
 from typing import TYPE_CHECKING, Any
 
-from waypost.cli.exit_codes import AHEAD, BEHIND
+from waypost.cli.exit_codes import AHEAD, BEHIND, FOUND
 from waypost.cli.options import add_command, get_namespace, get_url
 from waypost.cli.output import write, write_json
 
@@ -19,14 +19,19 @@ def add(commands: Any) -> None:
     parser = add_command(
         commands, "migrate", run, "create the tables of a PostgreSQL store, or update them",
         positional_url=True, json_text="one JSON object instead of lines for people",
-        more="Safe to run twice and from several places at once. Exit code 6: --check found tables that this release "
-        "cannot use; 7: they belong to a newer release.",
+        more="Safe to run twice and from several places at once. An update has two parts, and nothing stops for them: "
+        "`waypost migrate` before the first process of the new release starts, `waypost migrate --finish` after the "
+        "last one of the old release has ended. Exit code 1: --finish or --undo found processes that need what it "
+        "would remove; 6: --check found tables that this release cannot use; 7: they belong to a newer release.",
         examples=("waypost migrate postgresql://owner@host/database --grant clerk", "waypost migrate --check",
-                  "waypost migrate --sql > tables.sql"),
+                  "waypost migrate --sql > tables.sql", "waypost migrate --finish"),
     )  # fmt: skip
     parser.add_argument("--grant", metavar="ROLE", help="grant this role the least that it needs to use the tables")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--sql", action="store_true", help="print what would be run, and run nothing; needs no URL")
+    what.add_argument("--finish", action="store_true", help="remove what only the release before needs")
+    what.add_argument("--undo", action="store_true", help="take back an update that is not finished")
+    parser.add_argument("--force", action="store_true", help="finish or undo although processes need what it removes")
     what.add_argument("--check", action="store_true", help="print what differs from this release, and change nothing")
 
 
@@ -51,15 +56,15 @@ def has_tables(url: str, namespace: str) -> bool:
 
 def migrate_tables(options: argparse.Namespace, url: str | None) -> int:
     """Print, check or migrate, and return the exit code."""
-    from waypost.store.postgres import check, grants, migrate, sql
-    from waypost.store.postgres.schema import VERSION
+    from waypost.store.postgres import check, grants, migrate
+    from waypost.store.postgres.schema import VERSION, sql_in_steps
 
     place = {"schema": options.schema, "namespace": options.namespace}
     if options.sql:
         since = 0 if not url else find_version(url, place)
-        parts = [sql(**place, since=since)] if since < VERSION else []
+        parts = [sql_in_steps(**place, since=since)] if since < VERSION else []
         parts += [grants(options.grant, **place)] if options.grant else []
-        text = "\n".join(["BEGIN;\n", *parts, "COMMIT;\n"]) if parts else "-- nothing to do\n"
+        text = "\n".join(parts) if parts else "-- nothing to do\n"
         if options.json:
             write_json({"since": since, "version": VERSION, "sql": text})
         else:
@@ -68,6 +73,8 @@ def migrate_tables(options: argparse.Namespace, url: str | None) -> int:
     assert url is not None
     if options.check:
         return print_check(options, check(url, **place))
+    if options.finish or options.undo:
+        return finish_or_undo(options, url, place)
     before = migrate(url, **place, grant=options.grant)
     where = f"namespace {options.namespace} in schema {options.schema}"
     if before == VERSION:
@@ -77,6 +84,24 @@ def migrate_tables(options: argparse.Namespace, url: str | None) -> int:
     else:
         text = f"updated {where} from version {before} to {VERSION}"
     return print_result(options, text, before=before, version=VERSION, changed=before != VERSION)
+
+
+def finish_or_undo(options: argparse.Namespace, url: str, place: dict[str, Any]) -> int:
+    """End an update, in one direction or the other, and return the exit code."""
+    from waypost.store.postgres import finish, undo
+
+    done = (finish if options.finish else undo)(url, **place, force=options.force)
+    where = f"namespace {options.namespace} in schema {options.schema}"
+    if done.needed:
+        lines = "\n".join(f"  {reason}" for reason in done.needed)
+        text = f"nothing was removed from {where}:\n{lines}\nend these processes first, or use --force"
+    elif done.removed:
+        versions = ", ".join(map(str, done.removed))
+        text = f"removed the functions of version {versions} from {where}"
+    else:
+        text = f"{where} has nothing to remove"
+    print_result(options, text, removed=list(done.removed), needed=list(done.needed))
+    return FOUND if done.needed else 0
 
 
 def find_version(url: str, place: dict[str, Any]) -> int:

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from waypost.cli.commands import insight
+from waypost.cli.commands import insight, pipeline_schedule, republish
 from waypost.cli.exit_codes import FOUND
 from waypost.cli.options import Run, add_command, check_sqlite_file, parse_day, parse_time_or_day
 from waypost.cli.output import write, write_json, write_stderr
@@ -65,6 +65,10 @@ def add(commands: Any) -> None:
     run.add_argument("--reader", metavar="NAME", help="register as a reader of the journal, so that trimming waits")
     run.add_argument("--format", help="of the files of the tables: parquet, no other")
     run.add_argument("--moved", action="store_true", help="it is the same store under a new URL")
+    run.add_argument(
+        "--backfills", choices=("count", "exclude"),
+        help="whether gold counts messages of backfills from now on; the lake remembers it (count)",
+    )  # fmt: skip
     run.add_argument("--metrics", metavar="FILE", help="write how fresh the lake is to a file, for Prometheus")
     ingest = _add_action(actions, "ingest", run_ingest, "load the messages of a queue into the lake, with their bodies")
     _add_store(ingest)
@@ -86,6 +90,7 @@ def add(commands: Any) -> None:
         "--day", action="append", required=True, type=parse_day, metavar="DAY",
         help="a day in UTC, such as 2026-03-01; may be repeated",
     )  # fmt: skip
+    _add_scheduled(actions)
     tidy = _add_action(actions, "tidy", run_tidy, "merge small files, and delete old rows")
     tidy.add_argument("--keep-days", type=int, metavar="N", help="delete rows of bronze and silver older than N days")
     views = add_command(
@@ -107,7 +112,51 @@ def add(commands: Any) -> None:
     what = upgrade.add_mutually_exclusive_group(required=True)
     what.add_argument("--lake", metavar="DIR", help="the lake: a folder, or a URI as s3://bucket/lake")
     what.add_argument("--output", metavar="DIR", help="the output of waypost.spark.consume")
+    _add_republishing(actions)
     _add_answers(actions)
+
+
+def _add_republishing(actions: Any) -> None:
+    """Declare the actions that publish."""
+    backfill = _add_action(
+        actions, "backfill", map_spark_errors(republish.run_backfill),
+        "publish the rows of a table that no message of a queue ever was",
+        more="Without --apply it only prints counts and samples. It can be killed or interrupted at any time: the same "
+        "command continues it, and publishes nothing twice.",
+    )  # fmt: skip
+    _add_store(backfill)
+    republish.add_backfill(backfill)
+    redrive = _add_action(
+        actions, "redrive", map_spark_errors(republish.run_redrive), "redrive the dead letters that SQL chooses",
+        more="Without --apply it only prints counts and samples. Conditions may name tables of the lake in subqueries.",
+    )  # fmt: skip
+    _add_store(redrive)
+    republish.add_redrive(redrive)
+
+
+def _add_scheduled(actions: Any) -> None:
+    """Declare the actions that run the pipeline as messages."""
+    schedule = add_command(
+        actions, "schedule", pipeline_schedule.run_schedule, "run the pipeline regularly, as messages of a queue",
+        store=False, more="Runs do not overlap; one that fails is retried, and then a dead letter. `waypost pipeline "
+        "worker` runs them. This command does not need Spark.",
+        examples=('waypost pipeline schedule --lake lake --cron "*/5 * * * *"',
+                  "waypost pipeline schedule --lake lake --show", "waypost pipeline schedule --lake lake --remove"),
+    )  # fmt: skip
+    schedule.add_argument(
+        "--lake", required=True, metavar="DIR", help="the lake: a folder, or a URI as s3://bucket/lake"
+    )
+    # Where Spark runs is decided by the worker.
+    schedule.set_defaults(master="local[*]")
+    _add_store(schedule)
+    pipeline_schedule.add_schedule(schedule)
+    worker = _add_action(
+        actions, "worker", map_spark_errors(pipeline_schedule.run_worker),
+        "run the pipeline for each message of a queue",
+        more="It also fires the schedule. It stops in order at SIGINT, SIGTERM or SIGHUP.",
+    )  # fmt: skip
+    _add_store(worker)
+    pipeline_schedule.add_worker(worker)
 
 
 def _add_answers(actions: Any) -> None:
@@ -164,7 +213,7 @@ def _add_store(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--namespace", default=os.environ.get("WAYPOST_NAMESPACE") or "wp", help="the namespace (wp)")
 
 
-def _choose_store(options: argparse.Namespace) -> tuple[str | None, str | None]:
+def choose_store(options: argparse.Namespace) -> tuple[str | None, str | None]:
     """Return the URL of the store, or the variable that holds it. A URL with a password always goes into a variable."""
     from waypost.urls import holds_secret
 
@@ -204,7 +253,7 @@ def store_of(options: argparse.Namespace) -> Place:
     from waypost.spark.lake.lake import Lake
     from waypost.spark.source.credentials import Place
 
-    store, store_env = _choose_store(options)
+    store, store_env = choose_store(options)
     source = Lake(options.lake).state.source
     if store is not None or store_env is not None:
         place = Place(url=store, url_env=store_env, namespace=options.namespace)
@@ -238,15 +287,12 @@ def estimate_events(options: argparse.Namespace) -> int:
         return sum(max(0, bulk.bounds(queue)[1] - state.offsets.get(queue, 0)) for queue in queues)
 
 
-@contextmanager
-def open_session(options: argparse.Namespace, events: int) -> Iterator[tuple[SparkSession, Callable[[str], None]]]:
-    """Yield a Spark session and a function that reports progress."""
+def make_settings(options: argparse.Namespace, events: int) -> tuple[dict[str, str], Path]:
+    """Return the settings of Spark for a run of about so many events, and the file for its log."""
     from waypost.spark.lake.pipeline import SETTINGS, local_settings
     from waypost.spark.private_directory import private_directory
     from waypost.spark.session import JAVA_OPTIONS
-    from waypost.spark.terminal import Progress, quiet_session
 
-    log = Path(options.log) if options.log else private_directory() / "log"
     # An error in a callback is raised to the caller, and reported once, in a sentence.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     is_local = options.master.startswith("local")
@@ -257,6 +303,30 @@ def open_session(options: argparse.Namespace, events: int) -> Iterator[tuple[Spa
     if events < LARGE and is_local:
         # In a short run Java's compiler costs more than it gains.
         settings[JAVA_OPTIONS] = f"-XX:TieredStopAtLevel=1 {settings.get(JAVA_OPTIONS, '')}".strip()
+    return settings, Path(options.log) if options.log else private_directory() / "log"
+
+
+def session_maker(options: argparse.Namespace) -> Callable[[], SparkSession]:
+    """Return a function that opens a session for many runs, whose Java writes into a file.
+
+    Raises `MissingExtra` if Spark cannot start here: each run would fail by it.
+    """
+    from waypost.spark import terminal
+    from waypost.spark.jobs import CANCEL_SETTINGS, check_can_start
+
+    check_can_start(options.master)
+    settings, log = make_settings(options, LARGE)
+    if not options.master.startswith("sc://"):
+        settings = {**CANCEL_SETTINGS, **settings}
+    return lambda: terminal.start_quietly(options.master, settings, log)
+
+
+@contextmanager
+def open_session(options: argparse.Namespace, events: int) -> Iterator[tuple[SparkSession, Callable[[str], None]]]:
+    """Yield a Spark session and a function that reports progress."""
+    from waypost.spark.terminal import Progress, quiet_session
+
+    settings, log = make_settings(options, events)
     with quiet_session(options.master, settings, log) as spark, Progress(spark, sys.stderr) as progress:
         yield spark, progress.write_line
 
@@ -297,7 +367,7 @@ def make_pipeline(
     from waypost.spark.lake.journal import BATCH_ROWS
     from waypost.spark.lake.pipeline import Pipeline
 
-    store, store_env = _choose_store(options)
+    store, store_env = choose_store(options)
     return Pipeline(
         spark,
         options.lake,
@@ -310,8 +380,14 @@ def make_pipeline(
         format=getattr(options, "format", None),
         reader=getattr(options, "reader", None),
         moved=getattr(options, "moved", False),
+        gold_without_backfills=_excludes_backfills(options),
         progress=report_progress,
     )
+
+
+def _excludes_backfills(options: argparse.Namespace) -> bool | None:
+    chosen = getattr(options, "backfills", None)
+    return None if chosen is None else chosen == "exclude"
 
 
 @map_spark_errors
@@ -336,7 +412,7 @@ def run_pipeline(options: argparse.Namespace) -> int:
         started = time.monotonic()
         pipeline = make_pipeline(options, spark, report_progress, _parse_queues(options))
         if options.follow:
-            stop, before = threading.Event(), count_rows(pipeline)
+            stop, before = threading.Event(), pipeline.lake.count_rows()
             with StopSignals(lambda name: stop.set()):
                 after_turn = MetricsFile(pipeline, options.metrics, started - began)
                 pipeline.follow(options.every, stop, after_turn, since=options.since)
@@ -347,7 +423,7 @@ def run_pipeline(options: argparse.Namespace) -> int:
 
 
 def _load_once(pipeline: Pipeline, options: argparse.Namespace, began: float, started: float) -> None:
-    before = count_rows(pipeline)
+    before = pipeline.lake.count_rows()
     pipeline.run(since=options.since, until=options.until)
     _report_end(pipeline, options, before, began, started)
 
@@ -355,6 +431,8 @@ def _load_once(pipeline: Pipeline, options: argparse.Namespace, began: float, st
 def _report_end(
     pipeline: Pipeline, options: argparse.Namespace, before: dict[str, int], began: float, started: float
 ) -> None:
+    from waypost.spark.lake.freshness import report_run
+
     ended = time.monotonic()
     seconds = {"start": started - began, "run": ended - started, "total": ended - began}
     _print_end(pipeline, options, report_run(pipeline, before, seconds))
@@ -365,14 +443,14 @@ class MetricsFile:
 
     def __init__(self, pipeline: Pipeline, path: str | None, start_seconds: float) -> None:
         self._pipeline, self._path = pipeline, path
-        self._before, self._start_seconds = count_rows(pipeline), start_seconds
+        self._before, self._start_seconds = pipeline.lake.count_rows(), start_seconds
         self._ended = time.monotonic()
 
     def __call__(self) -> None:
         """Write the file, if one was given. One that cannot be written does not end the run."""
         if self._path is None:
             return
-        from waypost.spark.lake.freshness import write_metrics
+        from waypost.spark.lake.freshness import report_run, write_metrics
 
         now = time.monotonic()
         seconds = {"start": self._start_seconds, "run": now - self._ended, "total": now - self._ended}
@@ -380,29 +458,7 @@ class MetricsFile:
             write_metrics(report_run(self._pipeline, self._before, seconds), self._path)
         except OSError as error:
             write_stderr(f"waypost: the metrics cannot be written to {self._path}: {error}")
-        self._before, self._ended = count_rows(self._pipeline), now
-
-
-def count_rows(pipeline: Pipeline) -> dict[str, int]:
-    """Return how many rows each table has, by its commits; no file is read."""
-    lake = pipeline.lake
-    return {name: sum(file.rows for file in lake.data_files(name)) for name in lake.table_names()}
-
-
-def report_run(pipeline: Pipeline, before: dict[str, int], seconds: dict[str, float]) -> RunReport:
-    """Return what a run did, and how far the lake is behind the journal now."""
-    from waypost.spark.lake.freshness import RunReport, measure_lag
-    from waypost.spark.lake.tables import BRONZE_JOURNAL
-    from waypost.spark.source.bulk import open_bulk
-
-    lake = pipeline.lake
-    added = {name: rows - before.get(name, 0) for name, rows in count_rows(pipeline).items()}
-    with open_bulk(pipeline.place) as bulk:
-        lag = measure_lag(bulk, lake.state.offsets, {queue: seen.not_seen for queue, seen in lake.state.seen.items()})
-    return RunReport(
-        lake.files.address, time.time_ns() // 1_000_000, lake.step,
-        {name: round(value, 3) for name, value in seconds.items()}, added.get(BRONZE_JOURNAL.name, 0), added, lag,
-    )  # fmt: skip
+        self._before, self._ended = self._pipeline.lake.count_rows(), now
 
 
 def _print_end(pipeline: Pipeline, options: argparse.Namespace, report: RunReport) -> None:
@@ -503,7 +559,7 @@ def run_ingest(options: argparse.Namespace) -> int:
     from waypost.spark.source.credentials import Place
 
     # Before Java starts: tasks inherit Java's environment, which passes the password.
-    store, store_env = _choose_store(options)
+    store, store_env = choose_store(options)
     if store is not None or store_env is not None:
         check_sqlite_file(Place(url=store, url_env=store_env).resolve(), options.namespace)
     with open_session(options, LARGE) as (spark, report_progress):

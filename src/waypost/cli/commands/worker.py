@@ -23,7 +23,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from waypost.cli import metrics
-from waypost.cli.exit_codes import LEFT, USAGE, CommandError
+from waypost.cli.exit_codes import INTERRUPTED, LEFT, USAGE, CommandError
 from waypost.cli.options import add_command, add_log_options, integer_between
 from waypost.cli.output import log_to_stderr, report_progress, write_json, write_stderr
 from waypost.cli.reload import Reloader
@@ -114,8 +114,14 @@ def run(options: argparse.Namespace) -> int:
     )
     if options.log_format == "text":
         write_stderr(describe_start(client, worker))
-    with metrics.serve(worker, prometheus, options):
-        report = run_worker(worker, options)
+    try:
+        with metrics.serve(worker, prometheus, options):
+            report = run_worker(worker, options)
+    except KeyboardInterrupt:
+        write_stderr(
+            "waypost worker ended without waiting; what it was handling is delivered again when the leases end"
+        )
+        return INTERRUPTED
     print_end(options, report, worker.reports())
     return 0 if report.complete else LEFT
 
@@ -186,8 +192,7 @@ def describe_start(client: BaseClient, worker: SyncWorker | Worker) -> str:
         f"  {'store':{width}} {store.kind}, namespace {store.namespace}: {store.capabilities.durability}",
     ]
     for handler in worker.handlers:
-        where = "on the event loop" if handler.is_async else "in processes" if handler.process else "in threads"
-        text = f"{handler.name}: {handler.concurrency} at once {where}"
+        text = f"{handler.name}: {handler.concurrency} at once {handler.where}"
         if handler.batch is not None:
             text += f", batches of {handler.batch}"
         if handler.timeout is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from waypost.cli.action_log import logged_action
 from waypost.cli.exit_codes import FOUND, USAGE, CommandError
 from waypost.cli.options import add_command, open_client
 from waypost.cli.output import INDENT, wrap_indented, write, write_json
-from waypost.formatting import format_call
+from waypost.formatting import format_call, format_count
 from waypost.views import ActionUndo, RegisteredWorker
 
 REQUESTS = {
@@ -75,6 +76,16 @@ def list_unserved(found: Sequence[RegisteredWorker], queues: Sequence[str]) -> l
     return [] if any(worker.unlisted for worker in found) else [name for name in queues if name not in served]
 
 
+def count_releases(found: Sequence[RegisteredWorker]) -> dict[str, int]:
+    """Return how many workers each release of waypost has."""
+    return dict(Counter(worker.version for worker in found if worker.version))
+
+
+def describe_releases(releases: dict[str, int]) -> str:
+    """Return the releases with their numbers of workers, as a list in words."""
+    return ", ".join(f"{format_count(number, 'worker')} of {release}" for release, number in sorted(releases.items()))
+
+
 def format_workers(found: Sequence[RegisteredWorker], unserved: Sequence[str]) -> list[str]:
     """Return the list of workers as lines. Ages are as of each worker's last heartbeat, by the store's clock."""
     lines = []
@@ -95,6 +106,9 @@ def format_workers(found: Sequence[RegisteredWorker], unserved: Sequence[str]) -
         if worker.unlisted:
             lines.append(f"    and {worker.unlisted} more queues")
     lines.append({0: "no workers", 1: "1 worker"}.get(len(found), f"{len(found)} workers"))
+    releases = count_releases(found)
+    if len(releases) > 1:
+        lines.append(f"of several releases: {describe_releases(releases)}")
     if unserved:
         lines.append(f"served by no worker: {', '.join(unserved)}")
     return [part for line in lines for part in wrap_indented(line, 2 * INDENT)]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from waypost.cli.commands.workers import list_unserved
+from waypost.cli.commands.workers import count_releases, describe_releases, list_unserved
 from waypost.formatting import format_age, format_count
-from waypost.store.checkup import Findings, ok, wrong
+from waypost.store.checkup import Findings, note, ok, wrong
 from waypost.views import RegisteredWorker, Stats
 
 
@@ -18,6 +18,11 @@ def check_workers(workers: Sequence[RegisteredWorker]) -> Findings:
                     "is well; its log has the details", worker=worker.name)  # fmt: skip
     if not red:
         yield ok("workers", f"{format_count(len(workers), 'worker')} registered", workers=len(workers))
+    releases = count_releases(workers)
+    if len(releases) > 1:
+        yield note("releases", f"workers of several releases are registered: {describe_releases(releases)}",
+                   "end an upgrade when the last process of the old release has stopped; on PostgreSQL with `waypost "
+                   "migrate URL --finish`", releases=releases)  # fmt: skip
 
 
 def check_served(found: Sequence[Stats], workers: Sequence[RegisteredWorker]) -> Findings:

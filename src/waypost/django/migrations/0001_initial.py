@@ -11,7 +11,7 @@ from django.db import migrations, models
 from waypost.django.store_migration import create_store, remove_store
 
 #: The version of the PostgreSQL tables after this migration.
-SCHEMA_VERSION = 15
+SCHEMA_VERSION = 16
 
 
 class Migration(migrations.Migration):

@@ -30,7 +30,7 @@ from waypost.errors import StoreError
 from waypost.spark.delta.parquet import DataFile, read_rows
 from waypost.spark.files import LakeFiles, join_path
 
-#: The application id of every commit, so that any two writers of a table conflict.
+#: The application id of every step, so that any two writers of steps conflict.
 APP_ID: Final = "waypost"
 READER_VERSION, WRITER_VERSION = 1, 2
 #: How long the log of a table is kept, and files that are in no version of it any more (see `vacuum`).
@@ -81,9 +81,11 @@ class Snapshot:
 class DeltaFolder:
     """A Delta table at a path below a root."""
 
-    def __init__(self, files: LakeFiles, name: str) -> None:
+    def __init__(self, files: LakeFiles, name: str, app_id: str = APP_ID) -> None:
         self.files = files
         self.name = name
+        #: Commits of one application id are numbered; those of another may come between them.
+        self.app_id = app_id
         self._address = files.path(name) if files.is_local else files.uri(name)
 
     def open(self, version: int | None = None) -> DeltaTable:
@@ -150,7 +152,7 @@ class DeltaFolder:
         return self._snapshot(self.open(version))
 
     def _snapshot(self, table: DeltaTable) -> Snapshot:
-        done = table.transaction_version(APP_ID)
+        done = table.transaction_version(self.app_id)
         return Snapshot(table.version(), done or 0, _data_files(table), pa.schema(table.schema().to_arrow()))
 
     def commit(self, step: int, change: Change, *, after: int | None = None, sync: bool = True) -> Snapshot:
@@ -161,7 +163,7 @@ class DeltaFolder:
         """
         for _ in range(TRIES_MAX):
             table = self.open()
-            done = table.transaction_version(APP_ID)
+            done = table.transaction_version(self.app_id)
             if done is not None and done >= step:
                 if sync:
                     # The process that wrote it may have died before it synced it.
@@ -192,7 +194,7 @@ class DeltaFolder:
         return self._commit(
             lambda: table.create_write_transaction(
                 actions, "append", table.schema(), list(table.metadata().partition_columns) or None,
-                commit_properties=_properties(step),
+                commit_properties=self._properties(step),
             ),
             table,
         )  # fmt: skip
@@ -206,10 +208,10 @@ class DeltaFolder:
             new = [Field(name, kind) for name, kind in given.items() if not _is_within(kind, known.get(name))]
             if not new:
                 return
-            done = table.transaction_version(APP_ID) or 0
+            done = table.transaction_version(self.app_id) or 0
             if self._commit(
                 lambda table=table, new=new, done=done: table.alter.add_columns(  # type: ignore[misc]
-                    new, commit_properties=_properties(done)
+                    new, commit_properties=self._properties(done)
                 ),
                 table,
             ):
@@ -228,6 +230,9 @@ class DeltaFolder:
             self.sync(version)
         return True
 
+    def _properties(self, step: int) -> CommitProperties:
+        return CommitProperties(app_transactions=[Transaction(self.app_id, step)])
+
     def sync(self, version: int) -> None:
         """Sync an entry of the log to disk. The library does not."""
         if self.files.is_local:
@@ -245,10 +250,6 @@ class DeltaFolder:
         partition = {name for file in snapshot.files[:1] for name in file.partition}
         schema = pa.schema([field for field in snapshot.schema if field.name not in partition])
         return read_rows(self.files, self.name, snapshot.files, schema, columns, filter)
-
-
-def _properties(step: int) -> CommitProperties:
-    return CommitProperties(app_transactions=[Transaction(APP_ID, step)])
 
 
 def _delta_type(kind: Any) -> Any:

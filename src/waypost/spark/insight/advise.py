@@ -29,8 +29,9 @@ from waypost.errors import InvalidInput
 from waypost.spark.delta.parquet import write_rows
 from waypost.spark.delta.table import Change
 from waypost.spark.insight.advice import Advice, Facts, Measured, Rule
-from waypost.spark.insight.facts import read_bodies, read_facts
+from waypost.spark.insight.facts import read_bodies, read_facts, read_steps
 from waypost.spark.insight.lake_history import Window
+from waypost.spark.insight.queue_rows import read_together
 from waypost.spark.insight.rules import BY_KIND, RULES
 from waypost.spark.insight.rules.poison import KIND as POISON
 from waypost.spark.insight.simulate import place_of
@@ -121,28 +122,33 @@ def advise(
     names = choose_queues(root, queues)
     records = open_records(root)
     past = latest(records)
-    all_facts = {}
+    jitter: dict[str, dict[str, float]] = {}
+    for schedule in post.schedules():
+        jitter.setdefault(schedule.queue, {})[schedule.key] = schedule.jitter.total_seconds()
+    judged: list[Judgement] = []
+    found: list[Advice] = []
+    now_ms: dict[str, int] = {}
+    steps = read_steps(root)
     with open_bulk(place or place_of(root)) as bulk:
-        for name in names:
+        for name, its_rows in read_together(root, names, since_ms, until_ms):
             window = Window(name, since_ms, until_ms)
-            bodies = None if spark is None else read_bodies(spark, root, window)
-            all_facts[name] = read_facts(
-                root, window, bulk.run(bulk.store.policy(name)),
-                schedules={one.key: one.jitter.total_seconds() for one in post.schedules(name)},
-                target=target, bodies=bodies,
+            facts = read_facts(
+                its_rows, window, bulk.run(bulk.store.policy(name)), steps=steps, schedules=jitter.get(name, {}),
+                target=target, bodies=None if spark is None else read_bodies(spark, root, window),
             )  # fmt: skip
-    judged = []
-    for row in past.values():
-        if row["queue"] in all_facts:
-            facts, begin = all_facts[row["queue"]], row["at_ms"] + 1
-            if spark is not None and row["kind"] == POISON and since_ms < begin:
-                facts = replace(facts, bodies=read_bodies(spark, root, Window(row["queue"], begin, until_ms)))
-            judged.append(judge(row, facts))
-    found = [advice for facts in all_facts.values() for advice in find_advice(facts)]
-    rows = [judged_row(one, past[one.id], all_facts) for one in judged if one.verdict in FINAL]
+            now_ms[name] = facts.now_ms
+            found += find_advice(facts)
+            for row in past.values():
+                if row["queue"] != name:
+                    continue
+                since, begin = facts, row["at_ms"] + 1
+                if spark is not None and row["kind"] == POISON and since_ms < begin:
+                    since = replace(facts, bodies=read_bodies(spark, root, Window(name, begin, until_ms)))
+                judged.append(judge(row, since))
+    rows = [judged_row(one, past[one.id], now_ms) for one in judged if one.verdict in FINAL]
     over = {one.id for one in judged if one.verdict in FINAL}
     rows += [
-        _row("advised", one, all_facts[one.queue].now_ms)
+        _row("advised", one, now_ms[one.queue])
         for one in found if one.id in over or not _is_same(past.get(one.id), one)
     ]  # fmt: skip
     # Before anything is changed, and then after each change: an error leaves a record of what was done.
@@ -150,7 +156,7 @@ def advise(
     applied = []
     for one in found if apply else ():
         if one.can_be_applied:
-            apply_advice(post, one, partial(_record_applied, records, all_facts[one.queue].now_ms))
+            apply_advice(post, one, partial(_record_applied, records, now_ms[one.queue]))
             applied.append(one.id)
     return Advised(tuple(names), tuple(found), tuple(applied), tuple(judged))
 
@@ -285,9 +291,9 @@ def _has_news(row: Mapping[str, Any], facts: Facts, *, was_applied: bool) -> boo
     return facts.now_ms > row["at_ms"] or not was_applied
 
 
-def judged_row(one: Judgement, row: Mapping[str, Any], facts: Mapping[str, Facts]) -> dict[str, Any]:
+def judged_row(one: Judgement, row: Mapping[str, Any], now_ms: Mapping[str, int]) -> dict[str, Any]:
     """Return the record of a judgement."""
     return {
-        **row, "record": "judged", "at_ms": facts[row["queue"]].now_ms, "recorded_ms": time.time_ns() // 1_000_000,
+        **row, "record": "judged", "at_ms": now_ms[row["queue"]], "recorded_ms": time.time_ns() // 1_000_000,
         "measured": one.after, "sample": one.sample, "verdict": one.verdict,
     }  # fmt: skip

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -16,6 +16,7 @@ from waypost.spark.delta.parquet import read_rows
 from waypost.spark.delta.steps import COLUMNS
 from waypost.spark.insight.advice import TEXT, TEXT_OF_VALUE, Bodies, Facts, FieldValue, ScheduledRun
 from waypost.spark.insight.lake_history import (
+    Rows,
     Window,
     read_changes,
     read_deliveries,
@@ -38,33 +39,41 @@ VALUES_MAX: Final = 200
 VALUE_CHARACTERS_MAX: Final = 100
 
 
+class LoadedStep(NamedTuple):
+    """A step of the lake: when it was made, and the number of the last event of each queue that it had read."""
+
+    at_ms: int
+    offsets: Mapping[str, int]
+
+
 def read_facts(
-    lake: Lake,
+    lake: Rows,
     window: Window,
     policy: PolicyRecord,
     *,
+    steps: Sequence[LoadedStep] = (),
     schedules: Mapping[str, float] | None = None,
     target: str | None = None,
     bodies: Bodies | None = None,
 ) -> Facts:
-    """Return what a lake has of a queue in a window."""
+    """Return what a lake has of a queue in a window. `steps` are those of the lake, for how much each run loaded."""
     deliveries = sorted(to_deliveries(read_deliveries(lake, window)), key=lambda row: row.claimed_ms)
     letters = read_letters(lake, window)
     now = max([row.ended_ms for row in deliveries] + [at for at, _ in letters], default=0)
     return Facts(
         window.queue, policy, read_changes(lake, window.queue), deliveries, read_scheduled(lake, window),
-        dict(schedules or {}), letters, now, read_run_events(lake, window.queue), count_not_seen(lake, window.queue),
+        dict(schedules or {}), letters, now, count_run_events(steps, window.queue), count_not_seen(lake, window.queue),
         bodies, read_pauses(lake, window), read_never_claimed(lake, window.queue, now), target,
     )  # fmt: skip
 
 
-def count_not_seen(lake: Lake, queue: str) -> int:
+def count_not_seen(lake: Rows, queue: str) -> int:
     """Return how many events were trimmed before they were loaded; those that `--from` left out do not count."""
     seen = lake.state.seen.get(queue)
     return 0 if seen is None else max(0, seen.not_seen - lake.state.left_out.get(queue, 0))
 
 
-def read_letters(lake: Lake, window: Window) -> list[tuple[int, int]]:
+def read_letters(lake: Rows, window: Window) -> list[tuple[int, int]]:
     """Return when there was a dead letter more or fewer."""
     chosen = (
         (ds.field("queue") == window.queue)
@@ -76,7 +85,7 @@ def read_letters(lake: Lake, window: Window) -> list[tuple[int, int]]:
     return sorted((row["at_ms"], LETTERS[row["event"]]) for row in rows.to_pylist())
 
 
-def read_scheduled(lake: Lake, window: Window) -> list[ScheduledRun]:
+def read_scheduled(lake: Rows, window: Window) -> list[ScheduledRun]:
     """Return the messages that schedules published, ended or not."""
     columns = ["message_id", "schedule", "published_ms", "due_ms", "claimed_ms", "ended_ms"]
     of_queue = ds.field("queue") == window.queue
@@ -115,21 +124,25 @@ def to_run(row: Mapping[str, Any]) -> ScheduledRun:
     return ScheduledRun(row["schedule"], row["published_ms"], wait, row["ended_ms"])
 
 
-def read_run_events(lake: Lake, queue: str) -> list[int]:
-    """Return how many events of a queue each of the last runs loaded, without the first run of the lake."""
+def read_steps(lake: Lake) -> list[LoadedStep]:
+    """Return when each step of a lake was made, and how far it had read each queue."""
     snapshot = lake.steps.table.snapshot() if lake.steps.exists() else None
     if snapshot is None or not snapshot.files:
         return []
     rows = read_rows(lake.files, lake.steps.table.name, snapshot.files, COLUMNS, ["step", "at_ms", "state"])
-    steps = []
-    for row in sorted(rows.to_pylist(), key=lambda row: row["step"]):
-        state = msgspec.json.decode(row["state"], type=State)
-        steps.append((row["at_ms"], state.offsets.get(queue, 0)))
+    return [
+        LoadedStep(row["at_ms"], msgspec.json.decode(row["state"], type=State).offsets)
+        for row in sorted(rows.to_pylist(), key=lambda row: row["step"])
+    ]
+
+
+def count_run_events(steps: Iterable[LoadedStep], queue: str) -> list[int]:
+    """Return how many events of a queue each of the last runs loaded, without the first run of the lake."""
     runs: list[tuple[int, int]] = []
-    for at, number in steps:
-        if runs and at - runs[-1][0] < RUN_MS:
+    for step in steps:
+        if runs and step.at_ms - runs[-1][0] < RUN_MS:
             runs.pop()
-        runs.append((at, number))
+        runs.append((step.at_ms, step.offsets.get(queue, 0)))
     return [after - before for (_, before), (_, after) in pairwise(runs) if before and after > before]
 
 

@@ -93,6 +93,8 @@ class History:
     pauses: tuple[tuple[int, int], ...] = ()
     #: When messages became claimable that no worker had claimed when the history ended.
     backlog_ms: tuple[int, ...] = ()
+    #: The part of the claims whose messages waited while a worker was missing that had crashed.
+    crash_share: float = 0.0
 
     @property
     def begin_ms(self) -> int:
@@ -136,6 +138,7 @@ def build_history(
             () if renews else _long_runs(rows, lease), lease, slowdown,
         ),
         policy, renews, tuple(pauses), tuple(sorted(never_claimed_ms)),
+        find_crash_share(rows, lease) if renews else 0.0,
     )  # fmt: skip
 
 
@@ -251,6 +254,30 @@ def find_workers(rows: Sequence[Delivery], *, is_limited: bool = False) -> tuple
         most = max(most, workers)
         capacity.append(Capacity(at, slots))
     return Workers(tuple(capacity), most, sizes.most_common(1)[0][0]), own_slots
+
+
+def find_crash_share(rows: Sequence[Delivery], lease_ms: int) -> float:
+    """Return the part of the claims whose messages waited within a lease of the crash of a worker.
+
+    A worker has crashed if the lease of its newest delivery expired: those that are only slow go on.
+    """
+    spans: list[tuple[int, int]] = []
+    for own in group_by_worker(rows).values():
+        newest = max(own, key=lambda row: row.ended_ms)
+        if newest.outcome == "expired":
+            # The lease may have been renewed for long before the crash.
+            spans.append((newest.ended_ms - lease_ms, newest.ended_ms))
+    if not spans:
+        return 0.0
+    spans.sort()
+    begins, ends = [begin for begin, _ in spans], [end for _, end in spans]
+    affected = 0
+    for row in rows:
+        # All spans are of one length, so they end in the order in which they begin.
+        begun = bisect_right(begins, row.claimed_ms)
+        over = bisect_right(ends, row.claimed_ms - row.wait_ms)
+        affected += row.wait_ms > MOMENT_MS and begun > over
+    return affected / len(rows)
 
 
 def without_claims_ahead(rows: Iterable[Delivery], slots: Mapping[str, int]) -> Iterator[Delivery]:

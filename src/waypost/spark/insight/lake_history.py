@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -13,14 +13,22 @@ from msgspec import Struct
 from waypost.errors import InvalidInput
 from waypost.policy import PolicyRecord
 from waypost.spark.insight.history import Delivery, History, build_history
-from waypost.spark.lake.lake import Lake
-from waypost.spark.lake.tables import BRONZE_JOURNAL, SILVER_DELIVERIES, SILVER_OPEN_MESSAGES
+from waypost.spark.lake.lake import Lake, State
+from waypost.spark.lake.tables import BRONZE_JOURNAL, SILVER_DELIVERIES, SILVER_OPEN_MESSAGES, LakeTable
 from waypost.values import FINAL_EVENTS
 
 #: Deliveries of a history at most, the newest: more of them say the same, and take a minute to serve.
 DELIVERIES_MAX: Final = 1_000_000
 #: Settings of a queue that its waits depend on.
 SERVING: Final = ("lease_ms", "max_deliveries", "max_running", "rate_count", "rate_per_ms")
+
+
+class Rows(Protocol):
+    """What rows are read from: a lake, or the rows of one queue that were read with others."""
+
+    @property
+    def state(self) -> State: ...
+    def arrow(self, table: LakeTable, columns: list[str], filter: Any) -> Any: ...
 
 
 class Change(Struct, frozen=True):
@@ -38,7 +46,7 @@ class Window(Struct, frozen=True):
     until_ms: int = 2**53
 
 
-def read_deliveries(lake: Lake, window: Window, columns: Iterable[str] = Delivery._fields) -> Any:
+def read_deliveries(lake: Rows, window: Window, columns: Iterable[str] = Delivery._fields) -> Any:
     """Return the ended deliveries of a window as an Arrow table; those whose claim was not seen are left out."""
     chosen = (
         (ds.field("queue") == window.queue)
@@ -53,7 +61,7 @@ def read_deliveries(lake: Lake, window: Window, columns: Iterable[str] = Deliver
     return rows
 
 
-def read_never_claimed(lake: Lake, queue: str, now_ms: int) -> list[int]:
+def read_never_claimed(lake: Rows, queue: str, now_ms: int) -> list[int]:
     """Return when messages became claimable that no worker has claimed yet."""
     columns = ["message_id", "published_ms", "due_ms", "claimed", "last_event", "last_number", "last_ms", "state"]
     rows = lake.arrow(SILVER_OPEN_MESSAGES, columns, ds.field("queue") == queue)
@@ -91,7 +99,7 @@ def find_never_claimed(rows: Iterable[Mapping[str, Any]], now_ms: int) -> list[i
     return found
 
 
-def read_changes(lake: Lake, queue: str) -> list[Change]:
+def read_changes(lake: Rows, queue: str) -> list[Change]:
     """Return the changes of a queue's settings that the lake has, the oldest first."""
     rows = lake.arrow(
         BRONZE_JOURNAL, ["at_ms", "number", "cause"], (ds.field("queue") == queue) & (ds.field("event") == "configured")
@@ -117,7 +125,7 @@ def changed_ms(changes: Iterable[Change], fields: Iterable[str]) -> int:
     return found
 
 
-def read_pauses(lake: Lake, window: Window) -> list[tuple[int, int]]:
+def read_pauses(lake: Rows, window: Window) -> list[tuple[int, int]]:
     """Return the times in which the queue was paused."""
     chosen = (ds.field("queue") == window.queue) & ds.field("event").isin(["paused", "resumed"])
     rows = lake.arrow(BRONZE_JOURNAL, ["at_ms", "number", "event"], chosen)

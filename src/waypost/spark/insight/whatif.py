@@ -32,6 +32,8 @@ from waypost.spark.insight.queue_model import Arrival, Capacity, Served, Setting
 #: The model may be off by this part of the recorded 95th percentile, or by this time: no one adds workers for that.
 FIT_PART: Final = 0.15
 FIT_MS: Final = 10.0
+#: From this part of the claims on, waits after crashes of workers decide about the 95th percentile.
+CRASH_SHARE_MAX: Final = 0.05
 #: With fewer recorded claims a percentile says little.
 CLAIMS_MIN: Final = 200
 #: Samples of days, and the part of them that is left out at each end of an interval.
@@ -219,6 +221,12 @@ def check_fit(history: History, *, seed: int = 0) -> Fit:
     if claims < CLAIMS_MIN:
         return Fit(None, None, claims, f"only {claims:,} claims were recorded, and {CLAIMS_MIN} are needed")
     observed = share_of(history.wait_ms, 0.95)
+    if history.crash_share > CRASH_SHARE_MAX:
+        return Fit(
+            None, observed, claims,
+            f"{history.crash_share:.0%} of the messages waited after a worker had crashed; when workers would crash "
+            "under other settings is not known: choose days without crashes (--from, --to)",
+        )  # fmt: skip
     served = serve(history.arrivals, history.present(), history.surroundings, seed=seed)
     if served.claims < (1 - FIT_PART) * claims:
         return Fit(None, observed, claims, f"the model makes {served.claims:,} claims of {claims:,} that were recorded")

@@ -22,6 +22,7 @@ from waypost.spark.lake import silver
 from waypost.spark.lake.tables import (
     BRONZE_JOURNAL,
     CLOSED_TABLES,
+    KEYS,
     OPEN_TABLES,
     SILVER_DELIVERIES,
     SILVER_MESSAGES,
@@ -55,7 +56,7 @@ def compact(lake: Lake, spark: SparkSession, *, at_least: int = 2) -> int:
     """Merge small files of every table that has this many of them; return by how many files there are fewer."""
     changes: dict[str, Change] = {}
     merged_rows: dict[str, int] = {}
-    for table in CLOSED_TABLES:
+    for table in (*CLOSED_TABLES, KEYS):
         small = [file for file in lake.data_files(table) if file.size < FILE_BYTES // 2]
         if len(small) >= max(2, at_least):
             made = concatenate(lake.files, table.name, small, lake.schema(table), table.statistics)
@@ -103,7 +104,7 @@ def _merge_open(
 
 
 def remove_old_rows(lake: Lake, keep_days: int, today: date) -> int:
-    """Remove rows of bronze, and ended ones of silver, that are older; return how many. Gold and open rows stay."""
+    """Remove older rows of bronze, and ended ones of silver; return how many. Gold, keys and open rows stay."""
     if keep_days < 1:
         raise InvalidInput(f"rows are kept for a whole number of days, at least 1, not {keep_days}")
     first_kept = datetime.combine(today - timedelta(days=keep_days), datetime.min.time(), UTC)

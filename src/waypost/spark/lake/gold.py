@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from waypost.spark.delta.parquet import DataFile, read_rows, write_rows
 from waypost.spark.delta.table import Change
-from waypost.spark.lake.sums import add_up
+from waypost.spark.lake.sums import add_up, without_backfilled
 from waypost.spark.lake.tables import (
     DATE,
     GOLD_DEAD_LETTERS,
@@ -64,9 +64,10 @@ def redeliveries(sums: Any) -> Any:
 
 
 def dead_letters(sums: Any) -> Any:
-    """Deaths by their reason."""
+    """Deaths by their reason and error."""
     rows = sums.filter(pc.equal(sums.column("event"), "dead"))
-    return _counted(rows, reason=pc.fill_null(rows.column("reason"), "unknown"))
+    reason = pc.fill_null(rows.column("reason"), "unknown")
+    return _counted(rows, reason=reason, error_type=rows.column("error_type"))
 
 
 def _counted(rows: Any, **columns: Any) -> Any:
@@ -82,13 +83,14 @@ TABLE_BUILDERS: Final[tuple[tuple[LakeTable, Callable[[Any], Any], tuple[str, ..
     (GOLD_MINUTES, minutes, ("queue", "minute")),
     (GOLD_HISTOGRAMS, histograms, ("queue", "minute", "measure", "bucket")),
     (GOLD_REDELIVERIES, redeliveries, ("queue", "minute", "cause")),
-    (GOLD_DEAD_LETTERS, dead_letters, ("queue", "minute", "reason")),
+    (GOLD_DEAD_LETTERS, dead_letters, ("queue", "minute", "reason", "error_type")),
 )
 
 
 def add_sums(lake: Lake, sums: Any) -> dict[str, Change]:
     """Return the changes of gold that add these sums to it: the files of their days are replaced."""
     changes = {}
+    sums = counted_sums(lake, sums)
     for table, build, keys in TABLE_BUILDERS:
         schema = table.arrow(table.columns)
         counts = [name for name in table.columns if name not in keys]
@@ -101,6 +103,11 @@ def add_sums(lake: Lake, sums: Any) -> dict[str, Change]:
         rows = add_up([before, new], keys, counts).select(schema.names).cast(schema)
         changes[table.name] = Change(tuple(write_days(lake, table, rows)), tuple(old))
     return changes
+
+
+def counted_sums(lake: Lake, sums: Any) -> Any:
+    """Return the sums that gold counts: all, or those without messages of backfills."""
+    return without_backfilled(sums) if lake.state.gold_without_backfills else sums
 
 
 def days_of(rows: Any) -> set[str]:

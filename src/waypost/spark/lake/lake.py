@@ -8,6 +8,7 @@ completes a step that a killed process left behind. Everything that one `Lake` r
     DIR/bronze/journal/      events as they were journalled
     DIR/silver/…/            ended deliveries and messages, and partial rows of those that have not ended
     DIR/gold/…/date=…/       what happened in each queue and minute
+    DIR/keys/                every key that was published
     DIR/messages/QUEUE/      messages that were ingested
 
 Spark is needed for `frame` and the views; everything else reads with pyarrow.
@@ -21,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
+import pyarrow as pa
 
 from waypost.errors import ConfigurationError, InvalidInput, StoreError
 from waypost.spark.delta.parquet import DataFile
@@ -106,6 +108,12 @@ class State(msgspec.Struct, frozen=True):
     deleted_before_ms: int = 0
     #: Files of bronze that release 0.1 wrote and had not merged; the next run does.
     unmerged: tuple[DataFile, ...] = ()
+    #: Whether gold leaves out messages that backfills have published.
+    gold_without_backfills: bool = False
+    #: Whether `keys` has the keys of the events that were loaded before that table was there.
+    has_keys: bool = False
+    #: Events before this time were deleted from bronze before their keys were taken.
+    keys_begin_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +275,10 @@ class Lake:
         found = self._view.snapshots.get(name)
         return () if found is None else found.files
 
+    def count_rows(self) -> dict[str, int]:
+        """Return how many rows each table has, by its commits; no file is read."""
+        return {name: sum(file.rows for file in self.data_files(name)) for name in self.table_names()}
+
     def schema(self, table: Table | str) -> Any:
         """Return the columns of a table as an Arrow schema, without those that it is partitioned by."""
         declared, found = self._declared(table), self._snapshot(table).schema
@@ -304,13 +316,23 @@ class Lake:
         return read_frame(spark, self.files, table.name, data, table.ddl, bounds=bounds)
 
     def arrow(self, table: Table | str, columns: Sequence[str] | None = None, filter: Any = None) -> Any:
-        """Return rows of a table as an Arrow table, in no order: chosen columns, and a filter of `pyarrow.dataset`."""
+        """Return rows of a table as an Arrow table, in no order: chosen columns, and a filter of `pyarrow.dataset`.
+
+        A column that is new in this release is null until the next run has added it to the table.
+        """
         declared = self._declared(table)
         wanted = list(declared.columns if columns is None else columns)
         if declared.name not in self._view.snapshots:
             return declared.arrow(wanted).empty_table()
-        rows = self.steps.folder(declared.name).arrow(self._snapshot(declared), wanted, filter)
-        return rows if declared.schema_json else rows.cast(declared.arrow(wanted))
+        snapshot = self._snapshot(declared)
+        known = [name for name in wanted if name in snapshot.schema.names]
+        rows = self.steps.folder(declared.name).arrow(snapshot, known, filter)
+        if declared.schema_json:
+            return rows
+        for name in wanted:
+            if name not in known:
+                rows = rows.append_column(name, pa.nulls(rows.num_rows, declared.arrow_type(name)))
+        return rows.select(wanted).cast(declared.arrow(wanted))
 
     def rows(self, table: Table) -> Any:
         """Return a whole table as an Arrow table, in no order; Spark is not needed for it."""

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark import inheritable_thread_target
 from pyspark.sql import functions as f
 
 from waypost.errors import ConfigurationError, InvalidInput, StoreError
@@ -34,10 +35,12 @@ from waypost.spark.delta.table import Change
 from waypost.spark.lake import gold, silver
 from waypost.spark.lake.compaction import FILES_MAX, compact, remove_old_rows
 from waypost.spark.lake.journal import BATCH_ROWS, DRIVER_EVENTS_MAX, Written, check_offsets, plan_ranges, write_events
+from waypost.spark.lake.keys import fill_keys, write_keys
 from waypost.spark.lake.lake import Lake, Seen, Source, State, retry_conflicts
 from waypost.spark.lake.sums import JOURNAL_LEVEL, SUMS, merge_sums, sum_events, sum_late
 from waypost.spark.lake.tables import (
     BRONZE_JOURNAL,
+    KEYS,
     SILVER_DELIVERIES,
     SILVER_MESSAGES,
     SILVER_OPEN_DELIVERIES,
@@ -131,6 +134,7 @@ class Pipeline:
         format: str | None = None,
         reader: str | None = None,
         moved: bool = False,
+        gold_without_backfills: bool | None = None,
         progress: Callable[[str], None] = ignore_progress,
     ) -> None:
         self.spark = cast("SparkSession", spark)
@@ -141,6 +145,8 @@ class Pipeline:
         self.partitions = partitions or parallelism(self.spark)
         self.reader = reader
         self.moved = moved
+        #: None: as the lake has it.
+        self.gold_without_backfills = gold_without_backfills
         known = self.lake.state.source
         if store is None and store_env is None:
             if known is None:
@@ -233,13 +239,22 @@ class Pipeline:
         """Create the tables of a new lake, and record where events come from."""
         self.place.open()
         self.lake.create()
-        while self.lake.state.source != self.source:
+        while (wanted := self._settings()) != self.lake.state:
             # Another process may have recorded its store since the lake was opened.
             self._check_source(self.lake.state.source)
             try:
-                self.lake.commit("source", {}, msgspec.structs.replace(self.lake.state, source=self.source))
+                self.lake.commit("source", {}, wanted)
             except StepConflict:
                 self.lake.refresh(to_write=True)
+        fill_keys(self.lake)
+
+    def _settings(self) -> State:
+        """Return the state with what this run sets in it."""
+        state, chosen = self.lake.state, self.gold_without_backfills
+        return msgspec.structs.replace(
+            state, source=self.source, has_keys=state.has_keys or not (state.offsets or state.unmerged),
+            gold_without_backfills=state.gold_without_backfills if chosen is None else chosen,
+        )  # fmt: skip
 
     def _load(
         self, bulk: Bulk, *, quiet: bool = False, since_ms: int | None = None, until_ms: int | None = None
@@ -391,6 +406,7 @@ class Pipeline:
         files = self._silver(written)
         changes = {name: Change(tuple(made)) for name, made in files.items()}
         changes[BRONZE_JOURNAL.name] = Change(written.files)
+        changes[KEYS.name] = Change(tuple(write_keys(self.lake.files, written.files)))
         sums = merge_sums([written.sums, self._late_sums(files)])
         changes |= gold.add_sums(self.lake, sums)
         return changes, msgspec.structs.replace(state, seen=add_sums_to_seen(state.seen, written.sums))
@@ -413,8 +429,10 @@ class Pipeline:
             made = self._write(deliveries, _DELIVERIES, written.rows)
             return made | self._write(self._messages(events, known, begins, written), _MESSAGES, written.rows)
         with ThreadPoolExecutor(1) as beside:
-            # While Spark computes the deliveries, the query for the messages is made.
-            writing = beside.submit(self._write, deliveries, _DELIVERIES, written.rows)
+            # While Spark computes the deliveries, the query for the messages is made. The thread takes over the job
+            # group of this one, so that both are cancelled together.
+            write: Callable[..., dict[str, list[DataFile]]] = inheritable_thread_target(self.spark)(self._write)
+            writing = beside.submit(write, deliveries, _DELIVERIES, written.rows)
             made = self._write(self._messages(events, known, begins, written), _MESSAGES, written.rows)
             return writing.result() | made
 
@@ -465,7 +483,7 @@ class Pipeline:
             (SILVER_DELIVERIES, "late_ms", ()),
             (SILVER_OPEN_DELIVERIES, "wait_ms", ("timer", "ends")),
         ):
-            columns = ["queue", "claimed_ms", "claimed_number", late, *extra]
+            columns = ["queue", "message_id", "claimed_ms", "claimed_number", late, *extra]
             rows = read_rows(self.lake.files, table.name, made.get(table.name, ()), table.arrow(table.columns), columns)
             is_claim = pc.and_(pc.is_valid(rows.column(late)), pc.is_valid(rows.column("claimed_number")))
             if extra:
@@ -479,7 +497,8 @@ class Pipeline:
                     pc.greater(rows.column("claimed_number"), offsets.get(queue, 0)),
                 )
                 mine = rows.filter(new)
-                sums.append(sum_late(mine.column("queue"), mine.column("claimed_ms"), mine.column(late)))
+                measured = (mine.column(name) for name in ("queue", "message_id", "claimed_ms", late))
+                sums.append(sum_late(*measured))
         return merge_sums(sums)
 
 

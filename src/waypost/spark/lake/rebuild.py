@@ -27,7 +27,7 @@ from waypost.spark.delta.steps import StepConflict
 from waypost.spark.delta.table import Change
 from waypost.spark.lake import gold, silver
 from waypost.spark.lake.compaction import TIMES
-from waypost.spark.lake.sums import SUMS, add_up, merge_sums, sum_events, sum_late
+from waypost.spark.lake.sums import SUM_COLUMNS, SUMS, add_up, merge_sums, sum_events, sum_late
 from waypost.spark.lake.tables import (
     BRONZE_JOURNAL,
     CLOSED_TABLES,
@@ -52,8 +52,6 @@ if TYPE_CHECKING:
 TRIES_MAX: Final = 5
 #: Messages whose rows are computed at once, and held in memory.
 IDS_AT_ONCE: Final = 200_000
-#: What the sums are made of.
-SUM_COLUMNS: Final = ("queue", "number", "at_ms", "event", "cause", "reason", "wait_ms", "run_ms")
 
 
 class Rebuilt(msgspec.Struct, frozen=True):
@@ -189,7 +187,7 @@ def plan_day(pipeline: Pipeline, day: Day) -> Plan:
     for table in CLOSED_TABLES[1:]:
         old = day.files(lake, table)
         changes[table.name] = Change((*made[table.name], *_without_day(lake, table, old, day)), tuple(old))
-    sums = merge_sums([sums, *late])
+    sums = gold.counted_sums(lake, merge_sums([sums, *late]))
     for table, build, keys in gold.TABLE_BUILDERS:
         schema = table.arrow(table.columns)
         counts = [name for name in table.columns if name not in keys]
@@ -255,7 +253,7 @@ class Part:
         )  # fmt: skip
         of_day = pc.and_(self._day.mask(deliveries.column("claimed_ms")), pc.is_valid(deliveries.column("late_ms")))
         late = deliveries.filter(of_day)
-        return sum_late(late.column("queue"), late.column("claimed_ms"), late.column("late_ms"))
+        return sum_late(*(late.column(name) for name in ("queue", "message_id", "claimed_ms", "late_ms")))
 
     def _events(self) -> DataFrame:
         """All events of the messages. Those of an older release have no count of claims; there it was the token."""

@@ -13,12 +13,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from waypost.spark.lake.percentiles import BUCKET_OF_ZERO, GROWTH
+from waypost.spark.source.tables import BACKFILL_PREFIX
 
 #: A claim within this time after its message became claimable counts as prompt: a worker was awake or woken.
 PROMPT_MS: Final = 100
 #: The reason by which sums know a change of what the journal keeps.
 JOURNAL_LEVEL: Final = "journal"
-KEYS: Final = ("queue", "minute_ms", "event", "cause", "reason", "measure", "bucket")
+#: The columns of events that are summed up.
+SUM_COLUMNS: Final = (
+    "queue", "number", "at_ms", "event", "message_id", "cause", "reason", "error_type", "wait_ms", "run_ms",
+)  # fmt: skip
+KEYS: Final = ("queue", "minute_ms", "event", "cause", "reason", "error_type", "measure", "bucket", "backfill")
 #: An event of the journal, or `late` for timers that were claimed; the measure that it has, and its bucket.
 SUMS: Final = pa.schema(
     [
@@ -27,6 +32,7 @@ SUMS: Final = pa.schema(
         ("event", pa.string()),
         ("cause", pa.string()),
         ("reason", pa.string()),
+        ("error_type", pa.string()),
         ("measure", pa.string()),
         ("bucket", pa.int32()),
         ("events", pa.int64()),
@@ -34,29 +40,32 @@ SUMS: Final = pa.schema(
         ("total_ms", pa.int64()),
         ("first_number", pa.int64()),
         ("last_number", pa.int64()),
+        # Whether the messages were published by a backfill; null counts as false.
+        ("backfill", pa.bool_()),
     ]
 )
 _MINUTE_MS: Final = 60_000
 
 
-def sum_events(events: Any) -> Any:
-    """Count events that are alike."""
+def sum_events(events: Any, step_ms: int = _MINUTE_MS) -> Any:
+    """Count events that are alike, by steps of a minute or less."""
     event = events.column("event")
     claimed = pc.equal(event, "claimed")
     measured = pc.if_else(claimed, events.column("wait_ms"), events.column("run_ms"))
     has_value = pc.is_valid(measured)
     value = pc.if_else(has_value, pc.max_element_wise(measured, 0, skip_nulls=False), None)
-    cause, reason = events.column("cause"), events.column("reason")
+    cause, reason, died = events.column("cause"), events.column("reason"), pc.equal(event, "dead")
     is_level = pc.and_(pc.equal(event, "configured"), pc.fill_null(pc.match_substring(cause, "journal="), False))
     nothing = pa.scalar(None, pa.string())
     prompt = pc.fill_null(pc.less_equal(events.column("wait_ms"), PROMPT_MS), False)
     number = events.column("number")
     columns = {
         "queue": events.column("queue"),
-        "minute_ms": floor_to_minute(events.column("at_ms")),
+        "minute_ms": floor_to_step(events.column("at_ms"), step_ms),
         "event": event,
         "cause": pc.if_else(claimed, cause, nothing),
-        "reason": pc.if_else(pc.equal(event, "dead"), reason, pc.if_else(is_level, JOURNAL_LEVEL, nothing)),
+        "reason": pc.if_else(died, reason, pc.if_else(is_level, JOURNAL_LEVEL, nothing)),
+        "error_type": pc.if_else(died, events.column("error_type"), nothing),
         "measure": pc.if_else(has_value, pc.if_else(claimed, "wait", "run"), nothing),
         "bucket": bucket_of(value),
         "events": pa.nulls(events.num_rows, pa.int64()).fill_null(1),
@@ -64,21 +73,33 @@ def sum_events(events: Any) -> Any:
         "total_ms": pc.fill_null(value, 0),
         "first_number": number,
         "last_number": number,
+        "backfill": are_backfilled(events.column("message_id")),
     }
     return merge_sums([pa.table(columns).cast(SUMS)])
 
 
-def sum_late(queue: Any, claimed_ms: Any, late_ms: Any) -> Any:
+def are_backfilled(message_ids: Any) -> Any:
+    """Return for each id whether a backfill made it."""
+    return pc.fill_null(pc.starts_with(message_ids, BACKFILL_PREFIX), False)
+
+
+def without_backfilled(sums: Any) -> Any:
+    """Return sums without those of messages that a backfill published."""
+    return sums.filter(pc.invert(pc.fill_null(sums.column("backfill"), False)))
+
+
+def sum_late(queue: Any, message_ids: Any, claimed_ms: Any, late_ms: Any) -> Any:
     """Count how late timers were claimed, one element for each claim."""
     late = pc.max_element_wise(late_ms, 0)
     count = len(late)
     nothing = pa.nulls(count, pa.string())
     columns = {
         "queue": queue,
-        "minute_ms": floor_to_minute(claimed_ms),
+        "minute_ms": floor_to_step(claimed_ms, _MINUTE_MS),
         "event": nothing.fill_null("late"),
         "cause": nothing,
         "reason": nothing,
+        "error_type": nothing,
         "measure": nothing.fill_null("late"),
         "bucket": bucket_of(late),
         "events": pa.nulls(count, pa.int64()).fill_null(1),
@@ -86,13 +107,14 @@ def sum_late(queue: Any, claimed_ms: Any, late_ms: Any) -> Any:
         "total_ms": late,
         "first_number": pa.nulls(count, pa.int64()),
         "last_number": pa.nulls(count, pa.int64()),
+        "backfill": are_backfilled(message_ids),
     }
     return merge_sums([pa.table(columns).cast(SUMS)])
 
 
-def floor_to_minute(milliseconds: Any) -> Any:
-    """Return the beginning of the minute of each time."""
-    return pc.multiply(pc.divide(milliseconds, _MINUTE_MS), _MINUTE_MS)
+def floor_to_step(milliseconds: Any, step_ms: int) -> Any:
+    """Return the beginning of the step of each time."""
+    return pc.multiply(pc.divide(milliseconds, step_ms), step_ms)
 
 
 def bucket_of(values: Any) -> Any:

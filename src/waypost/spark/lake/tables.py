@@ -1,4 +1,4 @@
-"""The tables of a lake, declared once: bronze, silver and gold.
+"""The tables of a lake, declared once: bronze, silver, gold and keys.
 
 Times are milliseconds by the store's clock: `timestamp_millis(at_ms)` converts them to timestamps.
 """
@@ -187,14 +187,29 @@ GOLD_REDELIVERIES: Final = LakeTable(
     {"queue": "STRING", "minute": "TIMESTAMP", "cause": "STRING", "count": "BIGINT"},
     by_date=True,
 )
-#: Deaths by their reason.
+#: Deaths by their reason and the class of their error, which is null where there was none.
 GOLD_DEAD_LETTERS: Final = LakeTable(
     "gold/dead_letters",
-    {"queue": "STRING", "minute": "TIMESTAMP", "reason": "STRING", "count": "BIGINT"},
+    {"queue": "STRING", "minute": "TIMESTAMP", "reason": "STRING", "error_type": "STRING", "count": "BIGINT"},
     by_date=True,
 )
 GOLD: Final = (GOLD_MINUTES, GOLD_HISTOGRAMS, GOLD_REDELIVERIES, GOLD_DEAD_LETTERS)
 #: Tables to which steps only add rows; old rows are removed by `tidy`.
 CLOSED_TABLES: Final = (BRONZE_JOURNAL, SILVER_DELIVERIES, SILVER_MESSAGES)
 OPEN_TABLES: Final = (SILVER_OPEN_DELIVERIES, SILVER_OPEN_MESSAGES)
-TABLES: Final = (*CLOSED_TABLES, *OPEN_TABLES, *GOLD)
+#: Every key that was ever published in a queue. Its rows are never deleted by age. A key may have several rows.
+KEYS: Final = LakeTable(
+    "keys",
+    {
+        "queue": "STRING",
+        "key": "STRING",
+        "message_id": "STRING",
+        #: The number of the event in the journal; null in rows that a backfill has added itself.
+        "number": "BIGINT",
+        "at_ms": "BIGINT",
+        #: The name of the backfill that added the row, null if the pipeline did.
+        "backfill": "STRING",
+    },
+    statistics=("key", "number", "at_ms"),
+)
+TABLES: Final = (*CLOSED_TABLES, *OPEN_TABLES, *GOLD, KEYS)

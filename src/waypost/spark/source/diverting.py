@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import pyarrow as pa
 import pyarrow.fs as arrow_fs
@@ -53,6 +53,14 @@ def open_folder(option: str, path: str) -> tuple[Any, str]:
         reason = redact_text(str(error), path)
         raise ConfigurationError(f"{option}: {redact_url(path)} cannot be opened: {reason}") from None
     return system, root.rstrip("/")
+
+
+class Aside(Protocol):
+    """Where rows go that cannot be published."""
+
+    def add(self, batch: Any, refused: Sequence[Refused]) -> None:
+        """Put rows of a batch aside."""
+        ...
 
 
 class DivertedRows:

@@ -22,7 +22,7 @@ import pyarrow as pa
 from waypost import codec
 from waypost.checks import DUE_MS_MAX, check_text
 from waypost.errors import InvalidBody, InvalidInput, InvalidTime, OutcomeUnknown, QueueFull, StoreUnavailable
-from waypost.identity import ALPHABET, ID_CHARACTERS, PAIRS, TRIPLES, encode
+from waypost.identity import ALPHABET, ID_CHARACTERS, PAIRS, encode, make_triples
 from waypost.operations.flow import REFUSALS, ClientContext, Flow, Sending, Sleep, Together
 from waypost.policy import (
     CHUNK_BYTES_MAX,
@@ -34,7 +34,7 @@ from waypost.policy import (
 )
 from waypost.redaction import find_redact, journal_copy
 from waypost.spark.source.bodies import find_non_finite, make_converter
-from waypost.spark.source.diverting import DivertedRows, Refused
+from waypost.spark.source.diverting import Aside, Refused
 from waypost.spark.source.options import WriteOptions
 from waypost.store.port import Draft
 from waypost.values import Published
@@ -68,6 +68,7 @@ class RowIds:
         self._time = "" if made_ms is None else encode(made_ms, 9)
         self._block = -1
         self._prefix = ""
+        self._triples = make_triples()
 
     def _digest(self, *parts: object) -> str:
         text = "\0".join((self.write, *map(str, parts)))
@@ -84,7 +85,7 @@ class RowIds:
         if block != self._block:
             self._block = block
             self._prefix = (self._time + self._digest("row", self.partition, block))[: ID_CHARACTERS - 5]
-        return self._prefix + PAIRS[row >> 15 & 1023] + TRIPLES[row & 32767]
+        return self._prefix + PAIRS[row >> 15 & 1023] + self._triples[row & 32767]
 
 
 class _Unreadable:
@@ -117,7 +118,7 @@ class Rows:
         options: WriteOptions,
         ids: RowIds,
         body_type: DataType | None = None,
-        diverted: DivertedRows | None = None,
+        diverted: Aside | None = None,
     ) -> None:
         self._options = options
         self._ids = ids

@@ -30,6 +30,10 @@ PUBLISHED: Final = Table(
     },
 )
 
+#: How ids of messages that a backfill publishes begin: a time in 1970, which no publisher's clock has. So they are
+#: recognized wherever an id is (the journal has no headers at its usual level), and searched in the whole journal.
+BACKFILL_PREFIX: Final = "00000"
+
 #: What `kind` may be, and the table that it reads.
 KINDS: Final[dict[str, Table]] = {
     "ready": MESSAGES,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, cast
 
@@ -31,9 +31,10 @@ from waypost.policy import (
     REPLAY_MAX,
     SLEEPER_TTL_MS,
     STAMP_AHEAD_MS,
+    GroupSettings,
     PolicyRecord,
 )
-from waypost.store.memory import chains
+from waypost.store.memory import chains, groups
 from waypost.store.memory.records import ChainRecord, Holder, Record, Replays, run_of
 from waypost.store.port import Draft, Hold, SideEffects, Target, cut_error, error_to_keep, format_changes, read_cursor
 from waypost.store.repeats import id_in_use, is_repeat
@@ -74,6 +75,8 @@ from waypost.values import (
 AT_HEAD = "ready at the head of its priority"
 #: Ends after which a key is free at once, even inside its window.
 FREES_WINDOW = frozenset(("dead", "cancelled", "dropped", "replaced"))
+#: Why a message is claimable again that was claimed since it joined its ordered group: it keeps its place there.
+CLAIMED_BEFORE = frozenset(("expired", "released", "retried", "snoozed"))
 #: Expired sessions that one step may delete.
 SESSIONS_SWEPT = 2
 #: The order in which each state is listed.
@@ -85,7 +88,7 @@ ORDERS: dict[MessageState, Callable[[Record], tuple[int | str, ...]]] = {
     "dead": lambda r: (r.ended_ms or 0, r.id),
 }
 #: How many values each order has.
-LENGTHS: dict[MessageState, int] = {"ready": 3, "delayed": 2, "waiting": 1, "leased": 2, "dead": 2}
+LENGTHS: dict[MessageState, int] = {"ready": 3, "delayed": 2, "waiting": 1, "leased": 2, "dead": 2, "done": 1}
 
 
 def _comparable(place: list[int | str]) -> list[tuple[bool, int | str]]:
@@ -144,6 +147,16 @@ class QueueModel:
         #: The number of messages that became claimable in the current step: this many sleepers are woken.
         self.freshly_ready = 0
         self.rate_log: list[tuple[int, int]] = []
+        #: The groups of a queue that takes turns between them: see `groups.py`. Their places in line, the place of
+        #: the last turn, when the rates of others allow the next message, and what was claimed by these rates.
+        self.line: dict[str, int] = {}
+        self.turn = 0
+        self.limited: dict[str, int] = {}
+        self.group_claims: dict[str, dict[int, int]] = {}
+        self.group_settings: dict[str, GroupSettings] = {}
+        #: In the current step: ordered groups with messages that became ready, and groups that may go on.
+        self.fresh_groups: set[str] = set()
+        self.freed_groups: set[str] = set()
 
     # ---- publish -----------------------------------------------------------------------------------------
 
@@ -195,26 +208,35 @@ class QueueModel:
     def _make_room(
         self, now: int, drafts: Sequence[Draft], plans: list[tuple[str, str]], operation: Operation | None
     ) -> None:
-        cap = self.policy.max_pending
-        added = sum(
-            action in ("new", "park") and not _passes_cap(draft)
+        added = [
+            draft
             for draft, (action, _) in zip(drafts, plans, strict=True)
-        )
+            if action in ("new", "park") and not _passes_cap(draft)
+        ]
+        concerned = {holder_id for _, holder_id in plans}
+        doomed = groups.over_caps(self, added, concerned) if self.policy.grouped else []
+        doomed += self._over_cap(len(added), len(doomed), concerned | {record.id for record in doomed})
+        for record in doomed:
+            self._end(now, record, "dropped", operation, cause="overload")
+
+    def _over_cap(self, added: int, dropped: int, concerned: set[str]) -> list[Record]:
+        """Return what must be dropped so that the queue has no more than `max_pending`; raises `QueueFull`."""
+        cap = self.policy.max_pending
         if cap is None or added == 0:
-            return
+            return []
         pending = self._pending()
         # A much lower cap is reached step by step, so that no publish has to drop a whole queue.
-        over = min(pending + added - cap, added + BURY_MAX)
+        over = min(pending - dropped + added - cap, added + BURY_MAX)
         if over <= 0:
-            return
+            return []
         if self.policy.overload == "drop_oldest":
-            concerned = {holder_id for _, holder_id in plans}
-            droppable = [r for r in self._ready() if r.id not in concerned]
-            droppable.sort(key=lambda r: (r.priority, r.position, r.id))
+            if self.policy.grouped:
+                droppable = groups.longest_first(self, over, concerned)
+            else:
+                droppable = [r for r in self._ready() if r.id not in concerned]
+                droppable.sort(key=lambda r: (r.priority, r.position, r.id))
             if len(droppable) >= over:
-                for record in droppable[:over]:
-                    self._end(now, record, "dropped", operation, cause="overload")
-                return
+                return droppable[:over]
         raise QueueFull(
             f"queue {self.name} holds {pending} messages that wait and its max_pending is {cap}; "
             "retry later, raise max_pending or add workers"
@@ -247,6 +269,8 @@ class QueueModel:
         if action == "extend":
             record = self.messages[holder_id]
             if record.state != "waiting":
+                if record.cause not in CLAIMED_BEFORE:
+                    record.position = 0  # never claimed: it joins its group again when it is due
                 self.make_claimable(now, record, max(due, now))
             else:
                 record.ready_ms = due if due > now else record.published_ms
@@ -316,8 +340,11 @@ class QueueModel:
             self.promote(now, operation)
             self._cap_leases(now)
             self._reclaim(now, operation)
+            groups.join_again(self, now)
             leases, more = self._lease(now, self._room(now, limit), bytes_max, operation, nonce, worker)
             next_rate_ms = self.next_rate(now)
+            if next_rate_ms is None:
+                next_rate_ms = groups.next_allowed(self, now)
         self._trim_dead(now)
         if sleeper is not None and len(leases) < limit and not more:
             # It took all messages and could take more; a claim of nothing only unregisters the sleeper.
@@ -345,13 +372,15 @@ class QueueModel:
 
     def _claimed(self, now: int, leases: list[Lease], next_rate_ms: int | None, more: bool) -> Claimed:
         return Claimed(
-            leases, self.next_due(now), self.next_lease(now), next_rate_ms, self.paused, 0, self.policy.lease_ms, more
-        )
+            leases, self.next_due(now), self.next_lease(now), next_rate_ms, self.paused, 0, self.policy.lease_ms, more,
+            grouped=self.policy.grouped,
+        )  # fmt: skip
 
     def poll(self, now: int, sleeper: str | None) -> PolledQueue:
         """Return whether a claim may return something. Renews the registration of a sleeper."""
         next_due, next_lease = (None, None) if self.paused else (self.next_due(now), self.next_lease(now))
-        needs_claim = next_due == 0 or next_lease == 0 or (self.count("ready") > 0 and not self.paused)
+        ready = groups.needs_claim(self, now) if self.policy.grouped else self.count("ready") > 0
+        needs_claim = next_due == 0 or next_lease == 0 or (ready and not self.paused)
         needs_claim = needs_claim or self._has_old_dead(now)
         # A claim shortens leases from before the clock was set back to their own length.
         needs_claim = needs_claim or (next_lease or 0) > (self.policy.lease_ms or math.inf)
@@ -385,6 +414,7 @@ class QueueModel:
                 continue
             self.count_up(now, "expired")
             self.note(now, "expired", operation, record, **run_of(now, record))
+            groups.released(self, record)
             deadline = record.lease_end_ms or 0
             self._to_head(record, deadline, "expired")
 
@@ -415,9 +445,8 @@ class QueueModel:
         """Lease messages in order, up to the first that does not fit; return also whether there is one."""
         leases: list[Lease] = []
         buried, left, more = 0, bytes_max, False
-        for record in sorted(self._ready(), key=lambda r: (-r.priority, r.position, r.id)):
-            if len(leases) == room:
-                break
+        candidates = self._candidates(now)
+        while len(leases) < room and (record := next(candidates, None)) is not None:
             if self.policy.max_deliveries is not None and record.deliveries >= self.policy.max_deliveries:
                 if buried == BURY_MAX:
                     break
@@ -442,13 +471,21 @@ class QueueModel:
                 record.lease_end_ms = None
                 leases.append(self._lease_of(record))
                 self._end(now, record, "done", operation, cause="at_most_once")
-                continue
-            record.state, record.lease_ms = "leased", self.policy.lease_ms
-            record.lease_end_ms = now + record.lease_ms
-            leases.append(self._lease_of(record))
+            else:
+                record.state, record.lease_ms = "leased", self.policy.lease_ms
+                record.lease_end_ms = now + record.lease_ms
+                leases.append(self._lease_of(record))
+            if self.policy.grouped:
+                groups.took(self, now, record)
         if leases and self.policy.rate_count is not None:
             self.rate_log.append((now, len(leases)))
         return leases, more
+
+    def _candidates(self, now: int) -> Iterator[Record]:
+        """Return the messages in the order in which they are claimed; the next one only after the last was taken."""
+        if self.policy.grouped:
+            return iter(lambda: cast(Record, groups.next_in_turn(self, now)), None)
+        return iter(sorted(self._ready(), key=ORDERS["ready"]))
 
     @staticmethod
     def _lease_of(r: Record) -> Lease:
@@ -500,6 +537,7 @@ class QueueModel:
             record.deliveries -= 1
             self.count_up(now, status)
             self.note(now, status, operation, record, **run_of(now, record))
+            groups.released(self, record)
             self._to_head(record, now, status)
             return status
         if outcome == "retry":
@@ -517,7 +555,9 @@ class QueueModel:
             error=cut_error(settlement.error) if status == "retried" else None,
             **run_of(now, record),
         )  # fmt: skip
+        groups.released(self, record)
         self.make_claimable(now, record, record.ready_ms)
+        record.holds = record.state == "delayed" and groups.is_ordered(self, record)
         return status
 
     def extend(self, now: int, hold: Hold) -> ExtendStatus:
@@ -586,6 +626,7 @@ class QueueModel:
             record.deliveries = record.attempts = 0
             record.reason = record.error_type = record.error = record.ended_ms = None
             record.ready_ms, record.cause, record.cancel_requested = now, "redriven", False
+            record.position = 0
             self.count_up(now, "redriven")
             self.note(now, "redriven", operation, record)
             self.make_claimable(now, record, now)
@@ -609,7 +650,7 @@ class QueueModel:
             for _ in range(removed):
                 self.completed.popleft()
             return Purged(removed, bool(self.completed))
-        chosen = sorted((r for r in self._in(state) if not ids or r.id in ids), key=ORDERS[state])
+        chosen = sorted((r for r in self._in(state) if not ids or r.id in ids), key=self._order(state))
         for record in chosen[:limit]:
             if state == "dead":
                 del self.messages[record.id]
@@ -636,21 +677,35 @@ class QueueModel:
     # ---- how a message moves -----------------------------------------------------------------------------
 
     def make_claimable(self, now: int, record: Record, ready_ms: int) -> None:
-        """Put a message at the end of its priority, or among the timers if it is not due."""
+        """Put a message at the end of its priority, or among the timers if it is not due.
+
+        In an ordered group it keeps its place, if it has one.
+        """
         record.ready_ms = ready_ms
         if ready_ms > now:
             record.state = "delayed"
             return
-        record.state = "ready"
-        self.freshly_ready += 1
-        self.sequence += 1
-        record.position = self.sequence
+        if not (groups.is_ordered(self, record) and record.position):
+            self.sequence += 1
+            record.position = self.sequence
+        self._is_ready(record)
 
     def _to_head(self, record: Record, ready_ms: int, cause: str) -> None:
-        """Put a message before all others of its priority, in the order of `ready_ms`."""
-        record.state, record.cause, record.ready_ms = "ready", cause, ready_ms
-        record.position = ready_ms - HEAD_OFFSET
-        self.freshly_ready += 1
+        """Put a message before all others of its priority, in the order of `ready_ms`; back into an ordered group."""
+        record.cause, record.ready_ms = cause, ready_ms
+        if not (groups.is_ordered(self, record) and record.position):
+            record.position = ready_ms - HEAD_OFFSET
+        self._is_ready(record)
+
+    def _is_ready(self, record: Record) -> None:
+        record.state, record.holds = "ready", False
+        group = groups.name_of(record)
+        # An ordered group hands out one, however many became ready.
+        if not groups.is_ordered(self, record) or group not in self.fresh_groups:
+            self.freshly_ready += 1
+        if groups.is_ordered(self, record):
+            self.fresh_groups.add(group)
+        groups.join(self, group)
 
     def _ends_otherwise(self, now: int, record: Record, operation: Operation, cause: str) -> bool:
         """End a delivery that would be returned, if it was cancelled or its key has a successor."""
@@ -683,6 +738,9 @@ class QueueModel:
             error_type=record.error_type if how == "dead" else None,
             error=cut_error(record.error) if how == "dead" else None, **details,
         )  # fmt: skip
+        if record.state == "leased" or record.holds:
+            groups.released(self, record)
+            record.holds = False
         if how == "dead":
             record.state = "dead"
         else:
@@ -730,6 +788,7 @@ class QueueModel:
                 self.note(now, "promoted", None, record, cause="mended")
                 self.note(now, "configured", None, None, cause=f"mended stranded {record.id}: {AT_HEAD}")
             damages.append(Damage(self.name, "stranded", record.id, found, AT_HEAD if mend else None))
+        damages += groups.check(self, now, mend=mend)
         balance = self.ledger().balance
         if balance:
             if mend:
@@ -783,6 +842,8 @@ class QueueModel:
         """Change the policy. A change that changes nothing is journalled, and not marked on charts."""
         before, text = self.policy, format_changes(changes)
         self.policy = before.changed(changes)
+        if before.grouped or self.policy.grouped:
+            groups.configured(self, ordered_before=before.order is not None)
         self.note(now, "configured", None, None, cause=text)
         if self.policy != before:
             self._keep_change(now, "configured", text)
@@ -817,14 +878,24 @@ class QueueModel:
         if state == "done":
             places: Any = [(record, [at]) for at, record in enumerate(self.completed)]
         else:
-            order = ORDERS[state]
+            order = self._order(state)
             places = [(record, list(order(record))) for record in sorted(self._in(state), key=order)]
-        after = read_cursor(cursor, 1 if state == "done" else LENGTHS[state])
+        length = LENGTHS[state] + (state == "ready" and self.policy.grouped)
+        after = read_cursor(cursor, length)
         if after is None:
             return cast("list[tuple[Record, list[int | str]]]", places)
         # Numbers before texts: a cursor of another listing may have the one in place of the other.
         behind = _comparable(after)
         return [(record, place) for record, place in places if _comparable(place) > behind]
+
+    def _order(self, state: MessageState) -> Callable[[Record], tuple[int | str, ...]]:
+        """Return the order of a listing. Ready messages of a queue that takes turns are listed by group.
+
+        In what order the groups are listed is left to each store.
+        """
+        if state == "ready" and self.policy.grouped:
+            return lambda record: (groups.name_of(record), *groups.place(self, record))
+        return ORDERS[state]
 
     def _oldest_ready(self, now: int) -> int | None:
         """Return the longest wait among the first messages of each priority, and of reclaimed ones."""

@@ -20,7 +20,8 @@ class Record:
     published_ms: int
     ready_ms: int
     state: MessageState = "ready"
-    #: Order within a priority: the queue's sequence, or before all of it after a reclaim or release.
+    #: Order within a priority: the queue's sequence, or before all of it after a reclaim or release. In an ordered
+    #: group: when it first became ready; 0 before that.
     position: int = 0
     token: int = 0
     deliveries: int = 0
@@ -41,6 +42,8 @@ class Record:
     chain: str | None = None
     #: The chains that it still waits for.
     blockers: tuple[str, ...] = ()
+    #: Whether it failed or was snoozed in an ordered group, and is delayed since: `groups.holding`.
+    holds: bool = False
 
     def ready_after_wait(self, now: int) -> int:
         """Return when it may be claimed if it need not wait any more: now, unless it was published with a delay.

@@ -23,7 +23,7 @@ from waypost.policy import (
     PolicyRecord,
 )
 from waypost.store.checkup import Checkup, Findings, ok
-from waypost.store.memory import chains
+from waypost.store.memory import chains, groups
 from waypost.store.memory import schedules as scheduling
 from waypost.store.memory.queue import QueueModel
 from waypost.store.memory.records import Record
@@ -60,6 +60,7 @@ from waypost.values import (
     ExtendStatus,
     Fired,
     FoundMessage,
+    GroupPage,
     Links,
     MessageState,
     Notice,
@@ -128,8 +129,9 @@ class MemoryStore:
 
     kind = "memory"
     capabilities = Capabilities(
-        reach="process", durability="in this process only: everything is gone when it ends", spans_queues=True
-    )
+        reach="process", durability="in this process only: everything is gone when it ends", spans_queues=True,
+        groups=True,
+    )  # fmt: skip
     blocking_waits = None
     transactions = None
 
@@ -227,10 +229,19 @@ class MemoryStore:
         """Run a step and choose as many sleepers as messages became claimable."""
         earliest = model.next_due(now)
         model.freshly_ready = 0
+        model.fresh_groups, model.freed_groups = set(), set()
         result = step()
         soonest = model.next_due(now)
         earlier = soonest is not None and (earliest is None or soonest < earliest)
-        names = model.wake(now, model.freshly_ready + earlier + also())
+        names = model.wake(now, model.freshly_ready + earlier + groups.worth_waking(model, now) + also())
+        return Woken(result, {model.name: names} if names else {})
+
+    @staticmethod
+    def _waking_groups(model: QueueModel, now: int, step: Callable[[], T]) -> Woken[T]:
+        """Run a step that makes no message claimable, but can end what holds a group."""
+        model.fresh_groups, model.freed_groups = set(), set()
+        result = step()
+        names = model.wake(now, groups.worth_waking(model, now))
         return Woken(result, {model.name: names} if names else {})
 
     def deliver_notices(self, now: int) -> dict[str, list[str]]:
@@ -340,7 +351,10 @@ class MemoryStore:
 
     def cancel(self, queue: str, targets: Sequence[Target], operation: Operation) -> Call[Woken[list[CancelStatus]]]:
         def step(model: QueueModel, now: int) -> Woken[list[CancelStatus]]:
-            return self._with_notices(now, Woken([model.cancel(now, target, operation) for target in targets], {}))
+            woken = self._waking_groups(
+                model, now, lambda: [model.cancel(now, target, operation) for target in targets]
+            )
+            return self._with_notices(now, woken)
 
         return self._once("cancel", queue, operation, step)
 
@@ -506,7 +520,8 @@ class MemoryStore:
         check_purge(state, ids)
 
         def step(model: QueueModel, now: int) -> Woken[Purged]:
-            return self._with_notices(now, Woken(model.purge(now, state, limit, operation, ids), {}))
+            woken = self._waking_groups(model, now, lambda: model.purge(now, state, limit, operation, ids))
+            return self._with_notices(now, woken)
 
         return self._once("purge", queue, operation, step)
 
@@ -538,6 +553,34 @@ class MemoryStore:
             return self._waking(model, now, lambda: changed, also=lambda: worth_resuming(model) if changed else 0)
 
         return ModelCall("resume", step)
+
+    # ---- groups ------------------------------------------------------------------------------------------
+
+    def groups(self, queue: str, limit: int, *, cursor: str | None = None, group: str | None = None) -> Call[GroupPage]:
+        return ModelCall("groups", lambda now: groups.page(self._queue(queue), now, limit, cursor, group))
+
+    def configure_group(self, queue: str, group: str, changes: Mapping[str, Any]) -> Call[Woken[bool]]:
+        def step(now: int) -> Woken[bool]:
+            model = self._queue(queue)
+            changed = groups.configure_group(model, now, group, changes)
+            names = model.wake(now, groups.worth_configuring(model, now, group) if changed else 0)
+            return Woken(changed, {queue: names} if names else {})
+
+        return ModelCall("configure_group", step)
+
+    def skip_held(self, queue: str, group: str, operation: Operation) -> Call[Woken[str | None]]:
+        def step(model: QueueModel, now: int) -> Woken[str | None]:
+            return self._waking_groups(model, now, lambda: groups.skip_held(model, now, group, operation))
+
+        return self._once("skip_held", queue, operation, step)
+
+    def strand_group(self, queue: str, group: str) -> ModelCall[None]:
+        """For tests: take a group that can go on out of the line, so that no claim finds its messages."""
+
+        def step(now: int) -> None:
+            del self._queues[queue].line[group]
+
+        return ModelCall("damage", step)
 
     def remove(self, queue: str, operation: Operation) -> Call[Removal]:
         def step(now: int) -> Removal:

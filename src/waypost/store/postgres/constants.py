@@ -18,11 +18,24 @@ NO_STATE = 7
 #: A channel name that is longer is cut by the server, so `channel` hashes it, to this many hexadecimal digits.
 CHANNEL_BYTES_MAX = 63
 CHANNEL_HASH_DIGITS = 40
+#: How the messages of a queue are stored, see the migration: without regard to groups is 0.
+MODE_FAIR, MODE_ORDERED = 1, 2
+#: The `group_rank` of a message in an ordered group: age alone decides.
+RANK_ORDERED = -1
+#: What a change of a group's counts means for its place in line: it joins, or only if it waits for the end of a lease.
+JOINS, JOINS_IF_LIMITED = 1, 2
+#: Messages and groups that one claim converts when the settings of a queue changed: more would delay it too much.
+CONVERT_MAX = 3_000
+#: Messages that are ready when a queue gets an order come before all later ones: their positions begin at minus this.
+CONVERTED_OFFSET = 2**46
+#: Changes of groups that a claim folds at a time.
+FOLDED_MAX = 512
 #: The client's part of an operation is one value: session, mark, stamp (an int8) and, for a claim, nonce.
 STAMP_BYTES = 8
 
 _LIMITS = (
-    "ARRIVAL_TTL_MS", "BURY_MAX", "CHANGES_KEPT", "CHUNK_MESSAGES_MAX", "ENDED_TTL_MS", "HEAD_OFFSET",
+    "ARRIVAL_TTL_MS", "BURY_MAX", "CHANGES_KEPT", "CHUNK_MESSAGES_MAX", "ENDED_TTL_MS", "GROUPS_KEPT_MAX",
+    "GROUPS_SKIPPED_MAX", "GROUP_RATE_PARTS", "GROUP_STRIDE", "HEAD_OFFSET",
     "JOURNAL_ERROR_CHARACTERS_MAX", "JOURNAL_SLACK_PART", "LINKS_MAX", "MINUTES_KEPT", "NO_END_MS",
     "POLL_SOON_MESSAGES_MAX", "POLL_SOON_MS_MAX", "PRIORITY_DEFAULT",
     "PRIORITY_MAX", "PROMOTE_MAX", "RECLAIM_MAX", "RECORDS_SWEPT_MAX", "REMOVED_TTL_MS", "REPLAY_MAX",
@@ -39,6 +52,14 @@ CONSTANTS: dict[str, int] = {
     **{name: getattr(identity, name) for name in _LAYOUT},
     "TRACEBACK_MARK": ord(TRACEBACK_MARK),
     "CHANNEL_BYTES_MAX": CHANNEL_BYTES_MAX,
+    "MODE_FAIR": MODE_FAIR,
+    "MODE_ORDERED": MODE_ORDERED,
+    "RANK_ORDERED": RANK_ORDERED,
+    "JOINS": JOINS,
+    "JOINS_IF_LIMITED": JOINS_IF_LIMITED,
+    "CONVERT_MAX": CONVERT_MAX,
+    "CONVERTED_OFFSET": CONVERTED_OFFSET,
+    "FOLDED_MAX": FOLDED_MAX,
     "CHANNEL_HASH_DIGITS": CHANNEL_HASH_DIGITS,
     "DEFAULT_LEASE_MS": policy.DEFAULT_POLICY.lease_ms or 0,
     # Ranks rise where priorities fall, so that an index lists the most urgent first.

@@ -23,9 +23,18 @@ from psycopg.pq.abc import PGconn, PGresult
 from waypost.errors import ForkedClient, StoreError, WaypostError
 from waypost.store.port import Call
 from waypost.store.postgres import psycopg_internals as internals
+from waypost.store.postgres import schema
 from waypost.store.postgres.failures import AT_ONCE, KNOWN_ID, map_connection_error, map_error
+from waypost.store.postgres.prepared import (
+    ALREADY_PREPARED,
+    NOT_PREPARED,
+    Prepared,
+    PreparedByConnection,
+    Statement,
+    name_of,
+)
 from waypost.store.postgres.schema import Names, check_version
-from waypost.store.postgres.sources import Source, check_isolation, check_server
+from waypost.store.postgres.sources import Source, UrlSource, check_isolation, check_server
 from waypost.store.postgres.statement import PostgresCall, one
 from waypost.store.silence import Sending, unsent_bytes
 
@@ -46,17 +55,35 @@ CONNECTION_FAILURES = (psycopg.Error, OSError, EOFError)
 _GOOD = (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK)
 
 
-def send(connection: PGconn, call: PostgresCall[Any]) -> Steps[None]:
-    """Send one statement, without waiting for its reply."""
+def send(connection: PGconn, call: PostgresCall[Any], prepared: Prepared) -> Steps[bool]:
+    """Send one statement, without waiting for its reply; return whether as a prepared one."""
     parameters = call.parameters
-    connection.send_query_params(
-        call.command,
-        [value for _, value in parameters],
-        param_types=[kind for kind, _ in parameters],
-        param_formats=[1] * len(parameters),
-        result_format=1,
-    )
+    kinds, values = tuple([kind for kind, _ in parameters]), [value for _, value in parameters]
+    formats, name = [1] * len(parameters), None
+    if call.prepares:
+        statement = (call.name, call.command, kinds)
+        if prepared.is_due(statement):
+            yield from _prepare(connection, statement, prepared)
+        name = prepared.name(statement)
+    if name is None:
+        connection.send_query_params(
+            call.command, values, param_types=kinds, param_formats=formats, result_format=1
+        )  # fmt: skip
+    else:
+        connection.send_query_prepared(name, values, param_formats=formats, result_format=1)
     yield from internals.send(connection)
+    return name is not None
+
+
+def _prepare(connection: PGconn, statement: Statement, prepared: Prepared) -> Steps[None]:
+    _, command, kinds = statement
+    connection.send_prepare(name_of(statement), command, param_types=kinds)
+    yield from internals.send(connection)
+    result = yield from receive(connection)
+    if result.status in _GOOD or _state(result) == ALREADY_PREPARED:
+        prepared.add(statement)
+    else:
+        prepared.refuse()
 
 
 def receive(connection: PGconn) -> Steps[PGresult]:
@@ -65,18 +92,26 @@ def receive(connection: PGconn) -> Steps[PGresult]:
     return results[-1]
 
 
-def execute(connection: PGconn, call: PostgresCall[Any]) -> Steps[PGresult]:
+def execute(connection: PGconn, call: PostgresCall[Any], prepared: Prepared) -> Steps[PGresult]:
     """Run one statement and return its reply; sent again if it was rolled back because of a conflict."""
     for repeats in range(REPEATS_MAX):
-        yield from send(connection, call)
+        by_name = yield from send(connection, call, prepared)
         result = yield from receive(connection)
         if result.status in _GOOD:
             break
-        state = _state(result)
-        # The step that stored this message id has committed: now a repeat of it is answered, and another one fails.
-        if state not in AT_ONCE and (state != KNOWN_ID or repeats > 0):
+        if not _runs_again(result, prepared, by_name=by_name, first=repeats == 0):
             break
     return result
+
+
+def _runs_again(result: PGresult, prepared: Prepared, *, by_name: bool, first: bool) -> bool:
+    """Return whether a step that failed is to be sent again at once."""
+    state = _state(result)
+    if by_name and state in NOT_PREPARED:
+        prepared.refuse()
+        return True
+    # The step that stored this message id has committed: now a repeat of it is answered, and another one fails.
+    return state in AT_ONCE or (state == KNOWN_ID and first)
 
 
 def in_time(steps: Steps[T], connection: PGconn) -> Steps[T]:
@@ -128,6 +163,12 @@ def version_of(names: Names) -> PostgresCall[int | None]:
     return PostgresCall("connect", "", names.fill("SELECT version FROM {schema}").encode(), (), _number)
 
 
+def has_functions(names: Names) -> PostgresCall[int | None]:
+    """Whether the functions of this release are there beside newer ones, as 1 or 0."""
+    statement = names.fill(f"SELECT count(*)::int FROM {{interface}} WHERE version = {schema.VERSION}")
+    return PostgresCall("connect", "", statement.encode(), (), _number)
+
+
 def _number(result: PGresult) -> int | None:
     value = one(result)
     return None if value is None else int.from_bytes(value, "big", signed=True)
@@ -143,6 +184,7 @@ class _Common:
         self._pid = os.getpid()
         #: Connections between two calls, with the time of their last use.
         self._idle: deque[tuple[Any, float]] = deque()
+        self._prepared = PreparedByConnection(are_ours=isinstance(source, UrlSource))
 
     def _check_process(self) -> None:
         if self._pid != os.getpid():
@@ -185,7 +227,10 @@ class PostgresExecutor(_Common):
         try:
             check_server(version, source.display_name)
             found = check_isolation(self.run(hello(names)), source.display_name)
-            check_version(None if found is None else self.run(version_of(names)), names)
+            made = None if found is None else self.run(version_of(names))
+            is_newer = made is not None and made > schema.VERSION
+            kept = self.run(has_functions(names)) if is_newer else 0
+            check_version(made, names, is_kept=bool(kept))
         except BaseException:
             self.close()
             raise
@@ -193,7 +238,7 @@ class PostgresExecutor(_Common):
     def run(self, call: Call[T]) -> T:
         wanted = cast("PostgresCall[T]", call)
         connection = self._take()
-        result = self._wait(connection, execute(connection.pgconn, wanted))
+        result = self._wait(connection, execute(connection.pgconn, wanted, self._prepared.of(connection)))
         self._keep(connection)
         return read(wanted, result)
 
@@ -211,11 +256,12 @@ class PostgresExecutor(_Common):
                 # There is no server: nothing of the rest was sent either.
                 return [*results, error, *(error for _ in coming)]
             try:
-                self._wait(connection, send(connection.pgconn, call))
+                prepared = self._prepared.of(connection)
+                by_name = self._wait(connection, send(connection.pgconn, call, prepared))
                 following, advanced = next(coming, None), True
                 result = self._wait(connection, receive(connection.pgconn))
-                if result.status not in _GOOD and (_state(result) in AT_ONCE or _state(result) == KNOWN_ID):
-                    result = self._wait(connection, execute(connection.pgconn, call))
+                if result.status not in _GOOD and _runs_again(result, prepared, by_name=by_name, first=True):
+                    result = self._wait(connection, execute(connection.pgconn, call, prepared))
                 self._keep(connection)
                 results.append(read(call, result))
             except WaypostError as error:
@@ -299,7 +345,10 @@ class AsyncPostgresExecutor(_Common):
         try:
             check_server(version, self._source.display_name)
             found = check_isolation(await self.run(hello(self._names)), self._source.display_name)
-            check_version(None if found is None else await self.run(version_of(self._names)), self._names)
+            made = None if found is None else await self.run(version_of(self._names))
+            is_newer = made is not None and made > schema.VERSION
+            kept = await self.run(has_functions(self._names)) if is_newer else 0
+            check_version(made, self._names, is_kept=bool(kept))
         except BaseException:
             await self.close()
             raise
@@ -307,7 +356,7 @@ class AsyncPostgresExecutor(_Common):
     async def run(self, call: Call[T]) -> T:
         wanted = cast("PostgresCall[T]", call)
         connection = await self._take()
-        result = await self._wait(connection, execute(connection.pgconn, wanted))
+        result = await self._wait(connection, execute(connection.pgconn, wanted, self._prepared.of(connection)))
         await self._keep(connection)
         return read(wanted, result)
 
@@ -325,11 +374,12 @@ class AsyncPostgresExecutor(_Common):
                 # There is no server: nothing of the rest was sent either.
                 return [*results, error, *(error for _ in coming)]
             try:
-                await self._wait(connection, send(connection.pgconn, call))
+                prepared = self._prepared.of(connection)
+                by_name = await self._wait(connection, send(connection.pgconn, call, prepared))
                 following, advanced = next(coming, None), True
                 result = await self._wait(connection, receive(connection.pgconn))
-                if result.status not in _GOOD and (_state(result) in AT_ONCE or _state(result) == KNOWN_ID):
-                    result = await self._wait(connection, execute(connection.pgconn, call))
+                if result.status not in _GOOD and _runs_again(result, prepared, by_name=by_name, first=True):
+                    result = await self._wait(connection, execute(connection.pgconn, call, prepared))
                 await self._keep(connection)
                 results.append(read(call, result))
             except WaypostError as error:

@@ -6,6 +6,7 @@ import re
 
 from waypost.errors import (
     AccessDenied,
+    InvalidPolicy,
     OutcomeUnknown,
     QueueFull,
     SchemaTooOld,
@@ -15,6 +16,8 @@ from waypost.errors import (
     StoreUnavailable,
     WaypostError,
 )
+from waypost.policy import LEASE_NEEDED
+from waypost.store.port import too_many_groups
 from waypost.store.repeats import id_in_use, removed_since, session_in_use, too_old
 from waypost.urls import redact_text
 
@@ -35,11 +38,25 @@ MISSING = frozenset(("42883", "42P01", "3F000", "42703"))
 def map_error(state: str, text: str, queue: str, verb: str) -> WaypostError:
     """Map an error reply of the server: nothing was written."""
     if state == "WPFUL":
-        waiting, _, cap = text.partition(" ")
+        waiting, cap, *group = text.split(" ", 2)
+        if group:
+            return QueueFull(
+                f"group {group[0]} of queue {queue} holds {waiting} messages that wait and its max_pending is {cap}; "
+                "retry later, raise group_max_pending or add workers"
+            )
         return QueueFull(
             f"queue {queue} holds {waiting} messages that wait and its max_pending is {cap}; "
             "retry later, raise max_pending or add workers"
         )
+    if state == "WPLSN":
+        return InvalidPolicy(LEASE_NEEDED)
+    if state == "WPCNV":
+        return InvalidPolicy(
+            f"order of queue {queue} cannot be set again yet: its messages still have places of the "
+            "order that it had before; each claim removes some, so let workers claim from the queue, then try again"
+        )
+    if state == "WPGRP":
+        return too_many_groups(queue)
     if state == "WPOLD":
         return too_old(queue, int(text) if text.isdigit() else None)
     if state == "WPGON":

@@ -18,6 +18,7 @@ from waypost.values import (
     EventPage,
     EventRecord,
     FoundMessage,
+    GroupLimit,
     Ledger,
     MessageState,
     MinuteRecord,
@@ -43,8 +44,15 @@ ORDERS: dict[MessageState, tuple[str, ...]] = {
 INDEXED: dict[MessageState, tuple[str, ...]] = {
     "ready": ("rank", "position"), "delayed": ("ready_ms",), "leased": ("lease_end_ms",),
 }  # fmt: skip
+#: The same for ready messages of a queue that takes turns between groups.
+BY_GROUP = ("coalesce(m.\"group\", '')", "m.group_rank", "m.position", "m.id")
 INDEXED_KEYS = ("NULL", "NOT NULL")
 STATE_OF: dict[int, MessageState] = {number: state for state, number in STATES.items()}
+#: The fields of `GroupRecord`, as the function `groups` returns them.
+GroupRow = tuple[
+    str | None, int, int, int | None, bool, str | None, GroupLimit | None, int | None, int, int | None, int | None,
+    int | None, int | None,
+]  # fmt: skip
 #: The fields of a journal entry as `journal` and `trace` return them.
 ENTRY = (
     "before, (entry).count, (entry).at_ms, (entry).event, (entry).operation, (entry).schedule, (entry).ids, "
@@ -92,14 +100,14 @@ def read_located(message_id: str, result: PGresult) -> list[FoundMessage]:
     return found
 
 
-def _is_indexed(state: MessageState, filter: str) -> bool:
-    """Whether an index finds messages of a state by a filter."""
+def _is_indexed(state: MessageState, filter: str, *, by_group: bool = False) -> bool:
+    """Return whether an index finds messages of a state by a filter."""
     if filter == "key":
         return state in ("ready", "delayed", "leased", "waiting")
-    return filter == "id" or (filter == "reason" and state == "dead")
+    return filter == "id" or (filter == "reason" and state == "dead") or (filter == "group" and by_group)
 
 
-def _first_rows(source: str, state: MessageState, limit: str, *, by_id: bool) -> str:
+def _first_rows(source: str, state: MessageState, limit: str, *, by_id: bool, by_group: bool) -> str:
     """Return the query for the first rows of a listing; there may be some more, which the caller leaves out.
 
     It is in the order of an index, and of nothing behind that, so that no plan sorts: for a queue that has just grown
@@ -109,7 +117,7 @@ def _first_rows(source: str, state: MessageState, limit: str, *, by_id: bool) ->
         # Those with and those without a key have an index each.
         parts = (f"SELECT m.* FROM {source} AND m.key IS {key} ORDER BY m.id LIMIT {limit}" for key in INDEXED_KEYS)
         return " UNION ALL ".join(f"({part})" for part in parts)
-    order = ", ".join(f"m.{column}" for column in INDEXED.get(state, ORDERS[state]))
+    order = ", ".join(BY_GROUP[:-1] if by_group else (f"m.{column}" for column in INDEXED.get(state, ORDERS[state])))
     return f"SELECT m.* FROM {source} ORDER BY {order} FETCH FIRST ({limit}) ROWS WITH TIES"
 
 
@@ -124,41 +132,60 @@ def listing(
     """Return the statement for one page of a state and one more message, after the last message seen.
 
     A filter without an index is applied to a bounded number of messages. If the search stops there, the last one seen
-    is returned too, whether it fits or not: the caller goes on behind it.
+    is returned too, whether it fits or not: the caller goes on behind it. Ready messages of a queue that takes turns
+    between groups are listed by group; which of the two it is, the first page asks of the queue.
     """
-    order = ORDERS[state]
-    table = names.of("completed" if state == "done" else "message")
     parameters = [text(queue), number(limit + 1)]
+    given = {name: len(parameters) + at for at, name in enumerate((n for n, v in filters.items() if v is not None), 1)}
+    parameters += [text(value) for value in filters.values() if value is not None]
+    by_group = state == "ready" and cursor is not None and cursor.startswith('["')
+    after = read_cursor(cursor, len(BY_GROUP) if by_group else len(ORDERS[state]))
+    marks = []
+    for place in after or ():
+        parameters.append(text(place) if isinstance(place, str) else number(place))
+        # A query, not a constant: from old statistics the planner would conclude that nothing comes behind it.
+        marks.append(f"(SELECT ${len(parameters)})")
+    if state != "ready" or after is not None:
+        return _page(names, state, given, marks, by_group=by_group).encode(), parameters
+    mode = f"(SELECT q.claim_mode > 0 FROM {names.of('queue')} q WHERE q.name = $1)"
+    plain = _page(names, state, given, marks, by_group=False)
+    grouped = _page(names, state, given, marks, by_group=True)
+    statement = f"SELECT * FROM ({plain}) a WHERE {mode} IS NOT TRUE UNION ALL SELECT * FROM ({grouped}) b WHERE {mode}"
+    return statement.encode(), parameters
+
+
+def _page(names: Names, state: MessageState, given: dict[str, int], marks: list[str], *, by_group: bool) -> str:
+    """Return the query for one page in one order.
+
+    `given` has the parameters of the filters, `marks` those of the last message seen.
+    """
+    order = BY_GROUP if by_group else tuple(f"m.{column}" for column in ORDERS[state])
+    table = names.of("completed" if state == "done" else "message")
     where = "" if state == "done" else f" AND m.state = {STATES[state]}"
+    if by_group:
+        where += " AND m.group_rank IS NOT NULL"
     fits = []
-    for name, value in filters.items():
-        if value is None:
-            continue
-        parameters.append(text(value))
-        condition = f'm."{name}" = ${len(parameters)}'
-        if not _is_indexed(state, name):
+    for name, place in given.items():
+        condition = f'm."{name}" = ${place}'
+        if not _is_indexed(state, name, by_group=by_group):
             fits.append(f"({condition}) IS TRUE")
-            continue
-        where += f" AND {condition}"
-        if name == "key":
-            where += " AND m.key IS NOT NULL"
-    after = read_cursor(cursor, len(ORDERS[state]))
-    if after is not None:
-        marks = []
-        for place in after:
-            parameters.append(text(place) if isinstance(place, str) else number(place))
-            # A query, not a constant: from old statistics the planner would conclude that nothing comes behind it.
-            marks.append(f"(SELECT ${len(parameters)})")
-        where += f" AND ({', '.join(f'm.{column}' for column in order)}) > ({', '.join(marks)})"
-    columns = ", ".join(f"m.{column}" for column in order)
+        elif name == "group":
+            where += f" AND {BY_GROUP[0]} = ${place}"
+        else:
+            where += f" AND {condition}"
+            if name == "key":
+                where += " AND m.key IS NOT NULL"
+    columns = ", ".join(order)
+    if marks:
+        where += f" AND ({columns}) > ({', '.join(marks)})"
     source = f"{table} m WHERE m.queue = (SELECT q.number FROM {names.of('queue')} q WHERE q.name = $1){where}"
     lease = "m.claimed_ms, m.lease_end_ms, m.worker" if state == "leased" else "NULL::bigint, NULL::bigint, NULL::text"
-    is_by_id = filters.get("id") is not None or (filters.get("key") is not None and _is_indexed(state, "key"))
+    is_by_id = "id" in given or ("key" in given and _is_indexed(state, "key"))
     fit, end = "true, false", f"ORDER BY {columns}"
     if not fits:
-        source = f"({_first_rows(source, state, '$2', by_id=is_by_id)}) m"
+        source = f"({_first_rows(source, state, '$2', by_id=is_by_id, by_group=by_group)}) m"
     else:
-        first = _first_rows(source, state, f"{SCANNED_MAX}", by_id=is_by_id)
+        first = _first_rows(source, state, f"{SCANNED_MAX}", by_id=is_by_id, by_group=by_group)
         counted = (
             f"count(*) FILTER (WHERE m.fits) OVER (ORDER BY {columns}) AS place, count(*) OVER (ORDER BY {columns})"
         )
@@ -170,12 +197,11 @@ def listing(
     size = "octet_length(m.data)" if not fits else "CASE WHEN m.fits THEN octet_length(m.data) ELSE 0 END"
     before = f"coalesce(sum({size}) OVER (ORDER BY {columns} ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0)"
     data = f"CASE WHEN {before} < {CHUNK_BYTES_MAX} THEN m.data END"
-    statement = (
+    return (
         f'SELECT m.id, m.key, m."group", m.rank, m.token, m.deliveries, m.attempts, m.published_ms, m.ready_ms, '
-        f"{data}, {lease}, m.cancel_requested, m.ended_ms, m.reason, m.error_type, m.error, {fit}, {columns} "
-        f"FROM {source} {end}"
+        f"{data}, {lease}, m.cancel_requested, m.ended_ms, m.reason, m.error_type, m.error, {fit}, "
+        f"json_build_array({columns})::text FROM {source} {end}"
     )
-    return statement.encode(), parameters
 
 
 def read_listing(state: MessageState, limit: int, result: PGresult) -> Page:
@@ -191,9 +217,9 @@ def read_listing(state: MessageState, limit: int, result: PGresult) -> Page:
         for row in fitting[:limit]
     ]  # fmt: skip
     if len(fitting) > limit:
-        return Page(messages, msgspec.json.encode(fitting[limit - 1][20:]).decode())
+        return Page(messages, fitting[limit - 1][20])
     # The search may have stopped at the last one seen.
-    return Page(messages, msgspec.json.encode(rows[-1][20:]).decode() if rows and rows[-1][19] else None)
+    return Page(messages, rows[-1][20] if rows and rows[-1][19] else None)
 
 
 def read_stats(queue: str, result: PGresult) -> StatsRecord:

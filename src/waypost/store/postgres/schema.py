@@ -1,7 +1,13 @@
-"""The schema: tables by numbered migrations, functions as this release has them, and a row with the version.
+"""The schema: tables by numbered migrations, functions as this release has them, and rows with the versions.
 
-Tables, indexes and functions of a namespace carry its name as a prefix, in a schema of the user's choice. A migration
-is one transaction under a lock, so it is safe to run twice and from several processes at once.
+Tables, indexes and functions of a namespace carry its name as a prefix, in a schema of the user's choice. The name of a
+function also ends with its version, so that clients of two releases can call their own: `migrate` creates those of this
+release beside those of the release before, and `finish` removes the older ones. `migrating.py` runs both.
+
+A migration from version 16 on only adds to tables (columns with defaults, tables, indexes), because the functions of
+the version before go on using them. Its file may consist of several steps; each begins with a line `-- step: NAME` and
+can be repeated. A step whose name begins with `concurrently` is one statement, which runs outside of a transaction.
+What `finish` removes from tables is in a file of the same name that ends with `.finish`.
 """
 
 from __future__ import annotations
@@ -9,7 +15,7 @@ from __future__ import annotations
 import re
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, NamedTuple
 
 import psycopg
 
@@ -17,23 +23,30 @@ from waypost.checks import check_namespace
 from waypost.errors import AccessDenied, ConfigurationError, InvalidName, SchemaTooNew, SchemaTooOld, StoreError
 from waypost.store.postgres.constants import inject
 from waypost.store.postgres.failures import map_connection_error, map_error
-from waypost.store.postgres.sources import connect
 
-#: Grows with every change of a table or a function.
-VERSION = 15
+#: Grows with every change of a table or a function between releases.
+VERSION = 16
+#: From this version on, clients of two versions work side by side. Until then, they stop for a migration.
+SIDE_BY_SIDE = 16
 #: Changes of tables, each with the version that it leads to. A version that changes only functions has none.
 MIGRATIONS = (
     (1, "0001_tables"), (2, "0002_wake_at_commit"), (3, "0003_token_floor"), (4, "0004_over_cap"),
     (6, "0006_removed_queues"), (7, "0007_function_names"), (10, "0010_minute_counters"), (11, "0011_records"),
     (12, "0012_error_texts"), (13, "0013_tracebacks"), (15, "0015_schedule_state"),
+    (16, "0016_groups"), (16, "0016_side_by_side"),
 )  # fmt: skip
 FUNCTIONS = (
     "base", "moves", "wake", "tidy", "chains", "accept", "publish", "claim", "settle", "extend", "cancel", "running",
-    "journal", "stats", "workers", "schedules", "check", "poll", "remove", "records",
+    "journal", "stats", "workers", "schedules", "check", "poll", "remove", "records", "groups", "group_settings",
+    "group_caps", "triggers",
 )  # fmt: skip
 SCHEMA = re.compile(r"[A-Za-z_][A-Za-z0-9_$]{0,62}")
 NAME = re.compile(r"\{(#?)([a-z_]+)\}")
 MADE = re.compile(r"^CREATE (?:OR REPLACE |UNLOGGED )?(TABLE|SEQUENCE|FUNCTION) \{([a-z_]+)\}", re.MULTILINE)
+#: The line before each step of a migration.
+STEP = re.compile(r"^-- step: (.+)\n", re.MULTILINE)
+#: A step waits for a lock no longer, because everything that comes after it waits too; it is then tried again.
+LOCK_TIMEOUT_MS = 200
 #: Plans are made once, for any size of a table: the planner's estimates for a table that was just empty are
 #: wrong in both directions, and every statement here has its index. So the settings leave only the index.
 SETTINGS = (
@@ -55,7 +68,12 @@ class Names:
 
     def of(self, name: str) -> str:
         """A table or function, with its schema."""
-        return f'"{self.schema}"."{self.namespace}_{name}"'
+        return f'"{self.schema}"."{self.bare(name)}"'
+
+    def bare(self, name: str) -> str:
+        """The same without its schema, not quoted."""
+        version = f"_{VERSION}" if VERSION >= SIDE_BY_SIDE and name in function_names() else ""
+        return f"{self.namespace}_{name}{version}"
 
     def fill(self, text: str) -> str:
         """A file of ours with the names of this namespace in it."""
@@ -63,7 +81,7 @@ class Names:
         def name(match: re.Match[str]) -> str:
             if match[2] in ("settings", "few_settings"):
                 return SETTINGS if match[2] == "settings" else FEW_SETTINGS
-            return f'"{self.namespace}_{match[2]}"' if match[1] else self.of(match[2])
+            return f'"{self.bare(match[2])}"' if match[1] else self.of(match[2])
 
         return NAME.sub(name, text)
 
@@ -80,25 +98,115 @@ def function_text(name: str) -> str:
     return inject((files("waypost.store.postgres") / "sql" / f"{name}.sql").read_text())
 
 
-def sql(*, schema: str = "public", namespace: str = "wp", since: int = 0) -> str:
-    """Return the script that `migrate` runs on a database at version `since`."""
-    names = Names(schema, namespace)
-    parts = [names.fill(migration_text(name)) for version, name in MIGRATIONS if version > since]
-    if since and parts:
+@cache
+def function_names() -> frozenset[str]:
+    """The functions of this release, without namespace and version."""
+    return frozenset(found for name in FUNCTIONS for _, found in MADE.findall(function_text(name)))
+
+
+class Step(NamedTuple):
+    """A part of a migration that is committed by itself and may be repeated."""
+
+    name: str
+    script: str
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether it runs in a transaction: PostgreSQL refuses to build an index beside writers in one."""
+        return not self.name.startswith("concurrently")
+
+
+def steps(names: Names, since: int) -> list[Step]:
+    """Return the steps from a version to this release's: one, for which clients stop, until `SIDE_BY_SIDE`."""
+    parts = [
+        step
+        for version, name in MIGRATIONS
+        if version > since
+        for step in split_steps(name, names.fill(migration_text(name)))
+    ]
+    # A function may call one that is made later in the same script.
+    script = ["SET LOCAL check_function_bodies = off;"]
+    script += [names.fill(function_text(name)) for name in FUNCTIONS if name != "triggers"]
+    parts.append(Step("functions", "\n\n".join(script)))
+    parts.append(Step("triggers", names.fill(function_text("triggers"))))
+    parts.append(Step("version", names.fill(_version_script(names))))
+    if since >= SIDE_BY_SIDE:
+        return parts
+    whole = [step.script for step in parts]
+    if since:
         # Every function reads the queue first: in another order, a call in progress and a migration could wait for
         # each other.
-        parts.insert(0, names.fill("LOCK TABLE {queue} IN ACCESS EXCLUSIVE MODE;"))
-    # A function may call one that is made later in the same script.
-    parts.append("SET LOCAL check_function_bodies = off;")
-    parts += [names.fill(function_text(name)) for name in FUNCTIONS]
-    parts.append(
-        names.fill(
-            "CREATE TABLE IF NOT EXISTS {schema} (version integer NOT NULL);\n"
-            "DELETE FROM {schema};\n"
-            f"INSERT INTO {{schema}} (version) VALUES ({VERSION});"
-        )
+        whole.insert(0, names.fill("LOCK TABLE {queue} IN ACCESS EXCLUSIVE MODE;"))
+    return [Step("tables and functions", "\n\n".join(whole))]
+
+
+def split_steps(name: str, text: str) -> list[Step]:
+    """Return the steps of a migration's file; without the lines that begin one, it is one."""
+    first, *rest = STEP.split(text)
+    found = [Step(name, first)] if first.strip() else []
+    return found + [Step(title, script) for title, script in zip(rest[::2], rest[1::2], strict=True)]
+
+
+def _version_script(names: Names) -> str:
+    """Return the script that makes the functions of this version those to use."""
+    functions = ", ".join(f"'{names.bare(name)}'" for name in sorted(function_names()))
+    return (
+        "CREATE TABLE IF NOT EXISTS {schema} (version integer NOT NULL);\n"
+        "DELETE FROM {schema};\n"
+        f"INSERT INTO {{schema}} (version) VALUES ({VERSION});\n"
+        f"INSERT INTO {{interface}} (version, functions) VALUES ({VERSION}, ARRAY[{functions}])\n"
+        "ON CONFLICT (version) DO UPDATE SET functions = excluded.functions;\n"
+        "DO $body$ DECLARE v integer; BEGIN\n"
+        f"FOR v IN SELECT version FROM {{interface}} WHERE version < {VERSION} LOOP\n"
+        f"    EXECUTE replace($clock${_clock_with_record(names)}$clock$, '<version>', v::text);\n"
+        "END LOOP; END $body$;"
     )
+
+
+def _clock_with_record(names: Names) -> str:
+    """Return the clock of an older version, which every verb calls, as one that records that it was used.
+
+    Rows are only added, so that no transaction of a user waits for another; a version that is in use gets about one in
+    a minute, or one from each transaction that cannot see those of the others yet.
+    """
+    clock = f'"{names.schema}"."{names.namespace}_clock_<version>"'
+    return (
+        f"CREATE OR REPLACE FUNCTION {clock}(p_clock bigint) RETURNS bigint LANGUAGE plpgsql VOLATILE AS $code$\n"
+        "DECLARE v_now bigint := floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint;\n"
+        "BEGIN\n"
+        "    IF current_setting('transaction_read_only') = 'off' AND NOT EXISTS (\n"
+        "        SELECT FROM {used} u WHERE u.version = <version> AND u.at_ms > v_now - 60000) THEN\n"
+        "        INSERT INTO {used} (version, at_ms) VALUES (<version>, v_now);\n"
+        "    END IF;\n"
+        "    RETURN coalesce(p_clock, v_now);\n"
+        "END $code$"
+    )
+
+
+def plain_clock(names: Names, version: int) -> str:
+    """Return the clock of a version without the record."""
+    text = names.fill(function_text("base"))
+    begin = text.index(f"CREATE OR REPLACE FUNCTION {names.of('clock')}")
+    end = text.index("$body$;", begin) + len("$body$;")
+    return text[begin:end].replace(f'_clock_{VERSION}"', f'_clock_{version}"')
+
+
+def sql(*, schema: str = "public", namespace: str = "wp", since: int = 0) -> str:
+    """Return the script that `migrate` runs on a database at version `since`, without transactions around its steps."""
+    return "\n\n".join(step.script for step in steps(Names(schema, namespace), since)) + "\n"
+
+
+def sql_in_steps(*, schema: str = "public", namespace: str = "wp", since: int = 0) -> str:
+    """Return the same as a script for psql, each step in its own transaction."""
+    parts = []
+    for step in steps(Names(schema, namespace), since):
+        script = f"BEGIN;\nSET LOCAL lock_timeout = '{LOCK_TIMEOUT_MS}ms';\n{step.script}\nCOMMIT;"
+        parts.append(f"-- step: {step.name}\n{script if step.in_transaction and since else _plain(step)}")
     return "\n\n".join(parts) + "\n"
+
+
+def _plain(step: Step) -> str:
+    return f"BEGIN;\n\n{step.script}\n\nCOMMIT;" if step.in_transaction else step.script
 
 
 def grants(role: str, *, schema: str = "public", namespace: str = "wp") -> str:
@@ -107,7 +215,6 @@ def grants(role: str, *, schema: str = "public", namespace: str = "wp") -> str:
         raise InvalidName("a role's name has letters, digits, _ and $, and begins with a letter or _")
     names = Names(schema, namespace)
     made = [found for _, name in MIGRATIONS for found in MADE.findall(migration_text(name))]
-    functions = {found for name in FUNCTIONS for _, found in MADE.findall(function_text(name))}
     rights = {"TABLE": "SELECT, INSERT, UPDATE, DELETE", "SEQUENCE": "USAGE, SELECT, UPDATE"}
     lines = [f'GRANT USAGE ON SCHEMA "{schema}" TO "{role}";', f'GRANT SELECT ON {names.of("schema")} TO "{role}";']
     for kind, name in made:
@@ -115,7 +222,7 @@ def grants(role: str, *, schema: str = "public", namespace: str = "wp") -> str:
         right = "TRUNCATE" if name.startswith("entry_") else rights[kind]
         lines.append(f'GRANT {right} ON {kind} {names.of(name)} TO "{role}";')
     # A function may be there several times, for different arguments.
-    chosen = ", ".join(f"'{names.namespace}_{name}'" for name in sorted(functions))
+    chosen = ", ".join(f"'{names.bare(name)}'" for name in sorted(function_names()))
     lines += [
         "DO $body$ DECLARE f regprocedure; BEGIN",
         f"    FOR f IN SELECT p.oid FROM pg_proc p WHERE p.pronamespace = '\"{schema}\"'::regnamespace",
@@ -126,54 +233,28 @@ def grants(role: str, *, schema: str = "public", namespace: str = "wp") -> str:
     return "\n".join(lines) + "\n"
 
 
-def migrate(
-    url: str, *, schema: str = "public", namespace: str = "wp", grant: str | None = None, start_timeout: float = 3.0
-) -> int:
-    """Update a namespace of a database to this release's version; return its version before, 0 for none.
-
-    With `grant`, the role of that name gets the rights that clients need.
-    """
-    names = Names(schema, namespace)
-    granted = "" if grant is None else grants(grant, schema=schema, namespace=namespace)
-    connection = connect(url, start_timeout)
-    try:
-        with connection, connection.cursor() as cursor:
-            version = migrate_in(cursor, names)
-            if granted:
-                cursor.execute(granted)
-            return version
-    except psycopg.Error as error:
-        raise failure(error, names) from None
-    finally:
-        connection.close()
-
-
-def migrate_in(cursor: Any, names: Names) -> int:
-    """Do what `migrate` does in the transaction of a cursor, which the caller commits; return the version before."""
-    cursor.execute("SELECT pg_advisory_xact_lock(hashtext('waypost migrate'), hashtext(%s))", (names.of(""),))
-    version = version_in(cursor, names) or 0
-    if version > VERSION:
-        raise too_new(version, names)
-    if version < VERSION:
-        cursor.execute(sql(schema=names.schema, namespace=names.namespace, since=version))
-    return version
-
-
 def drop_sql(names: Names) -> str:
     """Return the script that removes the tables and functions of a namespace, with all that is in them."""
     made = [found for _, name in MIGRATIONS for found in MADE.findall(migration_text(name))]
-    functions = {found for name in FUNCTIONS for _, found in MADE.findall(function_text(name))}
-    chosen = ", ".join(f"'{names.namespace}_{name}'" for name in sorted(functions))
     tables = [*(names.of(name) for kind, name in made if kind == "TABLE"), names.of("schema")]
+    return "\n".join(
+        [
+            drop_functions(names, "true"),
+            *(f"DROP TABLE IF EXISTS {table} CASCADE;" for table in tables),
+            *(f"DROP SEQUENCE IF EXISTS {names.of(name)} CASCADE;" for kind, name in made if kind == "SEQUENCE"),
+        ]
+    )
+
+
+def drop_functions(names: Names, which: str) -> str:
+    """Return the script that removes the functions of those versions for which a condition on `i.version` holds."""
     return "\n".join(
         [
             "DO $body$ DECLARE f regprocedure; BEGIN",
             f"    FOR f IN SELECT p.oid FROM pg_proc p WHERE p.pronamespace = '\"{names.schema}\"'::regnamespace",
-            f"        AND p.proname IN ({chosen})",
+            f"        AND p.proname IN (SELECT unnest(i.functions) FROM {names.of('interface')} i WHERE {which})",
             "    LOOP EXECUTE format('DROP FUNCTION IF EXISTS %s CASCADE', f); END LOOP;",
             "END $body$;",
-            *(f"DROP TABLE IF EXISTS {table} CASCADE;" for table in tables),
-            *(f"DROP SEQUENCE IF EXISTS {names.of(name)} CASCADE;" for kind, name in made if kind == "SEQUENCE"),
         ]
     )
 
@@ -213,8 +294,8 @@ def command_for(names: Names) -> str:
     return f"`waypost migrate URL{namespace}{schema}`"
 
 
-def check_version(version: int | None, names: Names) -> None:
-    """Refuse a database whose tables belong to another release."""
+def check_version(version: int | None, names: Names, *, is_kept: bool = False) -> None:
+    """Refuse a database without the functions of this release. `is_kept`: they are there beside newer ones."""
     if version is None:
         raise SchemaTooOld(
             f"the database has no tables of waypost in schema {names.schema} under namespace {names.namespace}; run "
@@ -225,7 +306,7 @@ def check_version(version: int | None, names: Names) -> None:
             f"the tables of namespace {names.namespace} are of version {version} and this release needs {VERSION}; run "
             f"{command_for(names)}"
         )
-    if version > VERSION:
+    if version > VERSION and not is_kept:
         raise too_new(version, names)
 
 

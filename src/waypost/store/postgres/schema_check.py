@@ -103,8 +103,9 @@ def _compare(connection: psycopg.Connection[Any], names: Names) -> SchemaCheck:
         version = version_in(cursor, names)
         if version != VERSION:
             return SchemaCheck(version, ())
-        # A temporary table is never logged, and UNLOGGED is an error there.
-        cursor.execute(sql(schema=TEMPORARY, namespace=names.namespace).replace("CREATE UNLOGGED ", "CREATE "))
+        # A temporary table is never logged, and UNLOGGED is an error there; so is CONCURRENTLY in a transaction.
+        script = sql(schema=TEMPORARY, namespace=names.namespace)
+        cursor.execute(script.replace("CREATE UNLOGGED ", "CREATE ").replace("INDEX CONCURRENTLY ", "INDEX "))
         cursor.execute("SELECT %s::regnamespace::oid, pg_my_temp_schema()", (f'"{names.schema}"',))
         found = cursor.fetchone()
         assert found is not None

@@ -1,7 +1,8 @@
 """Where connections come from: a URL, or the caller's own pool or engine.
 
 From a URL each executor keeps as many connections as calls run at once; the caller's pool lends one per call. Nothing
-is prepared and nothing is set on a connection, so pgbouncer in transaction mode works.
+is set on a connection, and no call depends on a prepared statement (see `prepared.py`), so pgbouncer in transaction
+mode works.
 """
 
 from __future__ import annotations

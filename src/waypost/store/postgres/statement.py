@@ -42,6 +42,8 @@ class PostgresCall(Call[T]):
     command: bytes
     parameters: Sequence[Parameter]
     decode: Callable[[PGresult], T]
+    #: Whether it is worth preparing: a verb that each message needs.
+    prepares: bool = False
 
 
 def text(value: str | None) -> Parameter:

@@ -36,7 +36,10 @@ from waypost.store.port import (
     check_purge,
     dead_cursor,
     format_changes,
+    group_cursor,
+    not_grouped,
     poll_parts,
+    read_cursor,
     read_record_cursor,
     record_cursor,
 )
@@ -87,6 +90,8 @@ from waypost.values import (
     ExtendStatus,
     Fired,
     FoundMessage,
+    GroupPage,
+    GroupRecord,
     Lease,
     Links,
     MessageState,
@@ -155,6 +160,7 @@ class _ClaimReply(Struct, array_like=True):
     more: bool
     #: The sleepers to wake, and the side effects.
     besides: tuple[list[tuple[str, list[str]]], Also] | None = None
+    grouped: bool = False
 
 
 _settled_reply = msgspec.json.Decoder(_SettleReply).decode
@@ -177,6 +183,8 @@ _links_reply = msgspec.json.Decoder(
         tuple[str, ...],
     ]
 ).decode
+_skipped_reply = msgspec.json.Decoder(tuple[str | None, list[str]]).decode
+_groups_reply = msgspec.json.Decoder(list[queries.GroupRow]).decode
 _changed_reply = msgspec.json.Decoder(tuple[bool, list[str]]).decode
 
 SCHEDULE_COLUMNS = (
@@ -200,6 +208,7 @@ class PostgresStore:
         needs_migration=True,
         commits_out_of_order=True,
         runs_together=False,
+        groups=True,
     )
     blocking_waits = None
 
@@ -302,7 +311,7 @@ class PostgresStore:
         packed = data(b"".join((session, mark, _stamp(stamp), nonce)))
         common = (text(queue), self._now(), packed, number(count), self._replay_ttl)
         command = self._command(verb, len(common) + len(parameters), columns)
-        return PostgresCall(verb, queue, command, (*common, *parameters), decode)
+        return PostgresCall(verb, queue, command, (*common, *parameters), decode, prepares=True)
 
     def time(self) -> Call[int]:
         return self._call(
@@ -361,7 +370,7 @@ class PostgresStore:
             ]  # fmt: skip
             return Claimed(
                 leases, head.next_due_ms, head.next_lease_ms, head.next_rate_ms, head.paused, 0, head.lease_ms,
-                head.more, also=also, wake=by_queue(wakes),
+                head.more, also=also, wake=by_queue(wakes), grouped=head.grouped,
             )  # fmt: skip
 
         parameters = [
@@ -628,6 +637,44 @@ class PostgresStore:
 
         return self._call("pause", queue, [text(queue), self._now(), flag(False)], decode, name="resume")
 
+    # ---- groups ----------------------------------------------------------------------------------------------
+
+    def groups(self, queue: str, limit: int, *, cursor: str | None = None, group: str | None = None) -> Call[GroupPage]:
+        def decode(result: PGresult) -> GroupPage:
+            found = [GroupRecord(*row) for row in _groups_reply(_grouped_reply(queue, result))]
+            last = group_cursor(found[limit - 1].group or "") if len(found) > limit else None
+            return GroupPage(found[:limit], last)
+
+        after = read_cursor(cursor, 1)
+        place = None if after is None else str(after[0])
+        parameters = [text(queue), self._now(), text(place), text(group), number(limit + 1)]
+        return self._call("groups", queue, parameters, decode)
+
+    def configure_group(self, queue: str, group: str, changes: Mapping[str, Any]) -> Call[Woken[bool]]:
+        def decode(result: PGresult) -> Woken[bool]:
+            changed, wake = _changed_reply(_grouped_reply(queue, result))
+            return Woken(changed, _wake(queue, wake))
+
+        # Not the names of the queue's own settings: readers of the journal must not confuse the two.
+        own = format_changes({f"own_{name}": value for name, value in changes.items()})
+        parameters = [text(queue), self._now(), text(group), jsonb(msgspec.json.encode(changes)), text(own)]
+        return self._call("configure_group", queue, parameters, decode)
+
+    def skip_held(self, queue: str, group: str, operation: Operation) -> Call[Woken[str | None]]:
+        def decode(result: PGresult) -> Woken[str | None]:
+            skipped, wake = _skipped_reply(_grouped_reply(queue, result))
+            return Woken(skipped, _wake(queue, wake))
+
+        return self._once("skip_held", queue, operation, [text(group)], decode)
+
+    def strand_group(self, queue: str, group: str) -> Call[None]:
+        """For tests: take a group out of the line, so that no claim finds its messages."""
+        statement = self.names.fill(
+            "SELECT {leave_line}(q, 0, ARRAY[$2]) FROM {groups}($1, $3, NULL, NULL, 1), {queue} q WHERE q.name = $1"
+        )
+        parameters = [text(queue), text(group), self._now()]
+        return PostgresCall("damage", queue, statement.encode(), parameters, lambda result: None)
+
     def remove(self, queue: str, operation: Operation) -> Call[Removal]:
         def decode(result: PGresult) -> Removal:
             existed, left, made_again, more = msgspec.json.decode(
@@ -839,6 +886,14 @@ class PostgresStore:
 
 def _int(result: PGresult) -> int:
     return int.from_bytes(one(result) or b"", "big", signed=True)
+
+
+def _grouped_reply(queue: str, result: PGresult) -> bytes:
+    """Return the reply of a function of groups; it is null on a queue that does not treat them apart."""
+    reply = one(result)
+    if reply is None:
+        raise not_grouped(queue)
+    return reply
 
 
 def _wake(queue: str, names: list[str]) -> dict[str, list[str]]:

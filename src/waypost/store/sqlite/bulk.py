@@ -10,8 +10,9 @@ import pyarrow as pa
 from waypost.store.bulk.columns import batch_of, constant, envelope_columns
 from waypost.store.bulk.reader import BulkConnection, PageSize, Span
 from waypost.store.bulk.tables import ENVELOPE_COLUMNS, JOURNAL, MESSAGES, Table
+from waypost.store.sqlite.entries import events_between
 from waypost.store.sqlite.schema import STATE_NUMBERS
-from waypost.store.sqlite.step import SqliteCall
+from waypost.store.sqlite.step import SqliteCall, Step
 from waypost.values import MessageState
 
 if TYPE_CHECKING:
@@ -40,20 +41,23 @@ class SqliteBulkReader:
     def _rows(self, query: str, parameters: Sequence[Any]) -> list[tuple[Any, ...]]:
         return self._run(SqliteCall("read", lambda step: step.execute(query, parameters).fetchall(), writes=False))
 
+    def _events(self, queue: str, after: int, to: int, fields: Sequence[str]) -> list[tuple[Any, ...]]:
+        def read(step: Step) -> list[tuple[Any, ...]]:
+            return events_between(step, step.queue_for_reading(queue).number, after, to, to - after, fields)
+
+        return self._run(SqliteCall("read", read, writes=False))
+
     def journal(self, queue: str, after: int, to: int, columns: Sequence[str]) -> Iterator[Any]:
         """Events with numbers in (after, to], a page of numbers at a time."""
         names = [name for name in columns if name != "queue" and name not in ENVELOPE_COLUMNS]
         bodies = any(name in ENVELOPE_COLUMNS for name in columns)
-        selected = _selected(["number", *names], "body" if bodies else None)
-        query = (
-            f"SELECT {selected} FROM {{journal}} WHERE queue = {_QUEUE} AND number > ? AND number <= ? ORDER BY number"
-        )
+        fields = [*names, *(["body"] if bodies else [])]
         # Trimmed events no longer exist, although they may not have been deleted yet.
         after = max(after, self._run(self._store.journal(queue, after, 1)).first_kept - 1)
         page = PageSize(FIRST_PAGE_ROWS, ROWS_A_PAGE, PAGE_BYTES)
         while after < to:
             page_to = min(to, after + page.rows)
-            rows = self._rows(query, (queue, after, page_to))
+            rows = self._events(queue, after, page_to, fields)
             if rows:
                 yield _batch(JOURNAL, queue, columns, ["number", *names], rows, {})
                 page.learn(len(rows), _size(rows, bodies))

@@ -22,6 +22,10 @@ TEXTS = (8, 9, 14, 19, 21, 22, 23, 24)
 #: The place of the body, or of its length, in a row that has it.
 BODY = 25
 
+#: Whether the columns have valid values that a claim does not read. Numbers are smaller than texts, and texts than
+#: bytes: a comparison takes SQLite a fifth of the time of `typeof`.
+OTHERS_SOUND = "m.position < '' AND m.lease_ms < '' AND m.cancel_requested < '' AND m.nonce >= x''"
+
 _PAGE = f"""
     SELECT {COLUMNS}, length(e.data)
     FROM {{message}} m INDEXED BY {{message:id}} LEFT JOIN {{envelope}} e ON e.seq = m.seq

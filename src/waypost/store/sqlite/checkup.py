@@ -77,17 +77,29 @@ def check_file(connection: sqlite3.Connection, path: str) -> Findings:
         yield wrong("file", f"the file is damaged: {damage}", "restore it from a backup")
 
 
+#: What is measured: the tables that hold it, and how many there are in each.
+_MEASURED = {
+    "message": {"message": "SELECT count(*) FROM {message}"},
+    "event": {
+        "entry": "SELECT coalesce(sum(last - first + 1), 0) FROM {entry}",
+        "journal": "SELECT count(*) FROM {journal}",
+    },
+    "dedup key": {"window": "SELECT count(*) FROM {window}"},
+    "result": {"result": "SELECT count(*) FROM {result}"},
+}
+
+
 def check_bytes(connection: sqlite3.Connection, spelling: Spelling, found: Sequence[Stats]) -> Findings:
     """What messages, events, keys of a window and results take: of each table with its indexes, if SQLite knows."""
     sizes = table_bytes(connection)
-    for table, what in (("message", "message"), ("journal", "event"), ("window", "dedup key"), ("result", "result")):
-        name = spelling.name(table)
-        number = connection.execute(f'SELECT count(*) FROM "{name}"').fetchone()[0]
+    for what, tables in _MEASURED.items():
+        number = sum(connection.execute(spelling[count]).fetchone()[0] for count in tables.values())
         if not number:
             yield ok("bytes", f"no {what}s to measure")
             continue
-        size = sizes.get(name)
-        if size is None:
+        names = [spelling.name(table) for table in tables]
+        size = sum(sizes.get(name, 0) for name in names)
+        if not size:
             yield note("bytes", f"{format_count(number, what)}; this SQLite does not know what they take", what=what)
             continue
         yield ok("bytes", f"{round(size / number):,} bytes for each {what} of {number:,}, with indexes",

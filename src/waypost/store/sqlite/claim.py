@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from itertools import repeat
+from types import NoneType
 from typing import Any
 
-import msgspec
-
 from waypost.identity import Operation
-from waypost.policy import BURY_MAX, POLL_SOON_MS_MAX, PROMOTE_MAX, RECLAIM_MAX, SLEEPER_TTL_MS
-from waypost.store.sqlite.check import is_sound, usable
+from waypost.policy import BURY_MAX, POLL_SOON_MS_MAX, PRIORITY_MAX, PROMOTE_MAX, RECLAIM_MAX, SLEEPER_TTL_MS
+from waypost.store.sqlite.check import OTHERS_SOUND, is_sound, usable
+from waypost.store.sqlite.known import KnownLeases
 from waypost.store.sqlite.moves import bury, end, ends_otherwise, make_claimable, to_head, trim_dead
-from waypost.store.sqlite.queue_records import COLUMNS, QueueRecords, Record, as_list
+from waypost.store.sqlite.queue_records import COLUMNS, QueueRecords, Record, as_list, consecutive
 from waypost.store.sqlite.schema import DELAYED, LEASED, READY
 from waypost.store.sqlite.wake import POLLS_SOON
-from waypost.values import Claimed, Lease
+from waypost.values import REDELIVERY_CAUSES, Claimed, Lease
 
 _DUE = f"""
     SELECT {COLUMNS} FROM {{message}} m INDEXED BY {{message:delayed}}
@@ -28,7 +29,13 @@ _READY = f"""
 _LEASE = """
     UPDATE {message} SET state = {LEASED}, token = token + 1, deliveries = deliveries + 1,
         nonce = ?, worker = ?, claimed_ms = ?, lease_end_ms = ?, lease_ms = ?
-    WHERE seq IN (SELECT value FROM json_each(?))"""
+    WHERE seq BETWEEN ? AND ?"""
+#: What a claim needs of messages that it only leases; the other columns must have valid values.
+_READY_PLAIN = f"""
+    SELECT m.seq, m.id, m.priority, m.ready_ms, m.published_ms, m.size, m.token, m.deliveries, m.attempts, m.key,
+        m."group", m.cause, m.chain, {OTHERS_SOUND}, e.data
+    FROM {{message}} m INDEXED BY {{message:ready}} CROSS JOIN {{envelope}} e ON e.seq = m.seq
+    WHERE m.queue = ? AND m.state = {READY} ORDER BY m.priority DESC, m.position, m.id LIMIT ?"""
 _STILL_LEASED = f"""
     SELECT {COLUMNS}, e.data
     FROM json_each(?) j CROSS JOIN {{message}} m INDEXED BY {{message:id}} CROSS JOIN {{envelope}} e ON e.seq = m.seq
@@ -60,6 +67,7 @@ def claim(
     sleeper: str | None,
     poll_soon_ms: int | None,
     bytes_max: int,
+    known: KnownLeases,
 ) -> tuple[Claimed, list[str]]:
     """Lease up to `limit` messages; a claim that gets fewer registers its worker as a sleeper in the same step."""
     step, now = records.step, records.now
@@ -73,7 +81,7 @@ def claim(
     if not records.paused:
         promote_due(records, operation_id)
         _reclaim(records, operation_id)
-        leases, more = _lease(records, _room(records, limit), bytes_max, nonce, worker, operation_id)
+        leases, more = _lease(records, _room(records, limit), bytes_max, nonce, worker, operation_id, known)
         next_rate_ms = _next_rate(records)
     trim_dead(records)
     if sleeper is not None and len(leases) < limit and not more:
@@ -157,25 +165,112 @@ def _next_rate(records: QueueRecords) -> int | None:
 
 
 def _lease(
-    records: QueueRecords, room: int, bytes_max: int, nonce: bytes, worker: str, operation: str
+    records: QueueRecords, room: int, bytes_max: int, nonce: bytes, worker: str, operation: str, known: KnownLeases
 ) -> tuple[list[Lease], bool]:
     """Lease messages in order, up to the first that does not fit; return also whether there is one."""
+    if records.policy.lease_ms is not None:
+        found = _fitting_plain(records, room, bytes_max)
+        if found is not None:
+            rows, more = found
+            return (_lease_plain(records, rows, nonce, worker, operation, known) if rows else []), more
     leases: list[Lease] = []
     buried: int | None = 0
     left, more = bytes_max, False
     # A round removes its messages from the ready ones, so the next one continues after them.
     while len(leases) < room and buried is not None and not more:
-        found, left, more = _fitting(records, room - len(leases), left, started=bool(leases))
-        if not found:
+        first, left, more = _fitting(records, room - len(leases), left, started=bool(leases))
+        if not first:
             break
-        rows = usable(records, found)
+        rows = usable(records, first)
         buried = _lease_round(records, rows, buried, leases, nonce, worker, operation)
         more = more and buried is not None
         records.flush_and_forget()
-    if leases and records.policy.rate_count is not None:
-        records.step.execute(_RATE_ADD, (records.number, records.now, len(leases)))
-        records.numbers["rate_sum"] += len(leases)
+    _count_rate(records, len(leases))
     return leases, more
+
+
+def _count_rate(records: QueueRecords, leased: int) -> None:
+    if leased and records.policy.rate_count is not None:
+        records.step.execute(_RATE_ADD, (records.number, records.now, leased))
+        records.numbers["rate_sum"] += leased
+
+
+def _fitting_plain(records: QueueRecords, room: int, left: int) -> tuple[list[tuple[Any, ...]], bool] | None:
+    """Return the first ready messages that fit, and whether one did not; None if one of them cannot just be leased."""
+    rows: list[tuple[Any, ...]] = []
+    more = False
+    for row in records.step.execute(_READY_PLAIN, (records.number, room)):
+        data = row[-1]
+        if type(data) is not bytes:
+            return None
+        left -= len(data)
+        if left < 0 and rows:
+            more = True
+            break
+        rows.append(row)
+    return None if rows and not _are_plain(rows, records.policy.max_deliveries) else (rows, more)
+
+
+def _are_plain(rows: list[tuple[Any, ...]], deliveries_max: int | None) -> bool:
+    """Return whether all are to be leased and have valid values: as `is_sound` decides, but column by column."""
+    columns = list(zip(*rows, strict=True))
+    priorities, tokens, deliveries, causes, others = columns[2], columns[6], columns[7], columns[11], columns[13]
+    return (
+        all(set(map(type, values)) == {int} for values in columns[2:9])
+        and all(set(map(type, values)) <= {str, NoneType} for values in columns[9:13])
+        and set(others) == {1}
+        and (deliveries_max is None or max(deliveries) < deliveries_max)
+        and 0 <= min(priorities) <= max(priorities) <= PRIORITY_MAX
+        and (
+            not any(tokens)
+            or all(cause in REDELIVERY_CAUSES for token, cause in zip(tokens, causes, strict=True) if token)
+        )
+    )
+
+
+def _lease_plain(
+    records: QueueRecords, rows: list[tuple[Any, ...]], nonce: bytes, worker: str, operation: str, known: KnownLeases
+) -> list[Lease]:
+    """Lease messages that nothing else is to be decided about, all at once."""
+    now, policy, count = records.now, records.policy, len(rows)
+    assert policy.lease_ms is not None
+    end_ms = now + policy.lease_ms
+    seqs, ids, priorities, ready, _, sizes, tokens, deliveries, attempts, keys, groups, causes, chains, _, _ = zip(
+        *rows, strict=True
+    )
+    leased = (nonce, worker, now, end_ms, policy.lease_ms)
+    records.step.execute_many(_LEASE, [(*leased, first, last) for first, last in consecutive(seqs)])
+    numbers = records.numbers
+    numbers["ready"] -= count
+    numbers["leased"] += count
+    if not any(tokens):
+        numbers["first_claims"] += count
+    else:
+        for token, cause in zip(tokens, causes, strict=True):
+            numbers[f"again_{cause}" if token else "first_claims"] += 1
+    records.count_up("claims", count)
+    tokens = tuple([token + 1 for token in tokens])
+    deliveries = tuple([number + 1 for number in deliveries])
+    if not any(keys) and not any(chains):
+        fields = (seqs, tokens, priorities, groups, deliveries, attempts, sizes, repeat(now), repeat(worker))
+        known.keep(nonce, ids, zip(*fields, strict=False))
+    waits = [now - ready_ms for ready_ms in ready]
+    records.count_waits(sum(waits) if min(waits) >= 0 else sum(max(0, wait) for wait in waits), max(0, *waits))
+    records.note_many(
+        "claimed", operation, ids, key=keys, group=groups, priority=priorities, token=tokens, deliveries=deliveries,
+        attempts=attempts, worker=worker, cause=causes,
+        wait_ms=waits, size=sizes, chain_id=chains,
+    )  # fmt: skip
+    _count_rate(records, count)
+    return [
+        Lease(
+            id, token + 1, nonce, delivered + 1, failed, priority, key, group, published_ms, ready_ms, now, end_ms,
+            data, chain,
+        )
+        for (
+            _, id, priority, ready_ms, published_ms, _, token, delivered, failed, key, group, _, chain, _, data,
+        ) in rows
+    ]  # fmt: skip
 
 
 def _fitting(records: QueueRecords, room: int, left: int, *, started: bool) -> tuple[list[tuple[Any, ...]], int, bool]:
@@ -240,8 +335,8 @@ def _lease_round(
         records.count_up("claims", claims)
         records.count_waits(total_wait, longest_wait)
     if leased:
-        seqs = msgspec.json.encode(leased).decode()
-        records.step.execute(_LEASE, (nonce, worker, now, lease_end_ms, policy.lease_ms, seqs))
+        written = (nonce, worker, now, lease_end_ms, policy.lease_ms)
+        records.step.execute_many(_LEASE, [(*written, first, last) for first, last in consecutive(leased)])
     return buried
 
 

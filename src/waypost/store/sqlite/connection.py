@@ -139,7 +139,6 @@ def _prepare(connection: sqlite3.Connection, path: str, spelling: Spelling) -> N
             f"{path} cannot use a write-ahead log (its journal mode stays {mode}); put it on a local disk"
         )
     connection.execute("PRAGMA synchronous = FULL")
-    connection.execute("PRAGMA foreign_keys = ON")
     connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
     connection.execute(f"PRAGMA journal_size_limit = {LOG_BYTES_KEPT}")
     connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from waypost.store.sqlite.entries import events_of
 from waypost.store.sqlite.schema import STATES
 from waypost.store.sqlite.step import Step
 from waypost.values import FoundMessage
@@ -19,10 +20,7 @@ _MESSAGES = """
         LEFT JOIN {message} m INDEXED BY {message:id} ON m.queue = q.number AND m.id = ?2
     WHERE m.state IS NOT NULL OR ended IS NOT NULL"""
 _JOURNALS = """
-    SELECT q.name FROM json_each(?1) j CROSS JOIN {queue} q ON q.name = j.value
-    WHERE EXISTS (
-        SELECT 1 FROM {journal} e INDEXED BY {journal:message}
-        WHERE e.queue = q.number AND e.message_id = ?2 AND e.number >= q.journal_first)"""
+    SELECT q.name, q.number, q.journal_first FROM json_each(?) j CROSS JOIN {queue} q ON q.name = j.value"""
 
 
 def find_messages(step: Step, queues: Sequence[str], message_id: str) -> list[FoundMessage]:
@@ -36,8 +34,11 @@ def find_messages(step: Step, queues: Sequence[str], message_id: str) -> list[Fo
 
 def find_in_journals(step: Step, queues: Sequence[str], message_id: str) -> list[FoundMessage]:
     """The queues whose journal has an event of a message."""
-    rows = step.execute(_JOURNALS, (_names(queues), message_id))
-    return [FoundMessage(queue, message_id, None) for (queue,) in rows]
+    return [
+        FoundMessage(queue, message_id, None)
+        for queue, number, first in step.execute(_JOURNALS, (_names(queues),)).fetchall()
+        if any(event[0] >= first for event in events_of(step, number, message_id, ()))
+    ]
 
 
 def _names(queues: Sequence[str]) -> str:

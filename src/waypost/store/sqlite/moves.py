@@ -219,6 +219,9 @@ def begin(records: QueueRecords, record: Record, after: tuple[str, ...]) -> None
         step.execute_many(_CHAIN_KEEP, [(queue, id) for queue, id, unfinished in old if unfinished])
         step.execute(_CHAIN_BEGIN, (records.number, record.id, NO_END_MS))
         step.execute(_MEMBER_BEGIN, (records.number, record.id, member))
+    if after:
+        # A message that waited and was removed may have had this row before.
+        step.execute(_BLOCKERS_FORGET, (record.seq,))
     for index, chain in enumerate(after):
         step.execute(_BLOCKER, (record.seq, chain))
         first_queue = split_chain_id(chain)[0]

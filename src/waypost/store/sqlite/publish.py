@@ -12,7 +12,14 @@ from waypost.policy import ARRIVAL_TTL_MS, BURY_MAX, PRIORITY_MAX, PRIORITY_MIN
 from waypost.store.port import Draft
 from waypost.store.repeats import id_in_use
 from waypost.store.sqlite.moves import begin, end, make_claimable, notify_chain, placed
-from waypost.store.sqlite.queue_records import COLUMNS, Holder, QueueRecords, Record, as_list
+from waypost.store.sqlite.queue_records import (
+    COLUMNS,
+    ENVELOPE_BYTES_MAX,
+    Holder,
+    QueueRecords,
+    Record,
+    as_list,
+)
 from waypost.store.sqlite.schema import LEASED, READY, WAITING
 from waypost.values import Published, PublishStatus
 
@@ -39,6 +46,8 @@ def publish(
     records: QueueRecords, drafts: Sequence[Draft], operation: str | None, *, schedule: str | None = None
 ) -> list[Published]:
     """Store drafts, and return the result of each."""
+    if _are_plain(records, drafts):
+        return _publish_plain(records, drafts, operation, schedule)
     plans = _plans(records, drafts)
     # A known id is found by the file when the message is written; but these write something else before it.
     of_chains = [draft.id for draft in drafts if draft.chain is not None or draft.after]
@@ -61,6 +70,40 @@ def publish(
         sum(_passes_cap(draft) and action in ("new", "park") for draft, (action, _) in zip(drafts, plans, strict=True)),
     )
     return results
+
+
+def _are_plain(records: QueueRecords, drafts: Sequence[Draft]) -> bool:
+    """Return whether all are ready now, alike, and fit in, with nothing else to decide: most batches are."""
+    cap = records.policy.max_pending
+    if not drafts or (cap is not None and _pending(records) + len(drafts) > cap):
+        return False
+    priority, group = drafts[0].priority, drafts[0].group
+    for draft in drafts:
+        if (
+            draft.key is not None or draft.delay_ms or draft.at_ms is not None or draft.forwarded or draft.after
+            or draft.chain is not None or draft.priority != priority or draft.group != group
+            or not 0 < len(draft.envelope) <= ENVELOPE_BYTES_MAX
+        ):  # fmt: skip
+            return False
+    return True
+
+
+def _publish_plain(
+    records: QueueRecords, drafts: Sequence[Draft], operation: str | None, schedule: str | None
+) -> list[Published]:
+    """Store drafts that need no decision, all at once."""
+    records.make()
+    ids, envelopes = [draft.id for draft in drafts], [draft.envelope for draft in drafts]
+    priority, group, count = drafts[0].priority, drafts[0].group, len(drafts)
+    records.add_ready(records.step.take_seq(count), ids, envelopes, priority, group)
+    records.count_up("published", count)
+    records.note_many(
+        "published", operation, ids, priority=priority, group=group, token=0, deliveries=0, attempts=0,
+        cause=None, size=[len(envelope) for envelope in envelopes], schedule=schedule,
+        body=[_copy(draft) for draft in drafts] if records.policy.journal == "full" else None,
+    )  # fmt: skip
+    name = records.name
+    return [Published(id, "queued", name) for id in ids]
 
 
 def _plans(records: QueueRecords, drafts: Sequence[Draft]) -> list[Plan]:

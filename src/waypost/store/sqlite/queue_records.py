@@ -8,15 +8,27 @@ is held by one `Record` only as long as `messages` holds it.
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import Struct, structs
 
 from waypost.errors import SchemaTooNew
-from waypost.policy import DEFAULT_POLICY, FAILURE_EVENTS, MINUTES_KEPT, PolicyRecord
+from waypost.policy import DEFAULT_POLICY, FAILURE_EVENTS, GROUP_FIELDS, MINUTES_KEPT, PolicyRecord
 from waypost.store.repeats import id_in_use
+from waypost.store.sqlite.entries import COLUMNS as EVENT_COLUMNS
+from waypost.store.sqlite.entries import (
+    ENTRY_EVENTS_MAX,
+    Entry,
+    constant_or_all,
+    pack_events,
+    sweep_events,
+    write_entries,
+)
 from waypost.store.sqlite.remove import RemovalMark, read_mark, write_mark
 from waypost.store.sqlite.schema import DEAD, LEASED, WAITING
 from waypost.values import MINUTE_COUNTERS, MINUTE_MAXIMA, SIDE_EVENTS, EventName, is_side_effect
@@ -51,7 +63,17 @@ _QUEUE_UPDATE = (
     "UPDATE {queue} SET policy = ?, paused = ?, " + ", ".join(f"{name} = ?" for name in NUMBERS) + " WHERE number = ?"
 )
 _ENVELOPE_INSERT = "INSERT INTO {envelope} (seq, data) VALUES (?, ?)"
-_ENVELOPE_DELETE = "DELETE FROM {envelope} WHERE seq = ?"
+_ENVELOPES_DELETE = "DELETE FROM {envelope} WHERE seq BETWEEN ? AND ?"
+#: A place in the bytes of all envelopes is one number: where an envelope begins, and in these bits how long it is.
+_LENGTH_BITS = 24
+ENVELOPE_BYTES_MAX = 2**_LENGTH_BITS - 1
+_ENVELOPES_INSERT = f"""
+    INSERT INTO {{envelope}} (seq, data)
+    SELECT ?1 + j.key, substr(?2, j.value >> {_LENGTH_BITS}, j.value & {ENVELOPE_BYTES_MAX}) FROM json_each(?3) j"""
+_READY_INSERT = """
+    INSERT INTO {message} (seq, queue, id, state, priority, position, ready_ms, published_ms, size, "group")
+    SELECT ?1 + j.key, ?2, j.value, {READY}, ?3, ?4 + j.key, ?5, ?5, length(e.data), ?6
+    FROM json_each(?7) j CROSS JOIN {envelope} e ON e.seq = ?1 + j.key"""
 _MESSAGE_COLUMNS = (
     "seq", "queue", "id", "state", "priority", "position", "ready_ms", "published_ms", "size", "key", "group",
     "chain",
@@ -61,13 +83,7 @@ _MESSAGE_UPDATE = """
         worker = ?, claimed_ms = ?, lease_end_ms = ?, lease_ms = ?, cancel_requested = ?, cause = ?,
         ended_ms = ?, reason = ?, error_type = ?, error = ?
     WHERE seq = ?"""
-_MESSAGE_DELETE = "DELETE FROM {message} WHERE seq = ?"
-_JOURNAL_COLUMNS = (
-    "queue", "number", "at_ms", "event", "message_id", "key", "group", "priority", "token", "claims", "deliveries",
-    "attempts", "worker", "due_ms", "cause", "reason", "error_type", "run_ms", "wait_ms", "size", "operation_id",
-    "chain_id", "body", "schedule", "error",
-)  # fmt: skip
-_JOURNAL_SWEEP = "DELETE FROM {journal} WHERE queue = ? AND number < ?"
+_MESSAGES_DELETE = "DELETE FROM {message} WHERE seq BETWEEN ? AND ?"
 _READERS = "SELECT name, read_to FROM {reader} WHERE queue = ?"
 _NEXT_DUE = "SELECT min(ready_ms) FROM {message} INDEXED BY {message:delayed} WHERE queue = ? AND state = {DELAYED}"
 _NEXT_LEASE = "SELECT min(lease_end_ms) FROM {message} INDEXED BY {message:leased} WHERE queue = ? AND state = {LEASED}"
@@ -157,11 +173,15 @@ def read_policy(text: bytes) -> PolicyRecord:
         ) from None
 
 
+#: Settings that the first release does not know.
+LATER_SETTINGS = ("hide_bodies", "no_tracebacks", *sorted(GROUP_FIELDS))
+
+
 def write_policy(policy: PolicyRecord) -> bytes:
     """A policy as its row keeps it. What the first release does not know is left out unless it is set."""
     fields = structs.asdict(policy)
-    for name in ("hide_bodies", "no_tracebacks"):
-        if not fields[name]:
+    for name in LATER_SETTINGS:
+        if fields[name] == getattr(DEFAULT_POLICY, name):
             del fields[name]
     return msgspec.json.encode(fields)
 
@@ -169,9 +189,28 @@ def write_policy(policy: PolicyRecord) -> bytes:
 DEFAULT_POLICY_TEXT = write_policy(DEFAULT_POLICY)
 
 
-def as_list(texts: Any) -> str:
-    """Texts as one parameter, for `json_each`."""
-    return msgspec.json.encode(texts).decode()
+def as_list(values: Any) -> str:
+    """Texts or numbers as one parameter, for `json_each`."""
+    return msgspec.json.encode(values).decode()
+
+
+def consecutive(numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """Return numbers as ranges. Messages of a batch have consecutive rows, so that one statement finds them all."""
+    ordered = sorted(numbers)
+    if ordered and ordered[-1] - ordered[0] == len(ordered) - 1:
+        return [(ordered[0], ordered[-1])]
+    ranges: list[tuple[int, int]] = []
+    first = last = None
+    for number in ordered:
+        if last is None or first is None:
+            first = number
+        elif number != last + 1:
+            ranges.append((first, last))
+            first = number
+        last = number
+    if last is not None and first is not None:
+        ranges.append((first, last))
+    return ranges
 
 
 class QueueRecords:
@@ -182,6 +221,7 @@ class QueueRecords:
         "_awaited",
         "_before",
         "_buried",
+        "_entries",
         "_events",
         "_events_noted",
         "_gone",
@@ -233,7 +273,9 @@ class QueueRecords:
         self._buried: dict[str, Record] = {}
         self._gone: list[int] = []
         self._kept_envelopes: set[int] = set()
+        #: Events that are not packed yet, the last ones of the journal; and those that are.
         self._events: list[tuple[Any, ...]] = []
+        self._entries: list[Entry] = []
         self._minute: dict[str, int] = {}
         self._follow(read_policy(self.policy_text))
 
@@ -279,8 +321,12 @@ class QueueRecords:
     def count_run(self, record: Record) -> None:
         """Add the run of a delivery that ended to the minute."""
         ran = max(0, self.now - (record.claimed_ms or 0))
-        self._minute["runs"] = self._minute.get("runs", 0) + 1
-        self._time("run_ms", ran, ran)
+        self.count_runs(1, ran, ran)
+
+    def count_runs(self, count: int, total_ms: int, longest_ms: int) -> None:
+        """Add the runs of deliveries that ended to the minute."""
+        self._minute["runs"] = self._minute.get("runs", 0) + count
+        self._time("run_ms", total_ms, longest_ms)
 
     def _time(self, name: str, total: int, longest: int) -> None:
         self._minute[name] = self._minute.get(name, 0) + total
@@ -323,23 +369,38 @@ class QueueRecords:
             self.step.also.add(self.name, event, record.id, record.token, reason or cause)
         if not self._events_noted and not self.notes(event):
             return
-        numbers = self.numbers
-        number = numbers["journal_last"] = numbers["journal_last"] + 1
-        chain = None
+        self.numbers["journal_last"] += 1
         if record is None:
-            fields = (message_id, key, None, None, None, None, None, None)
+            self._events.append((
+                event, message_id, key, None, None, None, None, None, worker, due_ms, cause, reason, error_type,
+                run_ms, wait_ms, size, operation, None, schedule, body, error,
+            ))  # fmt: skip
         else:
-            size = record.size
-            token = record.token
-            chain = record.chain
-            fields = (
-                record.id, record.key, record.group, record.priority,
-                token, token, record.deliveries, record.attempts,
-            )  # type: ignore[assignment]  # fmt: skip
-        self._events.append((
-            self.number, number, self.now, event, *fields, worker, due_ms, cause, reason, error_type,
-            run_ms, wait_ms, size, operation, chain, body, schedule, error,
-        ))  # fmt: skip
+            self._events.append((
+                event, record.id, record.key, record.group, record.priority, record.token, record.deliveries,
+                record.attempts, worker, due_ms, cause, reason, error_type,
+                run_ms, wait_ms, record.size, operation, record.chain, schedule, body, error,
+            ))  # fmt: skip
+
+    def note_many(self, event: EventName, operation: str | None, ids: Sequence[str], **columns: Any) -> None:
+        """Append one event for each of these messages. A column is a value for all of them, or a list of values."""
+        if not self.notes(event):
+            return
+        self._pack_events()
+        first, count = self.numbers["journal_last"] + 1, len(ids)
+        self.numbers["journal_last"] += count
+        columns |= {"event": event, "operation_id": operation, "message_id": ids}
+        values = [columns.get(name) for name in EVENT_COLUMNS]
+        for start in range(0, count, ENTRY_EVENTS_MAX):
+            end = min(count, start + ENTRY_EVENTS_MAX)
+            part = [constant_or_all(one[start:end]) if isinstance(one, (list, tuple)) else one for one in values]
+            self._entries.append(Entry(first + start, first + end - 1, self.now, part))
+
+    def _pack_events(self) -> None:
+        if self._events:
+            first = self.numbers["journal_last"] - len(self._events) + 1
+            self._entries += pack_events(first, self.now, self._events)
+            self._events = []
 
     def note_run(self, event: EventName, operation: str | None, record: Record, **details: Any) -> None:
         """An event that ends a lease: with its worker, and how long it ran."""
@@ -376,7 +437,7 @@ class QueueRecords:
         first, swept = self.numbers["journal_first"], self.numbers["journal_swept"]
         if swept < first:
             self.numbers["journal_swept"] = upto = min(first, swept + SWEEP_MAX)
-            self.step.execute(_JOURNAL_SWEEP, (self.number, upto))
+            sweep_events(self.step, self.number, upto)
 
     # ---- messages ----------------------------------------------------------------------------------------
 
@@ -452,8 +513,10 @@ class QueueRecords:
         """Write the messages in hand. What frees a key goes first, for two rows cannot share one."""
         step = self.step
         if self._gone:
-            step.execute_many(_MESSAGE_DELETE, [(seq,) for seq in self._gone])
-            step.execute_many(_ENVELOPE_DELETE, [(seq,) for seq in self._gone if seq not in self._kept_envelopes])
+            step.execute_many(_MESSAGES_DELETE, consecutive(self._gone))
+            step.execute_many(
+                _ENVELOPES_DELETE, consecutive(seq for seq in self._gone if seq not in self._kept_envelopes)
+            )
             self._gone.clear()
             self._kept_envelopes.clear()
         for changed in (self._buried, self._touched):
@@ -480,21 +543,53 @@ class QueueRecords:
                 )
                 for r, _ in self._added.values()
             ]  # fmt: skip
-            try:
+            with self._ids_unused([(row[0], row[2]) for row in rows]):
                 step.insert("message", _MESSAGE_COLUMNS, rows)
-            except sqlite3.IntegrityError as error:
-                if not str(error).endswith(".id"):
-                    raise
-                raise id_in_use(self.name, self._known_id(rows)) from None
             self._added.clear()
 
-    def _known_id(self, rows: list[tuple[Any, ...]]) -> str:
+    def add_ready(
+        self, first: int, ids: Sequence[str], envelopes: Sequence[bytes], priority: int, group: str | None
+    ) -> None:
+        """Add messages that are ready now and have neither key nor chain, by one statement for each table.
+
+        They have consecutive rows, from `first` on. SQLite takes one value for all envelopes, and cuts it.
+        """
+        self.flush_messages()
+        step, numbers, count = self.step, self.numbers, len(ids)
+        starts = accumulate(map(len, envelopes), initial=1)
+        places = [start << _LENGTH_BITS | len(data) for start, data in zip(starts, envelopes, strict=False)]
+        step.execute(_ENVELOPES_INSERT, (first, b"".join(envelopes), as_list(places)))
+        values = (first, self.number, priority, numbers["sequence"] + 1, self.now, group, as_list(ids))
+        with self._ids_unused(list(enumerate(ids, first))):
+            step.execute(_READY_INSERT, values)
+        numbers["sequence"] += count
+        numbers["ready"] += count
+        self.freshly_ready += count
+
+    @contextmanager
+    def _ids_unused(self, added: list[tuple[int, str]]) -> Iterator[None]:
+        """Name the id if one of these rows has that of another message."""
+        try:
+            yield
+        except sqlite3.IntegrityError as error:
+            if not str(error).endswith(".id"):
+                raise
+            raise id_in_use(self.name, self._known_id(added)) from None
+
+    def _known_id(self, added: list[tuple[int, str]]) -> str:
         """Which of these messages has the id of another one."""
-        for seq, queue, id, *_ in rows:
-            found = self.step.execute(_BY_ID, (queue, id)).fetchone()
+        for seq, id in added:
+            found = self.step.execute(_BY_ID, (self.number, id)).fetchone()
             if found is not None and found[0] != seq:
-                return str(id)
-        return ""
+                return id
+        ids = [id for _, id in added]
+        return next((id for id in ids if ids.count(id) > 1), "")
+
+    def remove_rows(self, seqs: Iterable[int]) -> None:
+        """Delete messages and their envelopes."""
+        runs = consecutive(seqs)
+        self.step.execute_many(_MESSAGES_DELETE, runs)
+        self.step.execute_many(_ENVELOPES_DELETE, runs)
 
     def flush_and_forget(self) -> None:
         """Write the messages in hand and hold none: the next read sees the file."""
@@ -534,12 +629,11 @@ class QueueRecords:
         if last - self.numbers["journal_first"] + 1 >= policy.journal_max + policy.journal_slack:
             self._cut_journal(last - policy.journal_max + 1, "hard_cap")
         self._sweep_journal()
-        if self._events:
+        self._pack_events()
+        if self._entries:
             first = self.numbers["journal_first"]
-            if self._events[0][1] < first:
-                self._events = [event for event in self._events if event[1] >= first]
-            self.step.insert("journal", _JOURNAL_COLUMNS, self._events)
-            self._events = []
+            write_entries(self.step, self.number, [entry for entry in self._entries if entry.last >= first])
+            self._entries = []
         counted = [self._minute.get(name, 0) for name in MINUTE_COUNTERS]
         if any(counted):
             minute = self.now // 60_000

@@ -16,6 +16,7 @@ from msgspec import Struct
 from waypost.identity import Operation
 from waypost.policy import DEFAULT_POLICY, REMOVED_TTL_MS
 from waypost.store.repeats import check_removal
+from waypost.store.sqlite.entries import first_event, sweep_events
 from waypost.values import Removal
 
 if TYPE_CHECKING:
@@ -37,15 +38,11 @@ _COUNTS = {
     "readers": "SELECT count(*) FROM {reader} WHERE queue = ?",
 }
 _MESSAGES = "SELECT count(*) FROM {message} INDEXED BY {message:id} WHERE queue = ?"
-_JOURNAL_PART = """
-    DELETE FROM {journal} WHERE queue = ?1 AND number < (
-        SELECT min(number) + ?2 FROM {journal} WHERE queue = ?1)"""
-_JOURNAL_LEFT = "SELECT 1 FROM {journal} WHERE queue = ? LIMIT 1"
 _COMPLETED = "DELETE FROM {completed} WHERE queue = ? RETURNING seq"
 _ENVELOPE = "DELETE FROM {envelope} WHERE seq = ?"
 #: What goes at once. Sessions, their results and arrivals stay until they run out: a repeat of them may still come.
 _GOES = (
-    "journal", "reader", "window", "result", "chain", "member", "watcher", "waiter", "ending", "sleeper",
+    "journal", "entry", "reader", "window", "result", "chain", "member", "watcher", "waiter", "ending", "sleeper",
     "rate", "minute", "schedule",
 )  # fmt: skip
 _RUN_OUT = """
@@ -104,9 +101,13 @@ def remove(step: Step, queue: str, operation: Operation) -> Removal:
     if left or not records.is_made:
         return Removal(records.is_made, left)
     records = step.queue_for_writing(queue)
-    step.execute(_JOURNAL_PART, (records.number, EVENTS_REMOVED_MAX))
-    if step.execute(_JOURNAL_LEFT, (records.number,)).fetchone() is not None:
-        records.numbers["journal_first"] = records.numbers["journal_swept"] = _first_event(step, records.number)
+    oldest = first_event(step, records.number)
+    if oldest is not None:
+        sweep_events(step, records.number, oldest + EVENTS_REMOVED_MAX)
+        oldest = first_event(step, records.number)
+    if oldest is not None:
+        first = max(oldest, records.numbers["journal_first"])
+        records.numbers["journal_first"] = records.numbers["journal_swept"] = first
         return Removal(True, more=True)
     step.execute_many(_ENVELOPE, step.execute(_COMPLETED, (records.number,)).fetchall())
     for table in _GOES:
@@ -128,11 +129,6 @@ def left_in(records: QueueRecords) -> dict[str, int]:
     held = sum(left[name] for name in names)
     left["damaged"] = records.step.execute(_MESSAGES, (records.number,)).fetchone()[0] - held
     return {name: count for name, count in left.items() if count}
-
-
-def _first_event(step: Step, number: int) -> int:
-    first: int = step.execute("SELECT min(number) FROM {journal} WHERE queue = ?", (number,)).fetchone()[0]
-    return first
 
 
 def sweep_names(step: Step) -> None:

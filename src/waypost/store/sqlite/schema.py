@@ -14,8 +14,11 @@ from waypost.checks import check_namespace
 from waypost.errors import ForeignData, SchemaTooNew, SchemaTooOld
 from waypost.values import MINUTE_COUNTERS, MINUTE_COUNTERS_FIRST, MessageState
 
-#: Raised with every change of `schema.sql` that an older release could not work with.
-SCHEMA_VERSION = 1
+#: Raised with every change of `schema.sql` that an older release could not work with. 1: the first release; 2: the
+#: journal is packed into entries.
+SCHEMA_VERSION = 2
+#: A file that has at least this schema is brought to ours when it is opened.
+SCHEMA_VERSION_MIN = 1
 MARK = "waypost sqlite store"
 #: The name in `meta` of the number of steps in users' transactions that have woken sleepers.
 TRANSACTION_WAKES = "transaction wakes"
@@ -32,8 +35,7 @@ NO_STATE = 7
 _PLACE = re.compile(r"\{([a-z]+)(:[a-z]+)?\}")
 _STATE = re.compile(rf"\{{({'|'.join(STATES).upper()})\}}")
 _SCHEMA = files(__package__).joinpath("schema.sql").read_text(encoding="utf-8")
-#: Columns that the first release did not have. A file that lacks them gets them when it is opened; the first release
-#: goes on with such a file.
+#: Columns that the first release did not have. A file that lacks them gets them when it is opened.
 ADDED = {
     ("queue", "over_cap"): "INTEGER NOT NULL DEFAULT 0",
     ("queue", "changes"): "BLOB",
@@ -43,7 +45,7 @@ ADDED = {
     ("schedule", "state"): "BLOB",
 } | {("minute", counter): "INTEGER" for counter in MINUTE_COUNTERS[MINUTE_COUNTERS_FIRST:]}
 #: Tables that the first release did not have; they are made in the same way.
-ADDED_TABLES = ("record",)
+ADDED_TABLES = ("record", "entry")
 #: Every table with its columns, read from the file that creates them.
 TABLES: dict[str, tuple[str, ...]] = {
     table: tuple(re.findall(r'^    "?([a-z_]+)"? [A-Z]', body, re.MULTILINE))
@@ -101,9 +103,10 @@ def check_schema(connection: sqlite3.Connection, spelling: Spelling, path: str) 
         raise SchemaTooNew(
             f"{path} has schema {version} and this release knows {SCHEMA_VERSION}; update waypost to open it"
         )
-    if version < SCHEMA_VERSION:
+    if version < SCHEMA_VERSION_MIN:
         raise SchemaTooOld(
-            f"{path} has schema {version} and this release needs {SCHEMA_VERSION}; run `waypost migrate`"
+            f"{path} has schema {version} and this release needs {SCHEMA_VERSION_MIN} or newer; "
+            "open it with the release before this one first"
         )
     for table, columns in TABLES.items():
         if table in ADDED_TABLES and table not in found:
@@ -123,8 +126,15 @@ def _columns(connection: sqlite3.Connection, spelling: Spelling, table: str) -> 
 
 
 def is_complete(connection: sqlite3.Connection, spelling: Spelling) -> bool:
-    """Whether all tables and columns that this release adds are there."""
-    return not _missing_columns(connection, spelling) and not _missing_tables(connection, spelling)
+    """Whether it has our schema, with all tables and columns that this release adds."""
+    return not (
+        _missing_columns(connection, spelling) or _missing_tables(connection, spelling) or _is_old(connection, spelling)
+    )
+
+
+def _is_old(connection: sqlite3.Connection, spelling: Spelling) -> bool:
+    version: int = connection.execute(spelling["SELECT value FROM {meta} WHERE name = 'schema'"]).fetchone()[0]
+    return version < SCHEMA_VERSION
 
 
 def _missing_columns(connection: sqlite3.Connection, spelling: Spelling) -> list[tuple[str, str]]:
@@ -137,7 +147,10 @@ def _missing_tables(connection: sqlite3.Connection, spelling: Spelling) -> list[
 
 
 def complete(connection: sqlite3.Connection, spelling: Spelling) -> None:
-    """Add tables and columns that are missing, in the transaction in progress."""
+    """Bring the schema of an older release to ours, in the transaction in progress."""
+    if _is_old(connection, spelling):
+        # From here on the release before refuses the file: it cannot read packed events.
+        connection.execute(spelling["UPDATE {meta} SET value = ? WHERE name = 'schema'"], (SCHEMA_VERSION,))
     for table, column in _missing_columns(connection, spelling):
         kind = ADDED[table, column]
         connection.execute(f'ALTER TABLE main."{spelling.name(table)}" ADD COLUMN {column} {kind}')

@@ -114,6 +114,21 @@ CREATE TABLE {completed} (
 CREATE UNIQUE INDEX {completed:number} ON {completed} (queue, number);
 CREATE INDEX {completed:id} ON {completed} (queue, id);
 
+-- The journal: a row holds the events of a step, packed (see `entries.py`). `low` and `high` are the smallest and the
+-- largest message id in it.
+CREATE TABLE {entry} (
+    queue INTEGER NOT NULL,
+    last INTEGER NOT NULL,
+    first INTEGER NOT NULL,
+    low TEXT,
+    high TEXT,
+    data BLOB NOT NULL,
+    PRIMARY KEY (queue, last)
+) WITHOUT ROWID;
+CREATE INDEX {entry:one} ON {entry} (queue, low) WHERE low = high;
+CREATE INDEX {entry:many} ON {entry} (queue, high, low) WHERE low < high;
+
+-- Events as the first release wrote them, a row for each: read and trimmed, never added to.
 CREATE TABLE {journal} (
     queue INTEGER NOT NULL,
     number INTEGER NOT NULL,

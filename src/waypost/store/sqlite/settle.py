@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Literal
 
 from waypost.store.port import Hold, Target, cut_error, error_to_keep, forwarded_draft
+from waypost.store.sqlite.known import KnownLease, KnownLeases
 from waypost.store.sqlite.moves import bury, end, ends_otherwise, make_claimable, to_head
 from waypost.store.sqlite.publish import publish
-from waypost.store.sqlite.queue_records import QueueRecords, Record
+from waypost.store.sqlite.queue_records import QueueRecords, Record, as_list, consecutive
 from waypost.store.sqlite.schema import DEAD, DELAYED, LEASED
 from waypost.store.sqlite.wake import waking
 from waypost.values import (
@@ -21,6 +22,16 @@ from waypost.values import (
     chain_id,
 )
 
+#: How many rows of a range are leased by one claim, and the sum of their tokens.
+_HELD = """
+    SELECT count(*), coalesce(sum(token), 0) FROM {message}
+    WHERE seq BETWEEN ? AND ? AND queue = ? AND state = {LEASED} AND nonce = ?"""
+#: Messages that are leased, and whether they have neither key nor chain.
+_HELD_BY_IDS = """
+    SELECT m.id, m.nonce, m.key IS NULL AND m.chain IS NULL, m.seq, m.token, m.priority, m."group", m.deliveries,
+        m.attempts, m.size, m.claimed_ms, m.worker
+    FROM json_each(?) j CROSS JOIN {message} m INDEXED BY {message:id}
+    WHERE m.queue = ? AND m.id = j.value AND m.state = {LEASED}"""
 _RESULT_SET = """
     INSERT INTO {result} (queue, id, data, until_ms) VALUES (?, ?, ?, ?)
     ON CONFLICT DO UPDATE SET data = excluded.data, until_ms = excluded.until_ms"""
@@ -40,13 +51,20 @@ def held(records: QueueRecords, id: str, token: int, nonce: bytes) -> Record | N
 
 
 def settle(
-    records: QueueRecords, settlements: Sequence[Settlement], operation: str, wake: dict[str, list[str]]
+    records: QueueRecords,
+    settlements: Sequence[Settlement],
+    operation: str,
+    wake: dict[str, list[str]],
+    known: KnownLeases,
 ) -> list[SettleStatus]:
     """Settle deliveries in order; `wake` gathers whom to wake in other queues."""
+    if _settle_plain(records, settlements, operation, known):
+        return ["done"] * len(settlements)
     records.load([settlement.id for settlement in settlements])
     records.load_holders([record.key for record in records.messages.values() if record.key is not None])
     statuses: list[SettleStatus] = []
     for settlement in settlements:
+        known.drop(settlement.nonce, settlement.id)
         record = held(records, settlement.id, settlement.token, settlement.nonce)
         if record is None:
             statuses.append("lost")
@@ -56,6 +74,70 @@ def settle(
         else:
             statuses.append(_not_done(records, record, settlement, operation))
     return statuses
+
+
+def _settle_plain(records: QueueRecords, settlements: Sequence[Settlement], operation: str, known: KnownLeases) -> bool:
+    """End deliveries at once that are all done and still held, with nothing else to do; whether these are."""
+    if records.policy.completed_max or not settlements or records.is_awaited:
+        return False
+    for settlement in settlements:
+        if settlement.outcome != "done" or settlement.result is not None or settlement.then:
+            return False
+    ids = [settlement.id for settlement in settlements]
+    if len(set(ids)) != len(ids):
+        return False
+    records.flush_messages()
+    leases = _known(records, settlements, ids, known) or _searched(records, settlements, ids)
+    if leases is None:
+        return False
+    now, count = records.now, len(ids)
+    seqs, tokens, priorities, groups, deliveries, attempts, sizes, claimed, workers = zip(*leases, strict=True)
+    records.remove_rows(seqs)
+    records.numbers["leased"] -= count
+    records.count_up("done", count)
+    ran = [now - claimed_ms for claimed_ms in claimed]
+    records.count_runs(count, sum(ran) if min(ran) >= 0 else sum(max(0, one) for one in ran), max(0, *ran))
+    records.note_many(
+        "done", operation, ids, group=groups, priority=priorities, token=tokens, deliveries=deliveries,
+        attempts=attempts, worker=workers, run_ms=ran, size=sizes,
+    )  # fmt: skip
+    return True
+
+
+def _known(
+    records: QueueRecords, settlements: Sequence[Settlement], ids: list[str], known: KnownLeases
+) -> list[KnownLease] | None:
+    """The leases of these settlements, if all are of one claim of this process, and still held."""
+    nonce = settlements[0].nonce
+    leases = known.find(nonce, ids)
+    if leases is None:
+        return None
+    for settlement, lease in zip(settlements, leases, strict=True):
+        if settlement.token != lease[1] or settlement.nonce != nonce:
+            return None
+    ranges = consecutive([lease[0] for lease in leases])
+    if len(ranges) > 1 + len(leases) // 4:
+        return None  # a search by id is faster
+    held = [records.step.execute(_HELD, (*span, records.number, nonce)).fetchone() for span in ranges]
+    # Tokens only grow: their sum is the same only if each is.
+    if sum(count for count, _ in held) != len(ids) or sum(tokens for _, tokens in held) != sum(x[1] for x in leases):
+        return None
+    known.forget(nonce, ids)
+    return leases
+
+
+def _searched(records: QueueRecords, settlements: Sequence[Settlement], ids: list[str]) -> list[KnownLease] | None:
+    """The leases of these settlements, if all are still held and have neither key nor chain."""
+    rows = records.step.execute(_HELD_BY_IDS, (as_list(ids), records.number)).fetchall()
+    if len(rows) != len(ids):
+        return None
+    leases: list[KnownLease] = []
+    for settlement, (id, nonce, is_alone, *lease) in zip(settlements, rows, strict=True):
+        held = id == settlement.id and lease[1] == settlement.token and nonce == settlement.nonce
+        if not held or not is_alone or type(lease[7]) is not int:
+            return None
+        leases.append(tuple(lease))
+    return leases
 
 
 def _done(

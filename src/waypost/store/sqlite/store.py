@@ -23,8 +23,10 @@ from waypost.store.port import (
     NaturalChannel,
     Registration,
     Target,
+    WithoutGroups,
     Woken,
     add_wakes,
+    check_group_settings,
     check_purge,
     dead_cursor,
     poll_parts,
@@ -49,6 +51,7 @@ from waypost.store.sqlite import (
 from waypost.store.sqlite import check as checking
 from waypost.store.sqlite.connection import check_library
 from waypost.store.sqlite.executor import AsyncSqliteExecutor, SqliteExecutor
+from waypost.store.sqlite.known import KnownLeases
 from waypost.store.sqlite.publish import publish
 from waypost.store.sqlite.queue_records import QueueRecords
 from waypost.store.sqlite.schema import NO_STATE, Spelling
@@ -109,7 +112,7 @@ def wall_clock_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-class SqliteStore:
+class SqliteStore(WithoutGroups):
     """Keeps everything in one file, for all processes of one machine. `clock` is for tests."""
 
     kind = "sqlite"
@@ -138,6 +141,7 @@ class SqliteStore:
         self.place: object = self.path
         self.channel = NaturalChannel("files", self.path)
         self.transactions = SqliteTransactions(self)
+        self._known = KnownLeases()
 
     def bulk_reader(self, connection: BulkConnection) -> SqliteBulkReader:
         from waypost.store.sqlite.bulk import SqliteBulkReader
@@ -226,7 +230,9 @@ class SqliteStore:
             records = step.queue_for_writing(queue)
             first = replays.replayed(records, operation)
             if first is None and not replay:
-                claimed, ids = claim.claim(records, limit, operation, fence, worker, sleeper, poll_soon_ms, bytes_max)
+                claimed, ids = claim.claim(
+                    records, limit, operation, fence, worker, sleeper, poll_soon_ms, bytes_max, self._known
+                )
                 wake = chains.deliver_notices(step) if step.notices or step.waiters_to_wake else {}
                 also = step.also.take()
                 replays.remember(records, operation, replays.CLAIMED.pack((fence, ids, also, wake)))
@@ -250,7 +256,11 @@ class SqliteStore:
                     return 0
                 return min(len(settlements), max(0, records.numbers["ready"] - records.freshly_ready))
 
-            woken = _woken(records, lambda: settle.settle(records, settlements, str(operation), wake), also=freed_slots)
+            woken = _woken(
+                records,
+                lambda: settle.settle(records, settlements, str(operation), wake, self._known),
+                also=freed_slots,
+            )
             return _with_notices(records, Woken(woken.result, wake | woken.wake))
 
         return self._once("settle", queue, operation, replays.SETTLED, work)
@@ -401,6 +411,8 @@ class SqliteStore:
         return SqliteCall("check", run, writes=mend)
 
     def configure(self, queue: str, changes: Mapping[str, Any]) -> Call[Woken[PolicyRecord]]:
+        changes = check_group_settings(self.kind, changes)
+
         def run(step: Step) -> Woken[PolicyRecord]:
             records = step.queue_for_writing(queue)
             return _woken(records, lambda: admin.configure(records, changes), also=lambda: admin.worth_waking(records))

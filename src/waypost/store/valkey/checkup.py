@@ -27,11 +27,11 @@ SCAN_STEPS, SCAN_KEYS, SAMPLES = 20, 500, 50
 MESSAGE_KEYS, JOURNAL_KEY = (1, 2, 3, 4, 5, 6, 7, 8, 9), 10
 COMMAND_CALL = re.compile(r"call\('([A-Z]+)'")
 #: Scripts that begin like all others, with functions that write, and use none of these.
-READ_ONLY = ("stats", "peek", "workers", "schedules")
+READ_ONLY = ("stats", "peek", "workers", "schedules", "groups")
 WRITE_COMMANDS = frozenset(
     (
-        "DEL", "HDEL", "HINCRBY", "HSET", "LPOP", "LPUSH", "LTRIM", "PEXPIRE", "RPUSH", "SADD", "SET", "SPOP", "SREM",
-        "XADD", "XTRIM", "ZADD", "ZPOPMIN", "ZREM", "ZREMRANGEBYSCORE",
+        "DEL", "HDEL", "HINCRBY", "HSET", "HSETNX", "LPOP", "LPUSH", "LTRIM", "PEXPIRE", "RPUSH", "SADD", "SET", "SPOP",
+        "SREM", "UNLINK", "XADD", "XTRIM", "ZADD", "ZPOPMIN", "ZREM", "ZREMRANGEBYSCORE",
     )
 )  # fmt: skip
 #: How scripts check the type of a key before they write: each begins with `must_be` of base.lua.
@@ -175,7 +175,7 @@ def arguments_of(name: str, key: str, channel: str) -> list[str]:
         2: ("HDEL", "HEXISTS", "HGET", "HMGET", "HSCAN", "LINDEX", "LPUSH", "RPUSH", "PEXPIRE", "SADD", "SET", "SREM",
             "ZMSCORE", "ZRANK", "ZSCAN", "ZREM", "ZSCORE"),
         3: ("HINCRBY", "HSET", "HSETNX", "LRANGE", "LTRIM", "XRANGE", "XREVRANGE", "XTRIM", "ZADD", "ZCOUNT", "ZRANGE",
-            "ZRANGEBYSCORE", "ZREMRANGEBYSCORE", "ZREVRANGE"),
+            "ZLEXCOUNT", "ZRANGEBYLEX", "ZRANGEBYSCORE", "ZREMRANGEBYSCORE", "ZREVRANGE"),
     }  # fmt: skip
     special = {
         "TIME": [], "INFO": [], "EVALSHA": ["0" * 40, "1", key], "SCRIPT": ["LOAD", "return 1"],

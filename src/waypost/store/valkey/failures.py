@@ -23,6 +23,7 @@ from waypost.errors import (
     AccessDenied,
     ConfigurationError,
     ForeignData,
+    InvalidPolicy,
     OutcomeUnknown,
     QueueFull,
     SchemaTooNew,
@@ -32,6 +33,8 @@ from waypost.errors import (
     StoreUnavailable,
     WaypostError,
 )
+from waypost.policy import LEASE_NEEDED
+from waypost.store.port import not_grouped, too_many_groups
 from waypost.store.repeats import id_in_use, removed_since, session_in_use, too_old
 
 OURS = re.compile(r"WP-([A-Z]+) ?(.*?)(?: script: |, on @|$)", re.DOTALL)
@@ -114,7 +117,12 @@ class SlotMoving(StoreUnavailable):
 
 def _ours(code: str, details: str, queue: str, verb: str) -> WaypostError:
     if code == "FULL":
-        waiting, cap = details.split()
+        waiting, cap, *group = details.split(" ", 2)
+        if group:
+            return QueueFull(
+                f"group {group[0]} of queue {queue} holds {waiting} messages that wait and its max_pending is {cap}; "
+                "retry later, raise group_max_pending or add workers"
+            )
         return QueueFull(
             f"queue {queue} holds {waiting} messages that wait and its max_pending is {cap}; "
             "retry later, raise max_pending or add workers"
@@ -132,6 +140,12 @@ def _ours(code: str, details: str, queue: str, verb: str) -> WaypostError:
         return too_new(queue, details)
     if code == "SESSION":
         return session_in_use(queue)
+    if code == "LEASE":
+        return InvalidPolicy(LEASE_NEEDED)
+    if code == "UNGROUPED":
+        return not_grouped(queue)
+    if code == "GROUPS":
+        return too_many_groups(queue)
     if code == "KNOWN":
         return id_in_use(queue, details)
     if code == "GONE":

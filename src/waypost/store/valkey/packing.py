@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from waypost.identity import SESSION_BYTES, operation_id
-from waypost.policy import PolicyRecord
+from waypost.policy import DEFAULT_GROUP, GroupSettings, PolicyRecord
 from waypost.store.port import Draft, Hold, forwarded_draft
 from waypost.store.valkey.scripts import CAUSES, COUNTERS, EVENTS
 from waypost.values import (
@@ -22,6 +22,8 @@ from waypost.values import (
     ChangeRecord,
     Continuation,
     EventRecord,
+    GroupLimit,
+    GroupRecord,
     Lease,
     Ledger,
     Links,
@@ -370,6 +372,20 @@ def unpack_policy(packed: bytes | None) -> PolicyRecord:
     return msgspec.convert(fields, PolicyRecord)
 
 
+# ---- groups ------------------------------------------------------------------------------------------------------
+
+
+def unpack_group(fields: Sequence[Any]) -> GroupRecord:
+    """One group of a listing."""
+    name, ready, running, age, holder, until, at_most, settings = fields
+    own = msgspec.convert(unpack(settings), GroupSettings) if settings else DEFAULT_GROUP
+    limited_by: GroupLimit | None = "max_running" if at_most else "rate" if until else None
+    return GroupRecord(
+        _text(name), ready, running, _or_none(age), own.paused, _text(holder), limited_by, until or None,
+        own.weight, own.max_running, own.rate_count, own.rate_per_ms, own.max_pending,
+    )  # fmt: skip
+
+
 # ---- the journal -------------------------------------------------------------------------------------------------
 
 
@@ -460,6 +476,9 @@ def text_event(
             queue, number, at_ms, event, schedule=schedule, cause="overlap", reason=run, due_ms=int(instant), size=size,
             operation_id=operation,
         )  # fmt: skip
+    if cause:  # of a single group
+        group, _, text = text.partition("\0")
+        return EventRecord(queue, number, at_ms, event, group=group or None, cause=text)
     return EventRecord(queue, number, at_ms, event, cause=text or None)
 
 

@@ -43,17 +43,19 @@ EVENTS: tuple[EventName, ...] = get_args(EventName)
 CAUSES = (
     *REDELIVERY_CAUSES, "due", "unparked", "overload", "publish", "replace", "parked", "forwarded", "at_most_once",
     "request", "purge", "retry", "snooze", "release", "dead", "drop", "dead_max", "dead_keep", "hard_cap",
-    "blocked", "unblocked", "damaged", "mended", "max_deliveries", "blocker_failed", "edited",
+    "blocked", "unblocked", "damaged", "mended", "max_deliveries", "blocker_failed", "edited", "held", "group",
 )  # fmt: skip
 
 SCRIPTS = (
     "publish", "claim", "settle", "extend", "cancel", "reschedule", "redrive", "purge", "peek", "stats",
     "configure", "journal", "outgoing", "heartbeat", "unregister", "workers", "request_worker", "arrive", "watch",
     "save_schedule", "schedules", "fire_schedule", "trigger_schedule", "promote", "check", "poll", "remove",
-    "locate", "save_record", "records", "replace_dead",
+    "locate", "save_record", "records", "replace_dead", "groups", "configure_group", "skip_held",
 )  # fmt: skip
 #: Scripts that need nothing of the base.
 APART = ("elect", "start_wait", "unblock")
+#: What stands before the base of a script: a way that is shorter than to make the functions of the base.
+BEFORE_BASE = {"publish": "one"}
 
 
 def _table(entries: dict[str, Any]) -> str:
@@ -85,6 +87,7 @@ LIMITS = (
     "NO_END_MS", "COMPLETION_TTL_MS", "BLOCKER_CHECK_MS", "BLOCKER_CHECKS_MAX", "POLL_SOON_MS_MAX",
     "POLL_SOON_MESSAGES_MAX", "UNBLOCK_TTL_MS", "SCANNED_MAX", "CHUNK_BYTES_MAX", "JOURNAL_SLACK_PART",
     "SIDE_EFFECTS_MAX", "REMOVED_TTL_MS", "RECORDS_SWEPT_MAX", "JOURNAL_ERROR_CHARACTERS_MAX", "LINKS_MAX",
+    "GROUP_STRIDE", "GROUP_RATE_PARTS", "GROUPS_KEPT_MAX", "GROUPS_SKIPPED_MAX",
 )  # fmt: skip
 _places: dict[str, dict[str, Any]] = {
     "COUNT": {name: place for place, name in enumerate(COUNTERS, 1)},
@@ -101,6 +104,7 @@ _texts = {
     "MINUTE_COUNTERS_FIRST": str(MINUTE_COUNTERS_FIRST),
     "REDELIVERY_CAUSES": str(len(REDELIVERY_CAUSES)),
     "DEFAULT_PRIORITY": str(policy.PRIORITY_DEFAULT),
+    "DEFAULT_JOURNAL_LIMIT": str(policy.DEFAULT_POLICY.journal_max + policy.DEFAULT_POLICY.journal_slack),
     "BLOCKED_MARK": f"'{BLOCKED_MARK}'",
     "BLOCKED_BYTE": str(ord(BLOCKED_MARK)),
     "NO_NONCE": "'" + "\\0" * 12 + "'",
@@ -112,7 +116,8 @@ _texts = {
         {
             name: f"'{value}'" if isinstance(value, str) else value
             for name, value in structs.asdict(policy.DEFAULT_POLICY).items()
-            if value is not None and value is not False
+            # The first release does not know `on_failure`: a record without it means its default.
+            if value is not None and value is not False and name != "on_failure"
         }
     ),
 }
@@ -150,6 +155,8 @@ def script(name: str) -> Script:
     text = _read(name)
     if name not in APART:
         text = _read("base") + ("" if SHARED in text else SHARED) + text
+        if name in BEFORE_BASE:
+            text = _read(BEFORE_BASE[name]) + text
     while INCLUDE.search(text):
         text = INCLUDE.sub(_included, text)
     text = COMMENT.sub("", text)

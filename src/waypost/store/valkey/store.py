@@ -39,6 +39,8 @@ from waypost.store.port import (
     check_chunk,
     check_purge,
     format_changes,
+    group_cursor,
+    read_cursor,
 )
 from waypost.store.valkey import locate, packing, poll, shared, workers
 from waypost.store.valkey.blocking_wait import ValkeyBlockingWaits
@@ -58,6 +60,7 @@ from waypost.values import (
     Fired,
     FireStatus,
     FoundMessage,
+    GroupPage,
     Links,
     MessageState,
     Notice,
@@ -116,7 +119,8 @@ ID_BYTES = 24
 KEPT_ON_DISK = frozenset(
     (
         "publish", "settle", "cancel", "reschedule", "redrive", "replace_dead", "purge", "configure", "pause", "resume",
-        "arrive", "save_schedule", "fire_schedule", "trigger_schedule", "check", "remove",
+        "arrive", "save_schedule", "fire_schedule", "trigger_schedule", "check", "remove", "configure_group",
+        "skip_held",
     )
 )  # fmt: skip
 #: The text of each durability.
@@ -136,8 +140,8 @@ QUEUES_REMEMBERED_MAX = 10_000
 #: One local disk, no replica, within 5,000 ms. It applies to the connection that it is sent on.
 WAIT_FOR_DISK = command(b"WAITAOF", b"1", b"0", b"5000")
 NOTHING = part(b"")
-#: Added to whether a queue is paused in the answer to a claim: nothing was added to it, or it was removed.
-NO_QUEUE = 2
+#: Flags in the answer to a claim. No queue: nothing was added to it, or it was removed.
+PAUSED, NO_QUEUE, GROUPED = 1, 2, 4
 #: What may be left in a queue, in the order in which the script counts it.
 LEFT = ("ready", "delayed", "waiting", "leased", "dead", "schedules", "outgoing", "chains", "readers", "damaged")
 #: Number, mark and stamp of an operation.
@@ -166,7 +170,7 @@ class ValkeyStore:
         self.channel = NaturalChannel("valkey", source)
         self.capabilities = Capabilities(
             reach="network", durability=DURABILITY[durability], spans_queues=False, repeats_polls=True,
-            runs_together=not source.cluster,
+            runs_together=not source.cluster, groups=True,
         )  # fmt: skip
         self.blocking_waits = None if source.cluster else ValkeyBlockingWaits(self.namespace)
         #: Tests only: store time comes from here instead of the server.
@@ -378,19 +382,17 @@ class ValkeyStore:
         fence = nonce or new_nonce()
 
         def decode(reply: Any) -> Claimed:
-            lease_end, next_due, next_lease, next_rate, paused, outgoing, now, lease, more, damaged, besides = reply[
-                :11
-            ]
+            lease_end, next_due, next_lease, next_rate, flags, outgoing, now, lease, more, damaged, besides = reply[:11]
             leases = packing.unpack_leases(reply, 11, lease_end, now, fence)
-            if paused >= NO_QUEUE:
+            if flags & NO_QUEUE:
                 self._claimed_from.discard(queue)
             elif leases and queue not in self._claimed_from:
                 if len(self._claimed_from) > QUEUES_REMEMBERED_MAX:
                     self._claimed_from.clear()
                 self._claimed_from.add(queue)
             claimed = Claimed(
-                leases, _or_none(next_due), _or_none(next_lease), _or_none(next_rate), paused % NO_QUEUE == 1, outgoing,
-                _or_none(lease), more == 1, damaged=_damaged_ids(damaged),
+                leases, _or_none(next_due), _or_none(next_lease), _or_none(next_rate), flags & PAUSED == PAUSED,
+                outgoing, _or_none(lease), more == 1, damaged=_damaged_ids(damaged), grouped=flags & GROUPED == GROUPED,
             )  # fmt: skip
             if not besides:
                 return claimed
@@ -665,6 +667,42 @@ class ValkeyStore:
             return Woken(reply[0] == b"1", _wake(queue, reply[1:]))
 
         return self._call("resume", queue, None, [], decode, shared="configure")
+
+    # ---- groups ------------------------------------------------------------------------------------------------
+
+    def groups(self, queue: str, limit: int, *, cursor: str | None = None, group: str | None = None) -> Call[GroupPage]:
+        def decode(reply: Any) -> GroupPage:
+            found = [packing.unpack_group(reply[at : at + 8]) for at in range(1, len(reply), 8)]
+            return GroupPage(found, group_cursor(reply[0][1:].decode()) if reply[0] else None)
+
+        after = read_cursor(cursor, 1)
+        arguments = [
+            b"%d" % limit, b"" if after is None else b"1" + str(after[0]).encode(),
+            b"" if group is None else b"1" + group.encode(),
+        ]  # fmt: skip
+        return self._call("groups", queue, None, arguments, decode)
+
+    def configure_group(self, queue: str, group: str, changes: Mapping[str, Any]) -> Call[Woken[bool]]:
+        def decode(reply: Any) -> Woken[bool]:
+            return Woken(reply[0] == b"1", _wake(queue, reply[1:]))
+
+        packed = packing.pack({name: False if value is None else value for name, value in changes.items()})
+        # Not the names of the queue's own settings: readers of the journal must not confuse the two.
+        text = format_changes({f"own_{name}": value for name, value in changes.items()})
+        return self._call("configure_group", queue, None, [group.encode(), packed, text.encode()], decode)
+
+    def skip_held(self, queue: str, group: str, operation: Operation) -> Call[Woken[str | None]]:
+        def decode(reply: Any) -> Woken[str | None]:
+            return Woken(reply[0].decode() or None, _wake(queue, reply[1:]))
+
+        return self._call("skip_held", queue, operation, [group.encode()], decode)
+
+    def strand_group(self, queue: str, group: str) -> Call[None]:
+        """For tests: take a group out of the turns, so that no claim finds its messages."""
+        place = f"{{{self.namespace}:{queue}}}:group_turns".encode()
+        return ValkeyCall(
+            "damage", queue, command(b"ZREM", place, group.encode()), lambda reply: None, key=place, place=place
+        )
 
     def check(self, queue: str, cursor: str | None, *, mend: bool = False) -> Call[CheckPage]:
         def decode(reply: Any) -> CheckPage:

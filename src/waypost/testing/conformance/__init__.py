@@ -4,6 +4,7 @@
     keys       deduplication, conflicts, windows, generations
     removal    an empty queue is removed whole, and late calls for it do not reach the next queue of its name
     queue      pause, policy, limits, namespaces, listings
+    groups     turns, order and limits of groups
     lease      claims, fences, counts, reclaim
     settle     outcomes, results, continuations, cancel
     chains     waiting for an end, chains over several queues, messages that wait for chains
@@ -31,6 +32,13 @@ from waypost.testing.conformance.chains import TestBlockers, TestChains, TestLin
 from waypost.testing.conformance.clock_steps import TestClockSteps
 from waypost.testing.conformance.damage import TestDamage
 from waypost.testing.conformance.dead import TestChosenLetters, TestCompletedHistory, TestDeadLetters, TestRedrive
+from waypost.testing.conformance.groups import (
+    TestGroupLimits,
+    TestGroupOrder,
+    TestGroupSettings,
+    TestGroupSwitches,
+    TestTurns,
+)
 from waypost.testing.conformance.idle import TestPolls
 from waypost.testing.conformance.journal import TestJournal, TestJournalReaders, TestLocate, TestTrace
 from waypost.testing.conformance.keys import TestConflicts, TestGenerations, TestHolders, TestLiveKeys, TestWindows
@@ -89,6 +97,10 @@ __all__ = [
     "TestFires",
     "TestForgottenOperations",
     "TestGenerations",
+    "TestGroupLimits",
+    "TestGroupOrder",
+    "TestGroupSettings",
+    "TestGroupSwitches",
     "TestHolders",
     "TestIsolation",
     "TestJournal",
@@ -125,6 +137,7 @@ __all__ = [
     "TestSideEffects",
     "TestTimers",
     "TestTrace",
+    "TestTurns",
     "TestUnknownQueues",
     "TestWaiting",
     "TestWakeUps",

@@ -484,6 +484,20 @@ class TestBlockers:
         assert bench.ledger(queue=MAILS).cancelled == 1
 
     @pytest.mark.promise("CHAIN-2")
+    def test_a_message_waits_only_for_its_own_chains_after_a_cancelled_one(self, bench: Bench) -> None:
+        first, second = bench.begin_chain(), bench.begin_chain()
+        for chain in (first, first):
+            report = bench.publish(queue=MAILS, after_chains=[chain])
+            bench.deliver_all()
+            assert bench.cancel(report.id, queue=MAILS) == "cancelled"
+        waiting = bench.publish(queue=MAILS, after_chains=[second])
+        bench.deliver_all()
+        _, other = bench.claim(2)
+        bench.settle(other)
+        bench.deliver_all()
+        assert [lease.id for lease in bench.claim(queue=MAILS)] == [waiting.id]
+
+    @pytest.mark.promise("CHAIN-2")
     def test_waiting_messages_can_be_purged(self, bench: Bench) -> None:
         chain = bench.begin_chain()
         for _ in range(3):

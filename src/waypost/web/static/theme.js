@@ -15,7 +15,7 @@
 
   function apply() {
     const choice = read();
-    document.getElementById("dark-colors").media = MEDIA[choice];
+    for (const link of document.querySelectorAll(".dark-colors")) link.media = MEDIA[choice];
     const button = document.getElementById("theme");
     if (button) button.textContent = `Theme: ${choice}`;
   }

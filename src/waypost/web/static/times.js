@@ -19,7 +19,6 @@ function two(number) {
 
 function formatLocal(at, element) {
   const clock = `${two(at.getHours())}:${two(at.getMinutes())}`;
-  if ("clock" in element.dataset) return clock;
   const year = at.getFullYear() === new Date().getFullYear() ? "" : ` ${at.getFullYear()}`;
   const rest = /\.\d{3}$/.test(element.dataset.utc) ? `.${String(at.getMilliseconds()).padStart(3, "0")}` : "";
   return `${at.getDate()} ${MONTHS[at.getMonth()]}${year} ${clock}:${two(at.getSeconds())}${rest}`;
@@ -50,6 +49,11 @@ export function showTimes() {
     element.title = local ? formatWhole(at) : element.dataset.title;
     if ("relative" in element.dataset) element.textContent = formatAge(at);
     else element.textContent = local ? formatLocal(at, element) : element.dataset.utc;
+  }
+  for (const element of document.querySelectorAll("svg text[data-at]")) {
+    const at = new Date(element.dataset.at);
+    element.dataset.utc ??= element.textContent;
+    element.textContent = local ? `${two(at.getHours())}:${two(at.getMinutes())}` : element.dataset.utc;
   }
   const button = document.getElementById("time-zone");
   if (button) {

@@ -14,6 +14,7 @@ from markupsafe import Markup, escape
 from waypost.formatting import error_line, format_age, format_bytes, printable
 from waypost.release import VERSION
 from waypost.schedule.zones import zone_of
+from waypost.web.charts import draw_counts, draw_figure, draw_timeline
 
 #: Longer ids and keys are cut in tables; the whole text is in the title.
 SHORT_CHARACTERS = 28
@@ -76,12 +77,6 @@ def relative(seconds: float) -> str:
     size, unit = next((size, unit) for size, most, unit in AGE_UNITS if distance / size < most)
     text = f"{distance / size:,.0f} {unit}"
     return f"{text} ago" if seconds > 0 else f"in {text}"
-
-
-def clock_time(at: datetime) -> Markup:
-    """The hour and minute of a time, for the ends of an axis."""
-    text = at.time().isoformat("minutes")
-    return Markup('<time datetime="{}" title="{}" data-clock>{}</time>').format(at.isoformat(), whole_time(at), text)
 
 
 def in_zone(at: datetime, tz: str) -> str:
@@ -150,10 +145,10 @@ environment = Environment(
     lstrip_blocks=True,
 )
 environment.filters |= {
-    "ago": ago, "bytes": format_bytes, "cell": cell, "clock_time": clock_time, "duration": duration,
-    "error_line": error_line, "error_name": error_name, "filled": filled, "first_upper": first_upper,
-    "in_zone": in_zone, "moment": moment, "number": number, "pretty": pretty, "printable": printable,
-    "setting": setting, "short": short, "utc_input": utc_input,
+    "ago": ago, "bytes": format_bytes, "cell": cell, "counts": draw_counts, "duration": duration,
+    "error_line": error_line, "error_name": error_name, "figure": draw_figure, "filled": filled,
+    "first_upper": first_upper, "in_zone": in_zone, "moment": moment, "number": number, "pretty": pretty,
+    "printable": printable, "setting": setting, "short": short, "timeline": draw_timeline, "utc_input": utc_input,
 }  # fmt: skip
 environment.globals |= {"version": VERSION, "step_urls": step_urls}
 

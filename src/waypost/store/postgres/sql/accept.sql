@@ -4,7 +4,7 @@
 -- message is first, and an owner changes only under its row's lock. Keys are locked in order, so that steps do not deadlock.
 --
 -- letters: q queued, d delayed, u duplicate, c conflict, e extended, r replaced, E parked by extend; `others` has an id
--- where the message that counts is another one. `fresh` is how many became claimable, `added` how many use up the cap, `passing` how many
+-- where the message that counts is another one; `capped_groups` has the group of each draft that uses up the cap of one. `fresh` is how many became claimable, `added` how many use up the cap, `passing` how many
 -- were stored without regard to it (sent on by a settle: forwarded, and not among `p_capped`),
 -- `followups` what the caller is to `apply_followups`. The draft at `p_places[i]` waits for the chain `p_afters[i]`.
 
@@ -14,11 +14,13 @@ CREATE OR REPLACE FUNCTION {accept}(
     p_ats bigint[], p_copies bytea[], p_keys text[], p_windows bigint[], p_rules text[], p_forwarded boolean[],
     p_chains text[], p_places integer[], p_afters text[], p_capped boolean[],
     OUT letters text, OUT others text[], OUT fresh bigint, OUT added bigint, OUT first_seq bigint, OUT followups json[],
-    OUT passing bigint
+    OUT passing bigint, OUT capped_groups text[]
 ) LANGUAGE plpgsql AS $body$
+DECLARE
+    v_groups bigint;
 BEGIN
     IF p_keys IS NOT NULL OR p_forwarded IS NOT NULL OR p_chains IS NOT NULL OR p_afters IS NOT NULL THEN
-        SELECT * INTO letters, others, fresh, added, first_seq, followups, passing FROM {accept_keyed}(
+        SELECT * INTO letters, others, fresh, added, first_seq, followups, passing, capped_groups FROM {accept_keyed}(
             q, p_now, p_op, p_envelopes, p_priorities, p_groups, p_delays, p_ats, p_copies, p_keys, p_windows, p_rules,
             p_forwarded, p_chains, p_places, p_afters, p_capped);
         RETURN;
@@ -33,9 +35,9 @@ BEGIN
         FROM unnest(p_envelopes, p_priorities, p_groups, p_delays, p_ats, p_copies)
             AS u (data, priority, "group", delay, at, copy)
     ), m AS (
-        INSERT INTO {message} (seq, position, ready_ms, published_ms, queue, state, rank, id, "group", data)
+        INSERT INTO {message} (seq, position, ready_ms, published_ms, queue, state, rank, id, "group", group_rank, data)
         SELECT d.seq, d.seq, greatest(d.due, p_now), p_now, q.number, (d.due > p_now)::int, d.rank, d.id, d."group",
-            d.data
+            {group_rank}(q.group_mode, d."group", d.rank), d.data
         FROM d
     ), j AS (
         INSERT INTO {entry} (
@@ -58,6 +60,40 @@ BEGIN
     INTO letters, fresh, added, first_seq FROM d;
     INSERT INTO {tally} (seq, queue, minute, published, ready, delayed)
     VALUES (first_seq, q.number, p_now / 60000, added, fresh, nullif(added - fresh, 0));
+    IF q.group_mode > 0 THEN
+        IF p_groups IS NOT NULL AND p_delays IS NULL AND p_ats IS NULL AND array_position(p_groups, NULL) IS NULL THEN
+            v_groups := {change_groups}(q.number, p_groups, {JOINS}::smallint, 1, 0, 0);
+            fresh := CASE WHEN q.group_mode < {MODE_ORDERED} THEN added ELSE v_groups END;
+        ELSE
+            fresh := {add_to_groups}(q, p_now, array_fill('new'::text, ARRAY[added::int]), NULL, p_groups, p_delays, p_ats);
+        END IF;
+        capped_groups := p_groups;
+    END IF;
+END $body$;
+
+-- Count stored drafts in their groups. Returns how many sleepers they are worth: an ordered group hands out one message,
+-- however many became ready.
+CREATE OR REPLACE FUNCTION {add_to_groups}(
+    q {queue}, p_now bigint, p_acts text[], p_states smallint[], p_groups text[], p_delays bigint[], p_ats bigint[]
+) RETURNS bigint LANGUAGE plpgsql AS $body$
+DECLARE
+    v_ready text[];
+    v_later text[];
+BEGIN
+    SELECT array_agg(s.name) FILTER (WHERE s.ready), array_agg(s.name) FILTER (WHERE NOT s.ready) INTO v_ready, v_later FROM (
+        SELECT u."group" AS name, u.state IS DISTINCT FROM {WAITING} AND coalesce(u.at, p_now + coalesce(u.delay, 0)) <= p_now AS ready
+        FROM unnest(p_acts, p_states, p_groups, p_delays, p_ats) AS u (act, state, "group", delay, at)
+        WHERE u.act IN ('new', 'park', 'replace')) s;
+    IF v_ready IS NOT NULL THEN
+        PERFORM {change_groups}(q.number, v_ready, {JOINS}::smallint, 1, 0, 0);
+    END IF;
+    IF v_later IS NOT NULL THEN
+        PERFORM {change_groups}(q.number, v_later, 0::smallint, 0, 0, 1);
+    END IF;
+    IF q.group_mode < {MODE_ORDERED} THEN
+        RETURN coalesce(cardinality(v_ready), 0);
+    END IF;
+    RETURN (SELECT count(DISTINCT u.name) + count(*) FILTER (WHERE u.name IS NULL) FROM unnest(v_ready) AS u (name));
 END $body$;
 
 CREATE OR REPLACE FUNCTION {accept_keyed}(
@@ -66,7 +102,7 @@ CREATE OR REPLACE FUNCTION {accept_keyed}(
     p_ats bigint[], p_copies bytea[], p_keys text[], p_windows bigint[], p_rules text[], p_forwarded boolean[],
     p_chains text[], p_places integer[], p_afters text[], p_capped boolean[],
     OUT letters text, OUT others text[], OUT fresh bigint, OUT added bigint, OUT first_seq bigint, OUT followups json[],
-    OUT passing bigint
+    OUT passing bigint, OUT capped_groups text[]
 ) LANGUAGE plpgsql AS $body$
 DECLARE
     n integer := cardinality(p_envelopes);
@@ -76,6 +112,7 @@ DECLARE
     v_states smallint[] := array_fill(NULL::smallint, ARRAY[n]);
     v_fresh text[];
     v_count bigint;
+    v_extended bigint;
     r record;
     i integer;
 BEGIN
@@ -108,10 +145,12 @@ BEGIN
 
     -- The first message in the index of owners has the key.
     WITH inserted AS (
-        INSERT INTO {message} (seq, position, ready_ms, published_ms, queue, state, rank, id, key, "group", chain, data)
+        INSERT INTO {message} (
+            seq, position, ready_ms, published_ms, queue, state, rank, id, key, "group", chain, data, group_rank)
         SELECT u.seq, u.seq, greatest(coalesce(u.at, p_now + coalesce(u.delay, 0)), p_now), p_now, q.number,
             coalesce(u.state, (coalesce(u.at, p_now + coalesce(u.delay, 0)) > p_now)::int), {PRIORITY_MAX} - coalesce(u.priority, {PRIORITY_DEFAULT}),
-            u.id, u.key, u."group", u.chain, u.data
+            u.id, u.key, u."group", u.chain, u.data,
+            {group_rank}(q.group_mode, u."group", ({PRIORITY_MAX} - coalesce(u.priority, {PRIORITY_DEFAULT}))::smallint)
         FROM unnest(v_ids, v_seqs, v_acts, v_states, p_envelopes, p_keys, p_priorities, p_groups, p_delays, p_ats,
             p_chains)
             AS u (id, seq, act, state, data, key, priority, "group", delay, at, chain)
@@ -170,6 +209,7 @@ BEGIN
         fresh := fresh + r.fresh;
         followups := followups || r.followups;
     END LOOP;
+    v_extended := fresh;
 
     WITH d AS MATERIALIZED (
         SELECT u.*, coalesce(u.at, p_now + coalesce(u.delay, 0)) AS due
@@ -222,6 +262,12 @@ BEGIN
         count(*) FILTER (WHERE d.act IN ('new', 'park') AND (NOT coalesce(d.forwarded, false) OR coalesce(d.capped, false))),
         count(*) FILTER (WHERE d.act IN ('new', 'park') AND d.forwarded AND NOT coalesce(d.capped, false))
     INTO letters, fresh, added, passing FROM d;
+    IF q.group_mode > 0 THEN
+        fresh := v_extended + {add_to_groups}(q, p_now, v_acts, v_states, p_groups, p_delays, p_ats);
+        SELECT array_agg(u."group") INTO capped_groups
+        FROM unnest(v_acts, p_groups, p_forwarded, p_capped) AS u (act, "group", forwarded, capped)
+        WHERE u.act IN ('new', 'park') AND (NOT coalesce(u.forwarded, false) OR coalesce(u.capped, false));
+    END IF;
     IF p_chains IS NOT NULL THEN
         followups := followups || {begin_chains}(q, p_now, v_ids, v_acts, p_chains, p_forwarded);
     END IF;
@@ -244,6 +290,7 @@ DECLARE
     h {message};
     v_ready bigint := greatest(p_due, p_now);
     v_state smallint := (p_due > p_now)::int;
+    v_placed boolean;
     v_seq bigint;
 BEGIN
     fresh := 0;
@@ -254,8 +301,11 @@ BEGIN
         EXIT WHEN FOUND;
         -- It ended meanwhile, so the key may be free.
         v_seq := NULL;
-        INSERT INTO {message} (seq, position, ready_ms, published_ms, queue, state, rank, id, key, "group", chain, data)
-        VALUES (p_seq, p_seq, v_ready, p_now, q.number, v_state, {PRIORITY_MAX} - p_priority, p_id, p_key, p_group, p_chain, p_data)
+        INSERT INTO {message} (
+            seq, position, ready_ms, published_ms, queue, state, rank, id, key, "group", chain, data, group_rank)
+        VALUES (
+            p_seq, p_seq, v_ready, p_now, q.number, v_state, {PRIORITY_MAX} - p_priority, p_id, p_key, p_group, p_chain, p_data,
+            {group_rank}(q.group_mode, p_group, ({PRIORITY_MAX} - p_priority)::smallint))
         ON CONFLICT DO NOTHING RETURNING seq INTO v_seq;
         IF v_seq IS NOT NULL THEN
             act := 'new';
@@ -292,10 +342,17 @@ BEGIN
             UPDATE {message} m SET ready_ms = CASE WHEN p_due > p_now THEN p_due ELSE m.published_ms END
             WHERE m.queue = q.number AND m.id = h.id;
         ELSE
+            -- In an ordered group one that was claimed before keeps its place.
+            v_placed := coalesce(
+                o.group_rank = {RANK_ORDERED} AND o.cause IN ('expired', 'released', 'retried', 'snoozed'), false);
             UPDATE {message} m SET ready_ms = v_ready, state = v_state,
-                position = CASE WHEN v_state = {READY} THEN p_seq ELSE m.position END
+                position = CASE WHEN v_state = {READY} AND NOT v_placed THEN p_seq ELSE m.position END,
+                keeps_place = CASE WHEN v_state = {DELAYED} AND v_placed THEN coalesce(m.keeps_place, false) END
             WHERE m.queue = q.number AND m.id = o.id;
             PERFORM {count_move}(q.number, p_now, o.state, v_state);
+            IF o.group_rank IS NOT NULL THEN
+                PERFORM {change_group}(q.number, o."group", o.state, v_state);
+            END IF;
             fresh := 1 - v_state;
         END IF;
         PERFORM {write_event}(q, p_now, p_op, 'postponed', o, NULL, false, v_ready);
@@ -313,6 +370,9 @@ BEGIN
         END IF;
     END IF;
     other := p_id;
-    INSERT INTO {message} (seq, position, ready_ms, published_ms, queue, state, rank, id, key, "group", chain, data)
-    VALUES (p_seq, p_seq, v_ready, p_now, q.number, state, {PRIORITY_MAX} - p_priority, p_id, p_key, p_group, p_chain, p_data);
+    INSERT INTO {message} (
+        seq, position, ready_ms, published_ms, queue, state, rank, id, key, "group", chain, data, group_rank)
+    VALUES (
+        p_seq, p_seq, v_ready, p_now, q.number, state, {PRIORITY_MAX} - p_priority, p_id, p_key, p_group, p_chain, p_data,
+        {group_rank}(q.group_mode, p_group, ({PRIORITY_MAX} - p_priority)::smallint));
 END $body$;

@@ -126,6 +126,12 @@ BEGIN
     RETURN EXISTS (SELECT 1 FROM {tally} t WHERE t.queue = p_queue OFFSET 64 LIMIT 1);
 END $body$;
 
+-- Whether it has more of them than this.
+CREATE OR REPLACE FUNCTION {counts_exceed}(p_queue integer, p_most bigint) RETURNS boolean LANGUAGE plpgsql AS $body$
+BEGIN
+    RETURN EXISTS (SELECT 1 FROM {tally} t WHERE t.queue = p_queue OFFSET p_most LIMIT 1);
+END $body$;
+
 -- How many messages are in each state: what was folded, and what was not yet, as of one moment.
 CREATE OR REPLACE FUNCTION {state_counts}(
     p_queue integer, OUT ready bigint, OUT delayed bigint, OUT leased bigint, OUT waiting bigint, OUT dead_kept bigint

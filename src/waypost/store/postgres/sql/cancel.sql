@@ -16,6 +16,8 @@ DECLARE
     v_op text := {operation_id}(p_session, p_number);
     v_first text;
     v_letters text := '';
+    v_end record;
+    v_fresh bigint := 0;
     v_followups json[] := '{}';
     v_wakes json[];
 BEGIN
@@ -65,10 +67,16 @@ BEGIN
             END IF;
             v_letters := v_letters || 'r';
         ELSE
-            v_followups := v_followups || ({end_message}(q, m, v_now, v_op, 'cancelled', 'request')).followups;
+            SELECT e.fresh, e.followups INTO v_end FROM {end_message}(q, m, v_now, v_op, 'cancelled', 'request') e;
+            v_fresh := v_fresh + v_end.fresh;
+            v_followups := v_followups || v_end.followups;
             v_letters := v_letters || 'c';
         END IF;
     END LOOP;
+    IF v_fresh > 0 THEN
+        -- Groups that it held can go on.
+        v_followups := v_followups || {wake_followup}(q.name, {wake}(q, v_now, v_fresh, p_ttl IS NULL));
+    END IF;
     v_wakes := {apply_followups}(v_now, v_followups);
     v_first := json_build_array(v_letters, v_wakes, {take_side_effects}())::text;
     IF p_ttl IS NOT NULL AND {store_result}(q.number, p_session, p_number, v_now + p_ttl, v_first) THEN
@@ -118,8 +126,13 @@ BEGIN
         ELSIF m.state <> {DELAYED} THEN
             v_letters := v_letters || 'd';
         ELSE
-            UPDATE {message} t SET state = v_state, ready_ms = v_ready, position = nextval('{sequence}')
+            UPDATE {message} t SET state = v_state, ready_ms = v_ready,
+                position = CASE WHEN m.keeps_place IS NULL THEN nextval('{sequence}') ELSE t.position END,
+                keeps_place = CASE WHEN v_state = {DELAYED} THEN t.keeps_place END
             WHERE t.queue = q.number AND t.id = m.id;
+            IF m.group_rank IS NOT NULL AND v_state = {READY} THEN
+                PERFORM {change_group}(q.number, m."group", {DELAYED}::smallint, {READY}::smallint);
+            END IF;
             IF v_state = {READY} THEN
                 PERFORM {count_move}(q.number, v_now, {DELAYED}::smallint, {READY}::smallint);
                 v_fresh := v_fresh + 1;

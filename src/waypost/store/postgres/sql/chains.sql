@@ -110,6 +110,9 @@ BEGIN
     UPDATE {message} t SET state = v_state, ready_ms = v_ready, position = nextval('{sequence}')
     WHERE t.queue = q.number AND t.id = m.id;
     PERFORM {count_move}(q.number, p_now, {WAITING}::smallint, v_state);
+    IF m.group_rank IS NOT NULL THEN
+        PERFORM {change_group}(q.number, m."group", {WAITING}::smallint, v_state);
+    END IF;
     PERFORM {write_event}(q, p_now, NULL, 'promoted', m, 'unblocked');
     PERFORM {add_side_effect}(q.name, 'promoted', 'unblocked', ARRAY[m.id], ARRAY[m.token]);
     RETURN {wake_followup}(q.name, {wake}(q, p_now, CASE WHEN v_state = {READY} OR v_due IS NULL OR v_ready < v_due THEN 1 ELSE 0 END));

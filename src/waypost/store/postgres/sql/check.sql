@@ -22,7 +22,9 @@ BEGIN
         RETURN json_build_array(0, v_found, NULL)::text;
     END IF;
     FOR r IN
-        SELECT t.id, t.state, t.rank, t.lease_end_ms, t.lease_ms, t.nonce, t.ended_ms, t.reason FROM {message} t
+        SELECT t.id, t.state, t.rank, t.lease_end_ms, t.lease_ms, t.nonce, t.ended_ms, t.reason,
+            t.group_rank IS NOT NULL AS ranked
+        FROM {message} t
         WHERE t.queue = q.number AND t.id > coalesce(p_after, '') ORDER BY t.id LIMIT 500
     LOOP
         v_count := v_count + 1;
@@ -47,7 +49,8 @@ BEGIN
                 WHERE t.queue = q.number AND t.id = m.id;
                 v_done := 'a dead letter with a reason and a time';
             ELSE
-                UPDATE {message} t SET state = {READY}, position = v_now - {HEAD_OFFSET}, ready_ms = v_now,
+                UPDATE {message} t SET state = {READY}, position = v_now - {HEAD_OFFSET}, ready_ms = v_now, keeps_place = NULL,
+                    group_rank = {group_rank}(q.group_mode, t."group", CASE WHEN t.rank BETWEEN 0 AND {PRIORITY_MAX} THEN t.rank ELSE {RANK_DEFAULT}::smallint END),
                     rank = CASE WHEN t.rank BETWEEN 0 AND {PRIORITY_MAX} THEN t.rank ELSE {RANK_DEFAULT} END, nonce = NULL, worker = NULL,
                     claimed_ms = NULL, lease_end_ms = NULL, lease_ms = NULL, cancel_requested = false,
                     cause = CASE WHEN t.claims = 0 THEN NULL
@@ -61,6 +64,12 @@ BEGIN
                 IF r.state BETWEEN {READY} AND {WAITING} THEN
                     PERFORM {count_move}(q.number, v_now, r.state, {READY}::smallint);
                 END IF;
+                IF q.group_mode > 0 THEN
+                    -- One without a state that exists is counted as ready, as it was.
+                    PERFORM {change_group}(
+                        q.number, m."group", CASE WHEN r.state BETWEEN {READY} AND {WAITING} THEN CASE WHEN r.ranked THEN r.state END
+                            WHEN r.ranked THEN {READY} END::smallint, {READY}::smallint);
+                END IF;
                 v_ready := v_ready + 1;
                 v_done := 'ready at the head of its priority';
             END IF;
@@ -72,9 +81,31 @@ BEGIN
         v_found := v_found || json_build_array(
             CASE WHEN r.state NOT BETWEEN {READY} AND {DEAD} THEN 'stranded' ELSE 'unreadable' END, r.id, v_what, v_done);
     END LOOP;
+    IF q.group_mode > 0 AND q.conversion IS NULL AND q.claim_mode = q.group_mode THEN
+        FOR r IN
+            SELECT t.id FROM {message} t
+            WHERE t.queue = q.number AND t.id > coalesce(p_after, '') AND t.id <= v_last AND t.state + 0 BETWEEN {READY} AND {WAITING}
+                AND t.group_rank IS DISTINCT FROM {group_rank}(q.group_mode, t."group", t.rank)
+            ORDER BY t.id
+        LOOP
+            v_done := NULL;
+            IF p_mend THEN
+                PERFORM {convert_messages}(q, ARRAY[r.id], NULL);
+                v_ready := v_ready + 1;
+                v_done := 'put into its group';
+                PERFORM {write_event}(q, v_now, NULL, 'configured', NULL, 'mended misplaced ' || r.id || ': ' || v_done);
+            END IF;
+            v_found := v_found || json_build_array('misplaced', r.id, 'it has no place in its group, so no claim can reach it', v_done);
+        END LOOP;
+    END IF;
     IF v_count < 500 THEN
         v_last := NULL;
         v_found := v_found || {check_counts}(q, v_now, p_mend);
+        IF q.group_mode > 0 THEN
+            r := {check_groups}(q.name, v_now, p_mend);
+            v_found := v_found || r.damages;
+            v_ready := v_ready + r.fresh;
+        END IF;
     END IF;
     IF v_ready > 0 THEN
         PERFORM {wake}(q, v_now, v_ready);

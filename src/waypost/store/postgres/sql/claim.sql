@@ -1,7 +1,7 @@
 -- Claim: promote what is due, reclaim what expired, lease what is first, and return when to claim again.
 -- Touches: queue (read), message, entry, tally, rate, sleeper, operation, and what `end_message` and `apply_followups` touch.
--- Keeps: a message is leased to one claim (SKIP LOCKED under its row's lock); a token only grows; with `max_running` or
--- `rate`, claims of one queue take turns, so that together they never pass the limit.
+-- Keeps: a message is leased to one claim (SKIP LOCKED under its row's lock); a token only grows; with `max_running`,
+-- `rate` or groups, claims of one queue wait for each other, so that together they never pass a limit or an order.
 -- The rows are leases in order; the last row has only `head`, which ends with the sleepers to wake and the side effects, if
 -- there are any; a repeat gets them too.
 -- Rows are locked as strongly as their change needs and not more: one that a client is about to wait for is not skipped.
@@ -33,6 +33,13 @@ DECLARE
     v_size bigint;
     v_left bigint := p_bytes;
     v_more boolean := false;
+    v_ranked boolean := false;
+    v_unfolded boolean := false;
+    v_goes_on boolean := false;
+    v_group_rate bigint;
+    v_chosen record;
+    v_missed text[];
+    v_skipped bigint := 0;
     v_due bigint;
     v_end bigint;
     v_rate bigint;
@@ -40,6 +47,7 @@ DECLARE
     v_floor bigint;
     v_waits boolean := false;
     v_buried_now record;
+    v_one record;
     v_followups json[] := '{}';
     v_ids text[];
     v_ends json[];
@@ -74,13 +82,33 @@ BEGIN
         -- Written first: a repeat on another connection waits for this one, or this one is undone by it.
         v_tidy := {store_result}(q.number, p_session, p_number, v_now + p_ttl, encode(v_nonce, 'hex'));
     END IF;
-    v_due := {next_due}(q.number);
-    v_end := {next_lease}(q.number);
+    -- One statement: each costs a claim of one message more than what it reads here.
+    SELECT
+        (SELECT m.ready_ms FROM {message} m WHERE m.queue = q.number AND m.state = {DELAYED} ORDER BY m.ready_ms LIMIT 1),
+        (SELECT m.lease_end_ms FROM {message} m
+            WHERE m.queue = q.number AND m.state = {LEASED} ORDER BY m.lease_end_ms LIMIT 1),
+        (SELECT s.floor FROM {server} s WHERE s.started = pg_postmaster_start_time() AND s.place = '{server}'::regclass)
+    INTO v_due, v_end, v_floor;
     IF NOT p_replay THEN
         IF p_sleeper IS NOT NULL THEN
             UPDATE {sleeper} s SET awake = true WHERE s.queue = q.number AND s.name = p_sleeper AND NOT s.awake;
         END IF;
         IF NOT q.paused THEN
+            IF q.claim_mode > 0 OR q.conversion IS NOT NULL THEN
+                PERFORM pg_advisory_xact_lock({lock_key}('running'), q.number);
+                v_now := {clock}(p_clock);
+                SELECT * INTO q FROM {queue} t WHERE t.number = q.number;
+                IF q.conversion IS NOT NULL THEN
+                    v_extra := q.conversion::text;
+                    q := {convert_queue}(q, {CONVERT_MAX});
+                    v_goes_on := q.conversion::text <> v_extra AND NOT q.conversion ? 'waits';
+                    v_extra := NULL;
+                    v_waits := true;
+                END IF;
+                IF q.claim_mode > 0 THEN
+                    PERFORM {end_limits}(q, v_now);
+                END IF;
+            END IF;
             IF v_due <= v_now THEN
                 PERFORM {promote}(q, v_now, v_op);
             END IF;
@@ -96,9 +124,6 @@ BEGIN
                 v_now := {clock}(p_clock);
                 SELECT r.room, r.next_rate_ms INTO v_room, v_rate FROM {claim_room}(q, v_now, p_limit) r;
             END IF;
-            v_floor := (
-                SELECT s.floor FROM {server} s
-                WHERE s.started = pg_postmaster_start_time() AND s.place = '{server}'::regclass);
             IF v_floor IS NULL AND v_room > 0 THEN
                 v_floor := {raise_floor}();
                 v_waits := true;
@@ -106,27 +131,105 @@ BEGIN
             LOOP
                 EXIT WHEN v_leased >= v_room OR v_more;
                 v_tried := v_room - v_leased;
-                IF v_tried > 1 THEN
+                v_seen := 1;
+                IF q.claim_mode > 0 THEN
+                    v_unfolded := {fold_groups}(q, v_now, {FOLDED_MAX});
+                    -- Where many groups cannot go on, more of them are read at a time.
+                    v_chosen := {choose_messages}(q, v_now, v_tried, v_leased, v_left, v_missed, least(v_skipped * 8, 64));
+                    v_skipped := v_skipped + v_chosen.skipped;
+                    v_missed := v_missed || v_chosen.missed;
+                    v_places := v_chosen.places;
+                    v_size := v_chosen.size;
+                    v_more := v_chosen.more;
+                    v_waits := v_waits OR v_chosen.limited;
+                ELSIF v_tried > 1 THEN
                     -- The size of the first one tells how many fit: what is locked and left would be skipped by others.
-                    SELECT least(v_tried, greatest(1, v_left / greatest(1, length(m.data)))) INTO v_tried
-                    FROM {message} m WHERE m.queue = q.number AND m.state = {READY}
-                    ORDER BY m.rank, m.position, m.id LIMIT 1;
-                    EXIT WHEN NOT FOUND;
+                    SELECT count(*), least(v_tried, greatest(1, v_left / greatest(1, (array_agg(f.size))[1])))
+                    INTO v_seen, v_tried FROM (
+                        SELECT length(m.data) AS size FROM {message} m WHERE m.queue = q.number AND m.state = {READY}
+                        ORDER BY m.rank, m.position, m.id LIMIT 2) f;
+                    EXIT WHEN v_seen = 0;
                 END IF;
-                -- What is over its limit is not handed out and takes no room.
-                SELECT count(*), array_agg(f.place) FILTER (WHERE f.good AND NOT f.over),
-                    coalesce(sum(f.size) FILTER (WHERE f.good AND NOT f.over), 0),
-                    coalesce(bool_or(f.good AND f.over), false)
-                INTO v_seen, v_places, v_size, v_more FROM (
-                    SELECT c.place, c.good, c.size,
-                        sum(c.size) FILTER (WHERE c.good) OVER w > v_left
-                            AND v_leased + count(*) FILTER (WHERE c.good) OVER w > 1 AS over
+                IF v_seen = 1 AND v_leased = 0 AND q.lease_ms IS NOT NULL AND q.claim_mode = 0 THEN
+                    -- The only one, as on a queue whose workers keep up: statements for one message take a fraction of the time
+                    -- of those for many. They do the same.
+                    UPDATE {message} m SET state = {LEASED}, token = greatest(m.token, v_floor) + 1, claims = m.claims + 1,
+                        deliveries = m.deliveries + 1, nonce = v_nonce, worker = p_worker, claimed_ms = v_now,
+                        lease_end_ms = v_now + q.lease_ms, lease_ms = q.lease_ms
                     FROM (
-                        SELECT m.ctid AS place, length(m.data) AS size,
-                            q.max_deliveries IS NULL OR m.deliveries < q.max_deliveries AS good
-                        FROM {message} m WHERE m.queue = q.number AND m.state = {READY}
-                        ORDER BY m.rank, m.position, m.id LIMIT v_tried FOR NO KEY UPDATE SKIP LOCKED) c
-                    WINDOW w AS (ROWS UNBOUNDED PRECEDING)) f;
+                        SELECT o.ctid AS place FROM {message} o WHERE o.queue = q.number AND o.state = {READY}
+                        ORDER BY o.rank, o.position, o.id LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED) c
+                    WHERE m.ctid = c.place AND (q.max_deliveries IS NULL OR m.deliveries < q.max_deliveries)
+                    RETURNING m.id, m.token, m.claims, m.deliveries, m.attempts, m.rank, m.key, m."group", m.published_ms,
+                        m.ready_ms, m.cause, length(m.data)::bigint AS size, m.data, m.chain, m.group_rank, m.ctid AS place INTO v_one;
+                    IF FOUND THEN
+                        IF v_one.group_rank IS NOT NULL THEN
+                            PERFORM {change_claimed}(q, ARRAY[v_one.place]);
+                        END IF;
+                        IF q.journal IN ('all', 'full') THEN
+                            INSERT INTO {entry} (
+                                queue, count, xid, seq, at_ms, event, operation, ids, keys, groups, ranks, tokens,
+                                deliveries, attempts, workers, causes, waits, sizes, chains, claims)
+                            VALUES (
+                                q.number, 1, pg_current_xact_id()::text::bigint, nextval('{sequence}'), v_now, 'claimed', v_op,
+                                ARRAY[v_one.id], CASE WHEN v_one.key IS NOT NULL THEN ARRAY[v_one.key] END,
+                                CASE WHEN v_one."group" IS NOT NULL THEN ARRAY[v_one."group"] END, ARRAY[v_one.rank],
+                                ARRAY[v_one.token], ARRAY[v_one.deliveries], ARRAY[v_one.attempts], ARRAY[p_worker],
+                                CASE WHEN v_one.cause IS NOT NULL THEN ARRAY[v_one.cause] END,
+                                ARRAY[v_now - v_one.ready_ms], ARRAY[v_one.size],
+                                CASE WHEN v_one.chain IS NOT NULL THEN ARRAY[v_one.chain] END,
+                                CASE WHEN v_floor > 0 THEN ARRAY[v_one.claims] END);
+                        END IF;
+                        INSERT INTO {tally} (
+                            seq, queue, minute, claims, first_claims, again_expired, again_released, again_retried,
+                            again_snoozed, again_redriven, ready, leased, wait_ms, wait_ms_max)
+                        VALUES (
+                            nextval('{sequence}'), q.number, v_now / 60000, 1, (v_one.claims = 1)::int,
+                            CASE WHEN v_one.claims > 1 AND v_one.cause = 'expired' THEN 1 END,
+                            CASE WHEN v_one.claims > 1 AND v_one.cause = 'released' THEN 1 END,
+                            CASE WHEN v_one.claims > 1 AND v_one.cause = 'retried' THEN 1 END,
+                            CASE WHEN v_one.claims > 1 AND v_one.cause = 'snoozed' THEN 1 END,
+                            CASE WHEN v_one.claims > 1 AND v_one.cause = 'redriven' THEN 1 END,
+                            -1, 1, greatest(0, v_now - v_one.ready_ms), greatest(0, v_now - v_one.ready_ms));
+                        id := v_one.id;
+                        token := v_one.token;
+                        deliveries := v_one.deliveries;
+                        attempts := v_one.attempts;
+                        rank := v_one.rank;
+                        key := v_one.key;
+                        "group" := v_one."group";
+                        published_ms := v_one.published_ms;
+                        ready_ms := v_one.ready_ms;
+                        claimed_ms := v_now;
+                        lease_end_ms := v_now + q.lease_ms;
+                        data := v_one.data;
+                        chain := v_one.chain;
+                        RETURN NEXT;
+                        v_leased := 1;
+                        EXIT;
+                    END IF;
+                    -- Another claim has it, or it is over its limit.
+                END IF;
+                IF q.claim_mode = 0 THEN
+                    -- What is over its limit is not handed out and takes no room.
+                    SELECT count(*), array_agg(f.place) FILTER (WHERE f.good AND NOT f.over),
+                        coalesce(sum(f.size) FILTER (WHERE f.good AND NOT f.over), 0),
+                        coalesce(bool_or(f.good AND f.over), false), coalesce(bool_or(f.ranked), false)
+                    INTO v_seen, v_places, v_size, v_more, v_ranked FROM (
+                        SELECT c.place, c.good, c.size, c.ranked,
+                            sum(c.size) FILTER (WHERE c.good) OVER w > v_left
+                                AND v_leased + count(*) FILTER (WHERE c.good) OVER w > 1 AS over
+                        FROM (
+                            SELECT m.ctid AS place, length(m.data) AS size,
+                                q.max_deliveries IS NULL OR m.deliveries < q.max_deliveries AS good,
+                                m.group_rank IS NOT NULL AS ranked
+                            FROM {message} m WHERE m.queue = q.number AND m.state = {READY}
+                            ORDER BY m.rank, m.position, m.id LIMIT v_tried FOR NO KEY UPDATE SKIP LOCKED) c
+                        WINDOW w AS (ROWS UNBOUNDED PRECEDING)) f;
+                    IF v_ranked THEN
+                        PERFORM {change_claimed}(q, v_places);
+                    END IF;
+                END IF;
                 v_left := v_left - v_size;
                 v_leased := v_leased + coalesce(cardinality(v_places), 0);
                 -- One statement, whatever the number of messages.
@@ -143,15 +246,15 @@ BEGIN
                 ELSE
                     RETURN QUERY
                     WITH chosen AS MATERIALIZED (
-                        SELECT unnest(v_places) AS place
+                        SELECT u.place, u.n FROM unnest(v_places) WITH ORDINALITY AS u (place, n)
                     ), leased AS MATERIALIZED (
                         UPDATE {message} m SET state = {LEASED}, token = greatest(m.token, v_floor) + 1,
                             claims = m.claims + 1, deliveries = m.deliveries + 1, nonce = v_nonce, worker = p_worker,
                             claimed_ms = v_now, lease_end_ms = v_now + q.lease_ms, lease_ms = q.lease_ms
                         FROM chosen c
                         WHERE m.ctid = c.place
-                        RETURNING m.id, m.token, m.claims, m.deliveries, m.attempts, m.rank, m.key, m."group",
-                            m.published_ms, m.ready_ms, m.position, m.cause, length(m.data) AS size, m.data, m.chain
+                        RETURNING c.n, m.id, m.token, m.claims, m.deliveries, m.attempts, m.rank, m.key, m."group",
+                            m.published_ms, m.ready_ms, m.cause, length(m.data) AS size, m.data, m.chain
                     ), s AS MATERIALIZED (
                         SELECT count(*) AS count, count(l.key) AS keyed, count(l."group") AS grouped,
                             count(l.cause) AS caused, count(l.chain) AS chained, min(l.rank) AS rank, max(l.rank) AS rank_max,
@@ -204,9 +307,24 @@ BEGIN
                     )
                     SELECT NULL::text, l.id, l.token, l.deliveries, l.attempts, l.rank, l.key, l."group",
                         l.published_ms, l.ready_ms, v_now, v_now + q.lease_ms, l.data, l.chain
-                    FROM leased l ORDER BY l.rank, l.position, l.id;
+                    FROM leased l ORDER BY l.n;
                 END IF;
                 EXIT WHEN v_leased >= v_room OR v_more;
+                IF q.claim_mode > 0 THEN
+                    IF v_chosen.exhausted IS NOT NULL THEN
+                        v_ids := v_chosen.exhausted[:{BURY_MAX} - v_buried];
+                        v_followups := v_followups || {bury_messages}(q, v_now, v_op, v_ids);
+                        v_buried := v_buried + cardinality(v_ids);
+                        EXIT WHEN v_buried >= {BURY_MAX};
+                    ELSE
+                        EXIT WHEN NOT v_chosen.again AND NOT v_unfolded;
+                    END IF;
+                    IF v_skipped >= {GROUPS_SKIPPED_MAX} THEN
+                        v_goes_on := true;
+                        EXIT;
+                    END IF;
+                    CONTINUE;
+                END IF;
                 CONTINUE WHEN v_seen = v_tried AND cardinality(v_places) = v_seen;
                 -- What is over its limit stands in the way: make it dead, and go on behind it.
                 EXIT WHEN q.max_deliveries IS NULL;
@@ -215,8 +333,20 @@ BEGIN
                 v_followups := v_followups || v_buried_now.followups;
                 EXIT WHEN v_buried_now.buried = 0;
             END LOOP;
-            IF v_leased > 0 AND (q.lease_ms IS NULL OR q.max_running IS NOT NULL OR q.rate_count IS NOT NULL) THEN
+            IF v_leased > 0 AND (
+                q.lease_ms IS NULL OR q.max_running IS NOT NULL OR q.rate_count IS NOT NULL OR q.claim_mode = {MODE_ORDERED}
+                OR q.group_max_running IS NOT NULL OR q.group_rate_count IS NOT NULL)
+            THEN
                 v_waits := true;
+            END IF;
+            IF q.claim_mode > 0 THEN
+                v_group_rate := {next_group_rate}(q.number, v_now);
+            END IF;
+            -- The next claim goes on with the conversion, or with the groups.
+            IF v_goes_on AND v_leased = 0 THEN
+                v_group_rate := 0;
+            ELSIF v_goes_on THEN
+                v_more := true;
             END IF;
             IF v_leased > 0 AND q.rate_count IS NOT NULL THEN
                 INSERT INTO {rate} AS r (queue, at_ms, count) VALUES (q.number, v_now, v_leased)
@@ -257,7 +387,10 @@ BEGIN
             v_end := least(v_end, v_now + q.lease_ms);
         END IF;
         -- Its messages may have been published one by one, in transactions that do not tidy up.
-        IF v_tidy OR v_leased >= 8 AND {many_counts}(q.number) THEN
+        -- One that found a message or a few is waited for by their handlers, and leaves it to their settle.
+        IF v_leased = 0 AND v_tidy OR v_leased >= 8 AND (v_tidy OR {many_counts}(q.number))
+            OR v_tidy AND {counts_exceed}(q.number, 512)
+        THEN
             PERFORM {tidy}(q, v_now);
         ELSIF NOT v_waits THEN
             -- For this transaction: a SET of the function would end before its commit.
@@ -266,7 +399,8 @@ BEGIN
     END IF;
     RETURN QUERY SELECT
         json_build_array(
-            {ms_until}(v_due, v_now), {ms_until}(v_end, v_now), v_rate, q.paused, q.lease_ms, v_more, v_extra::json)::text,
+            {ms_until}(v_due, v_now), {ms_until}(v_end, v_now), coalesce(v_rate, v_group_rate), q.paused, q.lease_ms, v_more,
+            v_extra::json, q.group_mode > 0)::text,
         NULL::text, NULL::bigint, NULL::integer, NULL::integer, NULL::smallint, NULL::text, NULL::text, NULL::bigint,
         NULL::bigint, NULL::bigint, NULL::bigint, NULL::bytea, NULL::text;
 END $body$;
@@ -301,15 +435,15 @@ DECLARE
 BEGIN
     RETURN QUERY
     WITH taken AS MATERIALIZED (
-        DELETE FROM {message} m WHERE m.queue = q.number AND m.id = ANY (p_ids)
-        RETURNING m.id, greatest(m.token, v_floor) + 1 AS token, m.claims + 1 AS claims,
-            m.deliveries + 1 AS deliveries, m.attempts, m.rank, m.key, m."group", m.published_ms, m.ready_ms, m.position, m.cause, m.cancel_requested, m.reason, m.error_type, m.error, m.data,
+        DELETE FROM {message} m USING unnest(p_ids) WITH ORDINALITY AS u (id, n) WHERE m.queue = q.number AND m.id = u.id
+        RETURNING u.n, m.id, greatest(m.token, v_floor) + 1 AS token, m.claims + 1 AS claims,
+            m.deliveries + 1 AS deliveries, m.attempts, m.rank, m.key, m."group", m.published_ms, m.ready_ms, m.cause, m.cancel_requested, m.reason, m.error_type, m.error, m.data,
             m.chain
     ), c AS (
         INSERT INTO {completed}
         SELECT nextval('{sequence}'), q.number, l.id, l.key, l."group", l.rank, l.token, l.deliveries, l.attempts,
             l.published_ms, l.ready_ms, l.cancel_requested, p_now, l.reason, l.error_type, l.error, l.data
-        FROM (SELECT * FROM taken o ORDER BY o.rank, o.position, o.id) l WHERE q.completed_max > 0
+        FROM (SELECT * FROM taken o ORDER BY o.n) l WHERE q.completed_max > 0
     ), s AS MATERIALIZED (
         SELECT count(*) AS count, array_agg(l.id) AS ids, array_agg(l.key) AS keys, array_agg(l."group") AS groups,
             array_agg(l.rank) AS ranks, array_agg(l.token) AS tokens, array_agg(l.claims) AS claims,
@@ -339,7 +473,7 @@ BEGIN
     )
     SELECT NULL::text, l.id, l.token, l.deliveries, l.attempts, l.rank, l.key, l."group", l.published_ms, l.ready_ms,
         p_now, NULL::bigint, l.data, l.chain
-    FROM taken l ORDER BY l.rank, l.position, l.id;
+    FROM taken l ORDER BY l.n;
     IF q.completed_max > 0 THEN
         PERFORM {trim_completed}(q.number, q.completed_max, {RECLAIM_MAX} + cardinality(p_ids));
     END IF;
@@ -368,11 +502,29 @@ BEGIN
     END LOOP;
 END $body$;
 
+-- The same for messages that a choice by groups has found and locked.
+CREATE OR REPLACE FUNCTION {bury_messages}(q {queue}, p_now bigint, p_op text, p_ids text[]) RETURNS json[]
+LANGUAGE plpgsql AS $body$
+DECLARE
+    m {message};
+    v_id text;
+    v_followups json[] := '{}';
+BEGIN
+    FOREACH v_id IN ARRAY p_ids LOOP
+        SELECT * INTO m FROM {message} t WHERE t.queue = q.number AND t.id = v_id FOR UPDATE;
+        m.reason := 'max_deliveries';
+        v_followups := v_followups || ({end_message}(q, m, p_now, p_op, 'dead')).followups;
+        PERFORM {trim_dead}(q, p_now);
+    END LOOP;
+    RETURN v_followups;
+END $body$;
+
 -- What is due becomes ready, in the order of its due time.
 CREATE OR REPLACE FUNCTION {promote}(q {queue}, p_now bigint, p_op text) RETURNS void LANGUAGE plpgsql AS $body$
 DECLARE
     v_ids text[];
     v_tokens bigint[];
+    v_groups text[];
 BEGIN
     WITH chosen AS MATERIALIZED (
         SELECT m.ctid AS place, m.ready_ms, m.id FROM {message} m
@@ -381,8 +533,10 @@ BEGIN
     ), placed AS MATERIALIZED (
         SELECT c.place, nextval('{sequence}') AS position FROM chosen c
     ), promoted AS (
-        UPDATE {message} m SET state = {READY}, position = p.position FROM placed p WHERE m.ctid = p.place
-        RETURNING m.id, m.key, m."group", m.rank, m.token, m.claims, m.deliveries, m.attempts, m.data, m.chain
+        UPDATE {message} m SET state = {READY}, keeps_place = NULL,
+            position = CASE WHEN m.keeps_place IS NULL THEN p.position ELSE m.position END
+        FROM placed p WHERE m.ctid = p.place
+        RETURNING m.id, m.key, m."group", m.rank, m.token, m.claims, m.deliveries, m.attempts, m.data, m.chain, m.group_rank
     ), j AS (
         INSERT INTO {entry} (
             queue, count, xid, seq, at_ms, event, operation, ids, keys, groups, ranks, tokens, deliveries, attempts,
@@ -397,7 +551,11 @@ BEGIN
         INSERT INTO {tally} (seq, queue, minute, ready, delayed)
         SELECT nextval('{sequence}'), q.number, p_now / 60000, count(*), -count(*) FROM promoted HAVING count(*) > 0
     )
-    SELECT array_agg(m.id), array_agg(m.token) INTO v_ids, v_tokens FROM promoted m;
+    SELECT array_agg(m.id), array_agg(m.token), array_agg(m."group") FILTER (WHERE m.group_rank IS NOT NULL)
+    INTO v_ids, v_tokens, v_groups FROM promoted m;
+    IF v_groups IS NOT NULL THEN
+        PERFORM {change_groups}(q.number, v_groups, {JOINS}::smallint, 1, 0, -1);
+    END IF;
     PERFORM {add_side_effect}(q.name, 'promoted', 'due', v_ids, v_tokens);
 END $body$;
 
@@ -427,6 +585,7 @@ DECLARE
     v_ids text[];
     v_back text[];
     v_tokens bigint[];
+    v_groups text[];
     m {message};
 BEGIN
     SELECT array_agg(e.id) INTO v_ids FROM (
@@ -444,10 +603,11 @@ BEGIN
                     WHERE h.queue = q.number AND h.key = o.key AND h.key IS NOT NULL AND h.state = {WAITING})) OFFSET 0) t
     ), back AS MATERIALIZED (
         UPDATE {message} t
-        SET state = {READY}, cause = 'expired', ready_ms = t.lease_end_ms, position = t.lease_end_ms - {HEAD_OFFSET}
+        SET state = {READY}, cause = 'expired', ready_ms = t.lease_end_ms,
+            position = CASE WHEN t.group_rank = {RANK_ORDERED} THEN t.position ELSE t.lease_end_ms - {HEAD_OFFSET} END
         FROM ended e WHERE t.ctid = e.place
         RETURNING t.id, t.key, t."group", t.rank, t.token, t.claims, t.deliveries, t.attempts, t.worker, t.claimed_ms,
-            length(t.data) AS size, t.chain
+            length(t.data) AS size, t.chain, t.group_rank
     ), j AS (
         INSERT INTO {entry} (
             queue, count, xid, seq, at_ms, event, operation, ids, keys, groups, ranks, tokens, deliveries, attempts,
@@ -463,7 +623,11 @@ BEGIN
         SELECT nextval('{sequence}'), q.number, p_now / 60000, count(*), count(*), -count(*)
         FROM back HAVING count(*) > 0
     )
-    SELECT array_agg(b.id), array_agg(b.token) INTO v_back, v_tokens FROM back b;
+    SELECT array_agg(b.id), array_agg(b.token), array_agg(b."group") FILTER (WHERE b.group_rank IS NOT NULL)
+    INTO v_back, v_tokens, v_groups FROM back b;
+    IF v_groups IS NOT NULL THEN
+        PERFORM {change_groups}(q.number, v_groups, {JOINS}::smallint, 1, -1, 0);
+    END IF;
     PERFORM {add_side_effect}(q.name, 'expired', NULL, v_back, v_tokens);
     IF cardinality(v_back) = cardinality(v_ids) THEN
         RETURN v_followups;

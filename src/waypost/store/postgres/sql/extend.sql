@@ -33,7 +33,7 @@ BEGIN
     UPDATE {message} m SET lease_end_ms = v_now + m.lease_ms WHERE m.queue = q.number AND m.id = ANY (v_held);
     IF {store_result}(q.number, p_session, p_number, v_now + p_ttl, v_first) THEN
         PERFORM {tidy}(q, v_now);
-    ELSIF q.max_running IS NULL AND q.rate_count IS NULL THEN
+    ELSIF q.max_running IS NULL AND q.rate_count IS NULL AND q.claim_mode = 0 THEN
         -- For this transaction: a SET of the function would end before its commit. One that put the journal in order
         -- waits for the disk: what a reader has read must not change.
         PERFORM set_config('synchronous_commit', 'off', true);

@@ -121,7 +121,7 @@ BEGIN
         nullif((p_end = 'replaced')::int, 0), CASE WHEN v_run IS NOT NULL THEN 1 END, v_run, v_run);
     IF p_end = 'dead' THEN
         UPDATE {message} t SET state = {DEAD}, ended_ms = p_now, reason = m.reason, error_type = m.error_type,
-            error = m.error, attempts = m.attempts
+            error = m.error, attempts = m.attempts, keeps_place = NULL
         WHERE t.queue = q.number AND t.id = m.id;
     ELSE
         DELETE FROM {message} t WHERE t.queue = q.number AND t.id = m.id;
@@ -133,6 +133,15 @@ BEGIN
         END IF;
     END IF;
     fresh := 0;
+    IF m.group_rank IS NOT NULL THEN
+        PERFORM {change_group}(q.number, m."group", m.state, NULL, m.keeps_place);
+        -- Claims have left the group of one alone that was first while the user's transaction was open.
+        IF m.keeps_place OR m.group_rank = {RANK_ORDERED} AND m.state = {READY}
+            AND current_setting('waypost.in_transaction', true) = 'on'
+        THEN
+            fresh := {count_freed}(q, p_now, ARRAY[m."group"]);
+        END IF;
+    END IF;
     followups := {end_followups}(q, m, p_now, p_end, p_begun);
     IF m.key IS NULL THEN
         RETURN;
@@ -154,9 +163,13 @@ BEGIN
     SET state = CASE WHEN v_ready > p_now THEN {DELAYED} ELSE {READY} END, ready_ms = v_ready, position = nextval('{sequence}')
     WHERE t.queue = q.number AND t.id = h.id;
     PERFORM {count_move}(q.number, p_now, 3::smallint, (CASE WHEN v_ready > p_now THEN 1 ELSE 0 END)::smallint);
+    IF h.group_rank IS NOT NULL THEN
+        PERFORM {change_group}(
+            q.number, h."group", {WAITING}::smallint, (CASE WHEN v_ready > p_now THEN {DELAYED} ELSE {READY} END)::smallint);
+    END IF;
     PERFORM {write_event}(q, p_now, p_op, 'promoted', h, 'unparked');
     PERFORM {add_side_effect}(q.name, 'promoted', 'unparked', ARRAY[h.id], ARRAY[h.token]);
-    fresh := (v_ready <= p_now)::int;
+    fresh := fresh + (v_ready <= p_now)::int;
 END $body$;
 
 -- Let finished messages beyond the cap go, oldest first, a bounded number at a time. Returns how many went.

@@ -26,7 +26,11 @@ BEGIN
             -- A claim brings leases to their length that were given before the clock was set back.
             OR coalesce(f.ends > v_now + q.lease_ms, false)
             OR (NOT coalesce(q.paused, true)
-                AND EXISTS (SELECT 1 FROM {message} m WHERE m.queue = q.number AND m.state = {READY}))
+                AND CASE WHEN q.claim_mode > 0 THEN
+                    EXISTS (SELECT 1 FROM {group} g WHERE g.queue = q.number AND g.in_line)
+                    OR EXISTS (SELECT 1 FROM {group_change} g WHERE g.queue = q.number)
+                    OR coalesce({next_group_rate}(q.number, v_now) = 0, false)
+                ELSE EXISTS (SELECT 1 FROM {message} m WHERE m.queue = q.number AND m.state = {READY}) END)
             OR (u.sleeper IS NOT NULL AND (s.until_ms IS NULL OR s.awake OR s.until_ms <= v_now))
             OR (q.dead_keep_ms IS NOT NULL AND EXISTS (
                 SELECT 1 FROM {message} m

@@ -25,6 +25,7 @@ DECLARE
     v_wake text[];
     m {message};
     v_dropped bigint := 0;
+    v_ended record;
     v_tidy boolean := false;
     v_more json[] := '{}';
 BEGIN
@@ -37,7 +38,7 @@ BEGIN
     IF p_ttl IS NULL THEN
         PERFORM set_config('waypost.in_transaction', 'on', true);
     END IF;
-    IF p_ttl IS NULL AND q.max_pending IS NOT NULL THEN
+    IF p_ttl IS NULL AND (q.max_pending IS NOT NULL OR q.group_capped) THEN
         IF q.overload = 'block' OR current_setting('transaction_isolation') <> 'read committed' THEN
             RETURN CASE q.overload WHEN 'block' THEN '["B", null, [], []]' ELSE '["I", null, [], []]' END;
         END IF;
@@ -58,7 +59,7 @@ BEGIN
     IF NOT q.made THEN
         q := {make_queue}(q);
     END IF;
-    IF q.max_pending IS NOT NULL THEN
+    IF q.max_pending IS NOT NULL OR q.group_capped THEN
         PERFORM pg_advisory_xact_lock({lock_key}('pending'), q.number);
         IF coalesce(p_ttl, 0) = 0 AND {many_counts}(q.number) THEN
             -- Each publish reads the depth, and there may be no other step that folds what it is the sum of.
@@ -72,6 +73,11 @@ BEGIN
     v_done := {accept}(
         q, v_now, v_op, p_envelopes, p_priorities, p_groups, p_delays, p_ats, p_copies, p_keys, p_windows, p_rules,
         p_forwarded, p_chains, p_places, p_afters, p_capped);
+    IF q.group_capped AND q.group_mode > 0 AND v_done.added > 0 THEN
+        v_ended := {keep_group_caps}(q, v_now, v_op, v_done.first_seq, v_done.others, v_done.capped_groups);
+        v_done.followups := v_done.followups || v_ended.followups;
+        v_pending := v_pending - v_ended.dropped;
+    END IF;
     IF q.max_pending IS NOT NULL AND v_done.added > 0 THEN
         -- A cap that was lowered far is reached bit by bit, so that no publish has to drop a whole queue.
         v_over := least(v_pending + v_done.added - q.max_pending, v_done.added + {BURY_MAX});
@@ -79,7 +85,7 @@ BEGIN
             FOR m IN
                 SELECT c.* FROM generate_series({PRIORITY_MAX}, 0, -1) AS ranks (rank), LATERAL (
                     SELECT t.* FROM {message} t
-                    WHERE t.queue = q.number AND t.state = {READY} AND t.rank = ranks.rank AND t.seq < v_done.first_seq
+                    WHERE q.group_mode = 0 AND t.queue = q.number AND t.state = {READY} AND t.rank = ranks.rank AND t.seq < v_done.first_seq
                         AND (v_done.others IS NULL OR t.id <> ALL (v_done.others))
                     ORDER BY t.position, t.id LIMIT v_over FOR NO KEY UPDATE SKIP LOCKED) c
                 LIMIT v_over
@@ -87,6 +93,11 @@ BEGIN
                 v_done.followups := v_done.followups || ({end_message}(q, m, v_now, v_op, 'dropped', 'overload')).followups;
                 v_dropped := v_dropped + 1;
             END LOOP;
+            IF q.group_mode > 0 THEN
+                v_ended := {drop_longest}(q, v_now, v_op, v_done.first_seq, v_done.others, v_over);
+                v_done.followups := v_done.followups || v_ended.followups;
+                v_dropped := v_ended.dropped;
+            END IF;
         END IF;
         IF v_over > v_dropped THEN
             RAISE EXCEPTION '% %', v_pending, q.max_pending USING ERRCODE = 'WPFUL';
@@ -130,7 +141,7 @@ DECLARE
     v_free boolean := pg_try_advisory_xact_lock_shared({lock_key}('removal'), hashtext(p_queue));
     v record;
 BEGIN
-    SELECT t.number, t.journal, t.max_pending, t.made AND (
+    SELECT t.number, t.journal, t.max_pending, t.group_mode, NOT t.group_capped AND t.made AND (
             t.removed_ms IS NULL OR p_ttl IS NULL OR {stamp}(p_session) > t.removed_ms) AND v_free AS plain, nextval('{sequence}') AS seq, pg_current_xact_id()::text::bigint AS xid,
         CASE WHEN p_ttl IS NOT NULL AND NOT t.paused THEN (
             SELECT coalesce(bool_or(NOT s.awake OR s.woken_ms > v_now - 250), true) FROM {sleeper} s
@@ -152,8 +163,14 @@ BEGIN
             p_queue, p_clock, p_session, p_number, p_ttl, ARRAY[p_envelope], ARRAY[p_priority], ARRAY[p_group], NULL,
             NULL, ARRAY[p_copy], NULL, NULL, NULL, NULL);
     END IF;
-    INSERT INTO {message} (seq, position, ready_ms, published_ms, queue, state, rank, id, "group", data)
-    VALUES (v.seq, v.seq, v_now, v_now, v.number, {READY}, {PRIORITY_MAX} - p_priority, p_id, p_group, p_envelope);
+    INSERT INTO {message} (seq, position, ready_ms, published_ms, queue, state, rank, id, "group", group_rank, data)
+    VALUES (
+        v.seq, v.seq, v_now, v_now, v.number, {READY}, {PRIORITY_MAX} - p_priority, p_id, p_group,
+        {group_rank}(v.group_mode, p_group, ({PRIORITY_MAX} - p_priority)::smallint), p_envelope);
+    IF v.group_mode > 0 THEN
+        INSERT INTO {group_change} (seq, queue, joins, names, ready, running, later)
+        VALUES (v.seq, v.number, {JOINS}, ARRAY[coalesce(p_group, '')], '{1}', '{0}', '{0}');
+    END IF;
     INSERT INTO {tally} (seq, queue, minute, published, ready, wake)
     VALUES (v.seq, v.number, v_now / 60000, 1, 1, CASE WHEN p_ttl IS NULL THEN 1 END);
     IF v.journal IN ('all', 'full') THEN
@@ -172,7 +189,10 @@ BEGIN
         UPDATE {operation} o SET result = left(o.result, {MARK_DIGITS}) || v_first
         WHERE o.queue = v.number AND o.session = substr(p_session, 1, {SESSION_BYTES}) AND o.slot = p_number % {REPLAY_MAX};
     END IF;
-    IF p_ttl IS NOT NULL AND (v.xid % 64 = 0 OR (v.xid % 16 = 8 OR p_number % 16 = 8) AND {many_counts}(v.number)) THEN
+    -- One that wakes a worker is waited for by its handler, and leaves it to the settle, unless that does not come.
+    IF p_ttl IS NOT NULL AND (v.xid % 64 = 0 AND v.wake IS NOT TRUE OR (v.xid % 16 = 8 OR p_number % 16 = 8)
+        AND {counts_exceed}(v.number, CASE WHEN v.wake THEN 512 ELSE 64 END))
+    THEN
         PERFORM {tidy}(t, v_now) FROM {queue} t WHERE t.number = v.number;
     END IF;
     RETURN v_first;

@@ -45,7 +45,10 @@ BEGIN
         removed_until = v_now + {REMOVED_TTL_MS}, paused = DEFAULT, lease_ms = DEFAULT, max_deliveries = DEFAULT,
         max_pending = DEFAULT, overload = DEFAULT, max_running = DEFAULT, rate_count = DEFAULT, rate_per_ms = DEFAULT,
         journal = DEFAULT, journal_max = DEFAULT, dead_max = DEFAULT, dead_keep_ms = DEFAULT, completed_max = DEFAULT,
-        changes = DEFAULT, hide_bodies = DEFAULT, no_tracebacks = DEFAULT
+        changes = DEFAULT, hide_bodies = DEFAULT, no_tracebacks = DEFAULT, "order" = DEFAULT, on_failure = DEFAULT,
+        fair = DEFAULT, group_max_running = DEFAULT, group_rate_count = DEFAULT, group_rate_per_ms = DEFAULT,
+        group_max_pending = DEFAULT, group_mode = DEFAULT, claim_mode = DEFAULT, conversion = DEFAULT, group_capped = DEFAULT,
+        group_limited = DEFAULT
     WHERE t.number = q.number;
     PERFORM {sweep_names}(v_now);
     RETURN '[true, {}, false, false]';
@@ -135,6 +138,9 @@ BEGIN
     DELETE FROM {blocker} t WHERE t.home = p_queue;
     DELETE FROM {waiter} t WHERE t.queue = p_queue;
     DELETE FROM {ending} t WHERE t.queue = p_queue;
+    DELETE FROM {group} t WHERE t.queue = p_queue;
+    DELETE FROM {group_change} t WHERE t.queue = p_queue;
+    DELETE FROM {group_turn} t WHERE t.queue = p_queue;
 END $body$;
 
 -- Forget names that are no queues, where nothing is to be remembered of them any more.

@@ -14,7 +14,10 @@ DECLARE
     v_ids text[];
     v_moved text[];
     v_duplicates text[];
+    v_fresh bigint;
 BEGIN
+    -- Before the row is read: messages are stored by its settings, as a publish does.
+    PERFORM pg_advisory_xact_lock_shared({lock_key}('removal'), hashtext(p_queue));
     q := {open_queue}(p_queue);
     v_first := {first_result}(q.number, q.removed_ms, p_session, p_number, v_now, p_ttl);
     IF v_first IS NOT NULL THEN
@@ -53,7 +56,7 @@ BEGIN
     ), back AS MATERIALIZED (
         UPDATE {message} t SET state = {READY}, position = j.position, ready_ms = v_now, deliveries = 0, attempts = 0,
             reason = NULL, error_type = NULL, error = NULL, ended_ms = NULL, cause = 'redriven',
-            cancel_requested = false
+            cancel_requested = false, group_rank = {group_rank}(q.group_mode, t."group", t.rank)
         FROM (SELECT * FROM judged o ORDER BY o.n) j WHERE t.ctid = j.place AND NOT j.duplicate
         RETURNING j.n, t.id, t.key, t."group", t.rank, t.token, t.claims, length(t.data) AS size, t.chain
     ), stay AS MATERIALIZED (
@@ -76,11 +79,16 @@ BEGIN
     SELECT coalesce((SELECT array_agg(b.id ORDER BY b.n) FROM back b), '{}'),
         coalesce((SELECT array_agg(s.id ORDER BY s.n) FROM stay s), '{}')
     INTO v_moved, v_duplicates;
+    v_fresh := cardinality(v_moved);
+    IF q.group_mode > 0 THEN
+        v_fresh := {add_to_groups}(q, v_now, array_fill('new'::text, ARRAY[cardinality(v_moved)]), NULL, ARRAY(
+            SELECT t."group" FROM {message} t WHERE t.queue = q.number AND t.id = ANY (v_moved)), NULL, NULL);
+    END IF;
     IF q.max_pending IS NOT NULL AND cardinality(v_moved) > 0 THEN
         PERFORM {count_over_cap}(v_now, array_fill(q.number, ARRAY[cardinality(v_moved)]));
     END IF;
     v_first := json_build_array(
-        v_moved, v_duplicates, coalesce(cardinality(v_ids) > p_limit, false), {wake}(q, v_now, cardinality(v_moved)))::text;
+        v_moved, v_duplicates, coalesce(cardinality(v_ids) > p_limit, false), {wake}(q, v_now, v_fresh))::text;
     IF {store_result}(q.number, p_session, p_number, v_now + p_ttl, v_first) THEN
         PERFORM {tidy}(q, v_now);
     END IF;
@@ -164,6 +172,8 @@ CREATE OR REPLACE FUNCTION {remove_messages}(
 DECLARE
     v_ids text[];
     v_keys text[];
+    v_groups text[];
+    v_held text[];
     v_ones integer := 0;
     m {message};
 BEGIN
@@ -200,7 +210,8 @@ BEGIN
     END LOOP;
     WITH gone AS MATERIALIZED (
         DELETE FROM {message} t WHERE t.queue = q.number AND t.id = ANY (v_ids)
-        RETURNING t.id, t.key, t."group", t.rank, t.token, t.claims, t.deliveries, t.attempts, length(t.data) AS size
+        RETURNING t.id, t.key, t."group", t.rank, t.token, t.claims, t.deliveries, t.attempts, length(t.data) AS size,
+            t.group_rank, t.keeps_place
     ), j AS (
         INSERT INTO {entry} (
             queue, count, xid, seq, at_ms, event, operation, ids, keys, groups, ranks, tokens, deliveries, attempts,
@@ -216,7 +227,19 @@ BEGIN
             CASE p_state WHEN {DELAYED} THEN -count(*) END, CASE p_state WHEN {WAITING} THEN -count(*) END
         FROM gone HAVING count(*) > 0
     )
-    SELECT count(*) + v_ones, array_agg(g.key) FILTER (WHERE g.key IS NOT NULL) INTO removed, v_keys FROM gone g;
+    SELECT count(*) + v_ones, array_agg(g.key) FILTER (WHERE g.key IS NOT NULL),
+        array_agg(g."group") FILTER (WHERE g.group_rank IS NOT NULL), array_agg(g."group") FILTER (WHERE g.keeps_place)
+    INTO removed, v_keys, v_groups, v_held FROM gone g;
+    IF v_groups IS NOT NULL THEN
+        PERFORM {change_groups}(
+            q.number, v_groups, 0::smallint, CASE p_state WHEN {READY} THEN -1 ELSE 0 END, 0,
+            CASE p_state WHEN {READY} THEN 0 ELSE -1 END);
+    END IF;
+    IF v_held IS NOT NULL THEN
+        -- What held these groups is gone.
+        PERFORM {change_groups}(q.number, v_held, {JOINS}::smallint, 0, 0, 0);
+        followups := followups || {wake_followup}(q.name, {wake}(q, p_now, {count_freed}(q, p_now, v_held)));
+    END IF;
     IF v_keys IS NOT NULL THEN
         DELETE FROM {window} w WHERE w.queue = q.number AND w.key = ANY (v_keys) AND w.message_id = ANY (v_ids);
     END IF;
@@ -232,15 +255,57 @@ DECLARE
     v_held record;
 BEGIN
     q := {open_queue}(p_queue);
+    IF q.conversion IS NOT NULL OR p_changes ?| ARRAY[
+        'order', 'fair', 'on_failure', 'group_max_running', 'group_rate_count', 'group_max_pending']
+    THEN
+        -- Before the row is locked, as claims do.
+        PERFORM pg_advisory_xact_lock({lock_key}('running'), q.number);
+    END IF;
     SELECT * INTO q FROM {queue} t WHERE t.number = q.number FOR UPDATE;
     n := jsonb_populate_record(q, p_changes);
+    IF q.conversion ? 'was_ordered' AND {mode_of}(n) = {MODE_ORDERED} THEN
+        -- Places of the order before and of the next one must not mix.
+        FOR i IN 1 .. 4 LOOP
+            q := {convert_queue}(q, {CONVERT_MAX});
+            EXIT WHEN NOT coalesce(q.conversion ? 'was_ordered', false);
+        END LOOP;
+        IF q.conversion ? 'was_ordered' THEN
+            RAISE EXCEPTION 'conversion' USING ERRCODE = 'WPCNV';
+        END IF;
+        n := jsonb_populate_record(q, p_changes);
+    END IF;
+    -- A queue that gets an order stores as before until claims choose by it, or new messages would pass those without a place.
+    n.group_mode := CASE WHEN {mode_of}(n) = {MODE_ORDERED} AND q.claim_mode = {MODE_FAIR} THEN {MODE_FAIR} ELSE {mode_of}(n) END;
+    IF n.lease_ms IS NULL AND (
+        n."order" IS NOT NULL OR coalesce(n.group_max_running, n.group_rate_count, n.group_max_pending) IS NOT NULL)
+    THEN
+        RAISE EXCEPTION 'lease' USING ERRCODE = 'WPLSN';
+    END IF;
+    n.conversion := {plan_conversion}(q, n);
+    n.claim_mode := CASE WHEN n.group_mode = 0 THEN 0 ELSE q.claim_mode END;
+    n.group_capped := n.group_mode > 0 AND (n.group_max_pending IS NOT NULL OR EXISTS (
+        SELECT 1 FROM {group} g WHERE g.queue = q.number AND g.max_pending IS NOT NULL));
+    n.group_limited := n.group_mode > 0 AND (n.group_limited OR EXISTS (
+        SELECT 1 FROM {group} g WHERE g.queue = q.number AND g.max_running IS NOT NULL));
     UPDATE {queue} t SET lease_ms = n.lease_ms, max_deliveries = n.max_deliveries, max_pending = n.max_pending,
         overload = n.overload, max_running = n.max_running, rate_count = n.rate_count, rate_per_ms = n.rate_per_ms,
         journal = n.journal, journal_max = n.journal_max, dead_max = n.dead_max, dead_keep_ms = n.dead_keep_ms,
         completed_max = n.completed_max, hide_bodies = n.hide_bodies,
-        no_tracebacks = n.no_tracebacks, made = true,
+        no_tracebacks = n.no_tracebacks, "order" = n."order", on_failure = n.on_failure, fair = n.fair,
+        group_max_running = n.group_max_running, group_rate_count = n.group_rate_count,
+        group_rate_per_ms = n.group_rate_per_ms, group_max_pending = n.group_max_pending, group_mode = n.group_mode,
+        claim_mode = n.claim_mode, conversion = n.conversion, group_capped = n.group_capped,
+        group_limited = n.group_limited, made = true,
         changes = CASE WHEN n IS DISTINCT FROM q THEN {add_change}(t.changes, v_now, 'configured', p_text) ELSE t.changes END
     WHERE t.number = q.number;
+    IF n.conversion IS NOT NULL AND n.conversion IS DISTINCT FROM q.conversion THEN
+        -- A short queue is converted at once; claims go on with a long one, and look for what others store meanwhile.
+        n.conversion := n.conversion || CASE WHEN n.conversion ? 'after' THEN '{"old": ["configure"]}' ELSE '{}' END::jsonb;
+        FOR i IN 1 .. 4 LOOP
+            n := {convert_queue}(n, {CONVERT_MAX});
+            EXIT WHEN n.conversion IS NULL OR n.conversion ? 'waits';
+        END LOOP;
+    END IF;
     PERFORM {write_event}(n, v_now, NULL, 'configured', NULL, p_text);
     SELECT * INTO v_held FROM {state_counts}(q.number);
     RETURN json_build_array(
@@ -255,7 +320,7 @@ LANGUAGE sql IMMUTABLE AS $body$
 $body$;
 
 CREATE OR REPLACE FUNCTION {policy}(p_queue text) RETURNS text LANGUAGE sql AS $body$
-    SELECT (to_jsonb(q) - '{number,name,paused,made,removed_ms,removed_mark,removed_until,changes}'::text[])::text
+    SELECT (to_jsonb(q) - '{number,name,paused,made,removed_ms,removed_mark,removed_until,changes,group_mode,claim_mode,conversion,group_capped,group_limited}'::text[])::text
     FROM {queue} q WHERE q.name = p_queue
 $body$;
 

@@ -38,6 +38,9 @@ DECLARE
     -- The queue of each message that was sent on to one with a cap.
     v_capped integer[] := '{}';
     v_tidy boolean;
+    -- The groups of messages that are not leased any more, and the ordered ones of them with a message that is ready again.
+    v_groups text[];
+    v_fresh_groups text[];
 BEGIN
     SELECT * INTO q FROM {queue} WHERE name = p_queue;
     IF NOT FOUND THEN
@@ -57,7 +60,7 @@ BEGIN
             ORDER BY u.n);
     END IF;
     IF p_outcomes IS NULL AND q.completed_max = 0 THEN
-        v_gone := {settle_done}(q, v_now, v_op, p_ids, p_tokens, p_nonces, false);
+        SELECT d.ids, d.groups INTO v_gone, v_groups FROM {settle_done}(q, v_now, v_op, p_ids, p_tokens, p_nonces, false) d;
     END IF;
     IF cardinality(v_gone) = cardinality(p_ids) THEN
         v_letters := NULL;
@@ -67,7 +70,8 @@ BEGIN
         PERFORM 1 FROM {message} t
         WHERE t.queue = q.number AND t.id = ANY (p_ids) ORDER BY t.id FOR UPDATE;
         IF p_outcomes IS NULL AND q.completed_max = 0 THEN
-            v_gone := v_gone || {settle_done}(q, v_now, v_op, p_ids, p_tokens, p_nonces, true);
+            SELECT v_gone || d.ids, v_groups || d.groups INTO v_gone, v_groups
+            FROM {settle_done}(q, v_now, v_op, p_ids, p_tokens, p_nonces, true) d;
             -- An id that stands here twice was settled by the first of them.
             SELECT array_agg(CASE WHEN u.nth = 1 AND g.ids ? u.id THEN 'd' ELSE 'l' END ORDER BY u.n) INTO v_letters
             FROM (SELECT jsonb_object(v_gone, v_gone) AS ids) g, (
@@ -77,12 +81,15 @@ BEGIN
             SELECT * INTO v_settled FROM {settle_back}(
                 q, v_now, v_op, p_ids, p_tokens, p_nonces, p_outcomes, p_afters, p_reasons, p_error_types, p_errors);
             v_fresh := v_settled.fresh;
+            v_groups := v_groups || v_settled.groups;
+            v_fresh_groups := v_settled.fresh_groups;
             FOR i IN 1 .. cardinality(v_settled.places) LOOP
                 v_letters[v_settled.places[i]] := v_settled.letters[i];
             END LOOP;
             SELECT * INTO v_settled FROM {settle_end}(
                 q, v_now, v_op, p_ids, p_tokens, p_nonces, p_outcomes, p_reasons, p_error_types, p_errors, p_results,
                 p_result_ttls, p_sources);
+            v_groups := v_groups || v_settled.groups;
             FOR i IN 1 .. cardinality(v_settled.places) LOOP
                 v_letters[v_settled.places[i]] := v_settled.letters[i];
             END LOOP;
@@ -97,6 +104,9 @@ BEGIN
             WHERE t.queue = q.number AND t.id = v_item.id AND t.state = {LEASED} AND t.token = coalesce(v_item.token, p_tokens[1])
                 AND t.nonce = coalesce(v_item.nonce, p_nonces[1]) FOR UPDATE;
             CONTINUE WHEN NOT FOUND;
+            IF m.group_rank IS NOT NULL THEN
+                v_groups := v_groups || m."group";
+            END IF;
             SELECT * INTO v_settled
             FROM {settle_one}(
                 q, m, v_now, v_op, coalesce(v_item.outcome, 'done'), coalesce(v_item.after, 0), v_item.reason,
@@ -106,6 +116,9 @@ BEGIN
             v_followups := v_followups || v_settled.followups;
             v_letters[v_item.n] := v_settled.letter;
             v_fresh := v_fresh + v_settled.fresh;
+            IF m.group_rank IS NOT NULL AND v_settled.fresh > 0 THEN
+                v_fresh_groups := v_fresh_groups || m."group";
+            END IF;
             CONTINUE WHEN p_sources IS NULL OR v_letters[v_item.n] <> 'd';
             FOR v_sent IN
                 SELECT u.* FROM unnest(p_sources, p_then_queues, p_then_envelopes, p_then_keys, p_then_delays,
@@ -154,6 +167,11 @@ BEGIN
         v_fresh := v_fresh + least(
             cardinality(p_ids), greatest(0, (SELECT h.ready FROM {state_counts}(q.number) h) - coalesce(v_fresh, 0)));
     END IF;
+    IF v_groups IS NOT NULL THEN
+        -- So is a group that can go on. An ordered one hands out one message, however many are ready again.
+        v_fresh := coalesce(v_fresh, 0) + {count_freed}(q, v_now, ARRAY(
+            SELECT u.name FROM unnest(v_groups) AS u (name) WHERE u.name <> ALL (coalesce(v_fresh_groups, '{}'))));
+    END IF;
     IF v_fresh > 0 THEN
         v_names := {wake}(q, v_now, v_fresh, p_ttl IS NULL);
         IF cardinality(v_names) > 0 THEN
@@ -186,16 +204,17 @@ BEGIN
     RETURN v_first;
 END $body$;
 
--- Plain dones in bulk: those that leave nothing behind and belong to no chain. Returns their ids. A message with a key may have a next
+-- Plain dones in bulk: those that leave nothing behind and belong to no chain. Returns their ids, and the groups of those
+-- that count in one. A message with a key may have a next
 -- generation waiting for it, which only its row's lock keeps from being parked now: so they come second.
 CREATE OR REPLACE FUNCTION {settle_done}(
-    q {queue}, p_now bigint, p_op text, p_ids text[], p_tokens bigint[], p_nonces bytea[], p_keyed boolean
-) RETURNS text[] LANGUAGE plpgsql AS $body$
+    q {queue}, p_now bigint, p_op text, p_ids text[], p_tokens bigint[], p_nonces bytea[], p_keyed boolean, OUT ids text[],
+    OUT groups text[]
+) LANGUAGE plpgsql AS $body$
 DECLARE
     -- What stands in a list once is that of all.
     v_token bigint := CASE WHEN cardinality(p_tokens) = 1 THEN p_tokens[1] END;
     v_nonce bytea := CASE WHEN cardinality(p_nonces) = 1 THEN p_nonces[1] END;
-    v_gone text[];
 BEGIN
     -- The state is written so that no partial index can be matched with it: the index of ids finds all.
     WITH gone AS MATERIALIZED (
@@ -207,9 +226,10 @@ BEGIN
                 SELECT 1 FROM {message} h
                 WHERE h.queue = q.number AND h.key = m.key AND h.key IS NOT NULL AND h.state = {WAITING}))
         RETURNING m.id, m.key, m."group", m.rank, m.token, m.claims, m.deliveries, m.attempts, m.worker, m.claimed_ms,
-            length(m.data) AS size
+            length(m.data) AS size, m.group_rank
     ), s AS MATERIALIZED (
         SELECT count(*) AS count, array_agg(g.id) AS ids, count(g.key) AS keyed, count(g."group") AS grouped,
+            count(g.group_rank) AS ranked,
             min(g.rank) AS rank, max(g.rank) AS rank_max, min(g.token) AS token, max(g.token) AS token_max,
             min(g.claims) AS claim, max(g.claims) AS claim_max, max(g.deliveries) AS delivery,
             max(g.attempts) AS attempt, min(g.worker) AS worker, max(g.worker) AS worker_max,
@@ -243,8 +263,12 @@ BEGIN
             greatest(0, p_now - s.claimed)
         FROM s
     )
-    SELECT s.ids INTO v_gone FROM s;
-    RETURN coalesce(v_gone, '{}');
+    SELECT s.ids, CASE WHEN s.ranked > 0 THEN (SELECT array_agg(g."group") FROM gone g WHERE g.group_rank IS NOT NULL) END
+    INTO ids, groups FROM s;
+    ids := coalesce(ids, '{}');
+    IF groups IS NOT NULL THEN
+        PERFORM {change_groups}(q.number, groups, {JOINS_IF_LIMITED}::smallint, 0, -1, 0);
+    END IF;
 END $body$;
 
 -- Deliveries that come back: retried, snoozed, released. The caller holds the locks of their rows; one that a cancel or
@@ -252,8 +276,11 @@ END $body$;
 CREATE OR REPLACE FUNCTION {settle_back}(
     q {queue}, p_now bigint, p_op text, p_ids text[], p_tokens bigint[], p_nonces bytea[], p_outcomes text[],
     p_afters bigint[], p_reasons text[], p_error_types text[], p_errors text[],
-    OUT places bigint[], OUT letters text[], OUT fresh bigint
+    OUT places bigint[], OUT letters text[], OUT fresh bigint, OUT groups text[], OUT fresh_groups text[]
 ) LANGUAGE plpgsql AS $body$
+DECLARE
+    v_ready text[];
+    v_later text[];
 BEGIN
     WITH wanted AS MATERIALIZED (
         SELECT u.n, u.outcome, CASE u.outcome WHEN 'release' THEN 0 ELSE u.after END AS after, u.reason, u.error_type,
@@ -271,13 +298,15 @@ BEGIN
     ), back AS MATERIALIZED (
         UPDATE {message} m SET state = (w.after > 0)::int, ready_ms = p_now + w.after,
             cause = CASE w.outcome WHEN 'retry' THEN 'retried' WHEN 'snooze' THEN 'snoozed' ELSE 'released' END,
-            position = CASE w.outcome WHEN 'release' THEN p_now - {HEAD_OFFSET} ELSE w.position END,
+            position = CASE WHEN m.group_rank = {RANK_ORDERED} THEN m.position
+                WHEN w.outcome = 'release' THEN p_now - {HEAD_OFFSET} ELSE w.position END,
+            keeps_place = CASE WHEN m.group_rank = {RANK_ORDERED} AND w.after > 0 THEN true END,
             deliveries = m.deliveries - (w.outcome <> 'retry')::int, attempts = m.attempts + (w.outcome = 'retry')::int,
             error_type = CASE w.outcome WHEN 'retry' THEN w.error_type ELSE m.error_type END,
             error = CASE w.outcome WHEN 'retry' THEN w.error ELSE m.error END
         FROM wanted w WHERE m.ctid = w.place
         RETURNING w.n, w.reason, w.error_type, w.error, m.id, m.key, m."group", m.rank, m.token, m.claims, m.deliveries,
-            m.attempts, m.worker, m.claimed_ms, m.cause, m.ready_ms, m.state, length(m.data) AS size, m.chain
+            m.attempts, m.worker, m.claimed_ms, m.cause, m.ready_ms, m.state, length(m.data) AS size, m.chain, m.group_rank
     ), j AS (
         INSERT INTO {entry} (
             queue, count, xid, seq, at_ms, event, operation, ids, keys, groups, ranks, tokens, deliveries, attempts,
@@ -312,8 +341,22 @@ BEGIN
         FROM back b HAVING count(*) > 0
     )
     SELECT coalesce(array_agg(b.n), '{}'), array_agg(CASE b.cause WHEN 'retried' THEN 'r' WHEN 'snoozed' THEN 's'
-            ELSE 'b' END), count(*) FILTER (WHERE b.state = {READY})
-    INTO places, letters, fresh FROM back b;
+            ELSE 'b' END), count(*) FILTER (WHERE b.state = {READY}),
+        array_agg(b."group") FILTER (WHERE b.state = {READY} AND b.group_rank IS NOT NULL),
+        array_agg(b."group") FILTER (WHERE b.state = {DELAYED} AND b.group_rank IS NOT NULL)
+    INTO places, letters, fresh, v_ready, v_later FROM back b;
+    IF v_ready IS NOT NULL THEN
+        PERFORM {change_groups}(q.number, v_ready, {JOINS}::smallint, 1, -1, 0);
+        IF q.group_mode = {MODE_ORDERED} THEN
+            SELECT array_agg(DISTINCT u.name) FILTER (WHERE u.name IS NOT NULL),
+                fresh - count(*) + count(DISTINCT u.name) + count(*) FILTER (WHERE u.name IS NULL)
+            INTO fresh_groups, fresh FROM unnest(v_ready) AS u (name);
+        END IF;
+    END IF;
+    IF v_later IS NOT NULL THEN
+        PERFORM {change_groups}(q.number, v_later, {JOINS_IF_LIMITED}::smallint, 0, -1, 1);
+    END IF;
+    groups := v_ready || v_later;
 END $body$;
 
 -- Deliveries that end: done with a result or kept for later, dead, dropped. As above; those that send something
@@ -321,7 +364,7 @@ END $body$;
 CREATE OR REPLACE FUNCTION {settle_end}(
     q {queue}, p_now bigint, p_op text, p_ids text[], p_tokens bigint[], p_nonces bytea[], p_outcomes text[],
     p_reasons text[], p_error_types text[], p_errors text[], p_results bytea[], p_result_ttls bigint[],
-    p_sources integer[], OUT places bigint[], OUT letters text[]
+    p_sources integer[], OUT places bigint[], OUT letters text[], OUT groups text[]
 ) LANGUAGE plpgsql AS $body$
 DECLARE
     v_keys text[];
@@ -351,12 +394,12 @@ BEGIN
         FROM wanted w WHERE m.ctid = w.place AND w.outcome = 'dead'
         RETURNING w.n, 'dead' AS event, w.result, w.result_ttl, m.id, m.key, m."group", m.rank, m.token, m.claims,
             m.deliveries, m.attempts, m.worker, m.claimed_ms, m.published_ms, m.ready_ms, m.cancel_requested, m.reason,
-            m.error_type, m.error, m.data
+            m.error_type, m.error, m.data, m.group_rank
     ), removed AS (
         DELETE FROM {message} m USING wanted w WHERE m.ctid = w.place AND w.outcome <> 'dead'
         RETURNING w.n, CASE w.outcome WHEN 'drop' THEN 'dropped' ELSE 'done' END AS event, w.result, w.result_ttl,
             m.id, m.key, m."group", m.rank, m.token, m.claims, m.deliveries, m.attempts, m.worker, m.claimed_ms,
-            m.published_ms, m.ready_ms, m.cancel_requested, m.reason, m.error_type, m.error, m.data
+            m.published_ms, m.ready_ms, m.cancel_requested, m.reason, m.error_type, m.error, m.data, m.group_rank
     ), ended AS MATERIALIZED (
         SELECT * FROM buried UNION ALL SELECT * FROM removed
     ), r AS (
@@ -400,8 +443,11 @@ BEGIN
         array_agg(CASE e.event WHEN 'done' THEN 'd' WHEN 'dead' THEN 'x' ELSE 'p' END),
         array_agg(e.key) FILTER (WHERE e.key IS NOT NULL AND e.event <> 'done'),
         array_agg(e.id) FILTER (WHERE e.key IS NOT NULL AND e.event <> 'done'),
-        count(*) FILTER (WHERE e.event = 'dead')
-    INTO places, letters, v_keys, v_ids, v_dead FROM ended e;
+        count(*) FILTER (WHERE e.event = 'dead'), array_agg(e."group") FILTER (WHERE e.group_rank IS NOT NULL)
+    INTO places, letters, v_keys, v_ids, v_dead, groups FROM ended e;
+    IF groups IS NOT NULL THEN
+        PERFORM {change_groups}(q.number, groups, {JOINS_IF_LIMITED}::smallint, 0, -1, 0);
+    END IF;
     IF v_keys IS NOT NULL THEN
         DELETE FROM {window} w WHERE w.queue = q.number AND w.key = ANY (v_keys) AND w.message_id = ANY (v_ids);
     END IF;
@@ -471,9 +517,13 @@ BEGIN
         letter := 'b';
         fresh := 1;
         m.deliveries := m.deliveries - 1;
-        UPDATE {message} t SET state = {READY}, cause = 'released', ready_ms = p_now, position = p_now - {HEAD_OFFSET},
+        UPDATE {message} t SET state = {READY}, cause = 'released', ready_ms = p_now,
+            position = CASE WHEN t.group_rank = {RANK_ORDERED} THEN t.position ELSE p_now - {HEAD_OFFSET} END,
             deliveries = m.deliveries
         WHERE t.queue = q.number AND t.id = m.id;
+        IF m.group_rank IS NOT NULL THEN
+            PERFORM {change_group}(q.number, m."group", {LEASED}::smallint, {READY}::smallint);
+        END IF;
         INSERT INTO {tally} (seq, queue, minute, released, ready, leased)
         VALUES (nextval('{sequence}'), q.number, p_now / 60000, 1, 1, -1);
         PERFORM {write_event}(q, p_now, p_op, 'released', m, NULL, true);
@@ -489,9 +539,14 @@ BEGIN
         v_event := 'snoozed';
         m.deliveries := m.deliveries - 1;
     END IF;
-    UPDATE {message} t SET state = v_state, cause = v_event, ready_ms = v_ready, position = nextval('{sequence}'),
+    UPDATE {message} t SET state = v_state, cause = v_event, ready_ms = v_ready,
+        position = CASE WHEN t.group_rank = {RANK_ORDERED} THEN t.position ELSE nextval('{sequence}') END,
+        keeps_place = CASE WHEN t.group_rank = {RANK_ORDERED} AND v_state = {DELAYED} THEN true END,
         deliveries = m.deliveries, attempts = m.attempts, error_type = m.error_type, error = m.error
     WHERE t.queue = q.number AND t.id = m.id;
+    IF m.group_rank IS NOT NULL THEN
+        PERFORM {change_group}(q.number, m."group", {LEASED}::smallint, v_state);
+    END IF;
     INSERT INTO {tally} (seq, queue, minute, retried, snoozed, ready, delayed, leased, runs, run_ms, run_ms_max)
     VALUES (
         nextval('{sequence}'), q.number, p_now / 60000, nullif((letter = 'r')::int, 0), nullif((letter = 's')::int, 0),

@@ -1,6 +1,6 @@
 -- Housekeeping that some steps do beside their work, for their own queue: fold counts, put the journal in order and keep its cap,
 -- sweep what has run out, turn the slices of the journal. Touches: tally, total, minute, mark, entry and its slices,
--- slice, turn, kept, window, result, arrival, sleeper, waiter, ending, chain, member, operation.
+-- slice, turn, kept, window, result, arrival, sleeper, waiter, ending, chain, member, operation, and of groups their changes.
 -- Keeps: bounded work; no step waits for another.
 
 CREATE OR REPLACE FUNCTION {tidy}(q {queue}, p_now bigint) RETURNS void LANGUAGE plpgsql AS $body$
@@ -10,6 +10,9 @@ BEGIN
     END IF;
     IF pg_try_advisory_xact_lock({lock_key}('journal'), q.number) THEN
         PERFORM {order_journal}(q, p_now, 64);
+    END IF;
+    IF q.group_mode > 0 AND q.conversion IS NULL AND pg_try_advisory_xact_lock({lock_key}('running'), q.number) THEN
+        PERFORM {fold_groups}(t, p_now, {FOLDED_MAX}) FROM {queue} t WHERE t.number = q.number;
     END IF;
     PERFORM {sweep}(q.number, p_now);
     -- The last: a slice that is emptied stays locked until the step is committed, and nothing may wait behind that.

@@ -87,10 +87,6 @@ BEGIN
     RETURN NULL;
 END $body$;
 
-DROP TRIGGER IF EXISTS {#tally_wake} ON {tally};
-CREATE CONSTRAINT TRIGGER {#tally_wake} AFTER INSERT ON {tally} DEFERRABLE INITIALLY DEFERRED
-    FOR EACH ROW WHEN (NEW.wake IS NOT NULL) EXECUTE FUNCTION {wake_at_commit}();
-
 -- Sleepers whose names begin with @ listen here; the client notifies the others, which it reaches in another way.
 CREATE OR REPLACE FUNCTION {notify}(p_queue text, p_names text[]) RETURNS void LANGUAGE plpgsql AS $body$
 DECLARE

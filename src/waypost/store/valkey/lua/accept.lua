@@ -28,16 +28,18 @@ local function droppable(number, concerned)
   return chosen
 end
 
--- What must be dropped so that `added` fit: a list of ids, or an error before anything is written.
-local function room_for(added, concerned)
-  if not policy.max_pending or added == 0 then return {} end
+-- What must be dropped so that `added` fit: a list of ids, or an error before anything is written. `dropped`: what is dropped
+-- already, because its group is full.
+local function room_for(added, concerned, dropped)
+  if not policy.max_pending or added == 0 then return dropped end
   local waiting = pending()
-  local over = min(waiting + added - policy.max_pending, added + BURY_MAX)
-  if over <= 0 then return {} end
+  local over = min(waiting - #dropped + added - policy.max_pending, added + BURY_MAX)
+  if over <= 0 then return dropped end
   if policy.overload ~= 'drop_oldest' then refuse(waiting) end
-  local chosen = droppable(over, concerned)
+  local chosen = grouping and grouping.serves and grouping.longest_first(over, concerned) or droppable(over, concerned)
   if #chosen < over then refuse(waiting) end
-  return chosen
+  for i = 1, #chosen do dropped[#dropped + 1] = chosen[i] end
+  return dropped
 end
 
 local function drop(ids)
@@ -95,7 +97,7 @@ end
 
 -- Decide about the drafts from argument `first` on; an error if there is no room for them. Reads only.
 local function plan_drafts(first)
-  local drafts, added, passing, concerned = {}, 0, 0, {}
+  local drafts, added, passing, concerned, added_to = {}, 0, 0, {}, {}
   local ends_others = false
   for i = first, #ARGV do
     local draft = parse_draft(ARGV[i])
@@ -127,11 +129,17 @@ local function plan_drafts(first)
       ends_others = true
     end
     if draft.action == 'new' or draft.action == 'park' then
-      if draft.forwarded and not draft.capped then passing = passing + 1 else added = added + 1 end
+      if draft.forwarded and not draft.capped then
+        passing = passing + 1
+      else
+        added = added + 1
+        if grouping then added_to[draft.group] = (added_to[draft.group] or 0) + 1 end
+      end
     end
     drafts[#drafts + 1] = draft
   end
-  drafts.dropped, drafts.passing = room_for(added, concerned), passing
+  drafts.dropped = room_for(added, concerned, grouping and grouping.over_caps(added_to, concerned) or {})
+  drafts.passing = passing
   if ends_others or #drafts.dropped > 0 then
     must_be('zset', DEAD)
     must_be('hash', OUTGOING)
@@ -162,7 +170,8 @@ local function extend_due(draft, ready)
     if ready <= now then s.ready = s.published end
     call('HSET', STATE, s.id, pack_state(s))
   else
-    call('ZREM', PLACES[s.status], s.id)
+    if grouping then grouping.keep_place(s) end
+    leave_place(s)
     make_claimable(s, ready)
     note_state('postponed', nil, s.id, s.raw)
   end
@@ -210,6 +219,7 @@ local function store(draft, ready, status)
   if s.status == 'W' then
     call('ZADD', WAITING, 0, s.id)
     call('HSET', STATE, s.id, pack_state(s))
+    if grouping then grouping.enter(s) end
   else
     make_claimable(s, ready)
   end

@@ -3,7 +3,7 @@
 -- Arguments: one packed notice each: id, kind (ended, watch, completed), chain, member, how it failed or false, and what
 -- was sent on with a NUL between.
 -- Touches: queue, messages, state, ready, due, waiting, dead, errors, journal, sleepers, outgoing, arrivals, the keys of
--- chains.
+-- chains, the keys of groups.
 -- Invariant: an end is counted once however often it arrives; the other kinds change nothing when they are repeated. The first
 -- write removes.
 -- Reply: the sleepers and waiters to wake and, behind a byte 1, what else it did.
@@ -20,6 +20,7 @@ must_be('zset', DEAD)
 must_be('hash', ERRORS)
 must_be('hash', OUTGOING)
 must_be('zset', ARRIVALS)
+-- include grouping
 
 local arrived = {}
 for i = FIRST_ARGUMENT, #ARGV do

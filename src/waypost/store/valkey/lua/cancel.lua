@@ -2,7 +2,7 @@
 --
 -- Arguments: one target each: 'i' and an id, or 'k' and a key.
 -- Touches: queue, messages, state, ready, due, leases, keys, waiting, dead, errors, completed, journal, outgoing,
--- operations, window:<key>, result:<id>, the keys of chains.
+-- operations, window:<key>, result:<id>, the keys of chains, the keys of groups.
 -- Invariant: a leased message is only marked; its holder learns of it at the next extend. The first write removes.
 -- Of the finished messages that are kept it reads the newest, a bounded number; `peek` lists all.
 -- Reply: one letter each (c cancelled, r requested, f finished, u unknown), then the clients to wake and, behind a byte
@@ -25,6 +25,7 @@ must_be('zset', DEAD)
 must_be('hash', ERRORS)
 must_be('hash', OUTGOING)
 must_be('list', COMPLETED)
+-- include grouping
 begin_removing()
 
 local function cancel_one(s)
@@ -88,5 +89,10 @@ for i = FIRST_ARGUMENT, #ARGV do statuses[#statuses + 1] = cancel(ARGV[i]) end
 
 -- include chains
 
+local names = expectant
+if grouping then
+  names = wake(grouping.worth())
+  for i = 1, #expectant do names[#names + 1] = expectant[i] end
+end
 write_book()
-return remember_answer(concat(statuses), expectant)
+return remember_answer(concat(statuses), names)

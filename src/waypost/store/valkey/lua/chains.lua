@@ -158,7 +158,7 @@ if #news > 0 then
     if notice.failed then
       end_message(s, 'dead', nil, {'blocker_failed', 'ChainFailed', 'chain ' .. notice.chain .. ': ' .. notice.failed})
     elseif call('SCARD', key) == 0 then
-      call('ZREM', WAITING, id)
+      leave_place(s)
       redis.pcall('ZREM', BASE .. 'blocked', id)
       s.flags = s.flags - 8
       make_claimable(s, ready_after_wait(s))

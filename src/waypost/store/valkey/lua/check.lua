@@ -2,7 +2,7 @@
 --
 -- Arguments: '1' to mend, cursor or ''.
 -- Touches: queue, messages, state, ready, due, leases, keys, waiting, dead, errors, journal, sleepers, outgoing, the keys of
--- chains.
+-- chains, the keys of groups.
 -- Invariant: each message is judged as it is in this step, so a queue in use is never taken for a damaged one. What can be
 -- handed out again goes to the head of its priority, what has no body any more is dropped, all of it counted and journalled.
 -- Reply: number of records checked, cursor or '', then kind, id, what was found and what was done or '' of each damaged record.
@@ -58,6 +58,8 @@ must_be('zset', DEAD)
 must_be('hash', ERRORS)
 must_be('hash', OUTGOING)
 must_be('zset', BASE .. 'damaged')
+group_use = 'check'
+-- include grouping
 
 local SETS = {{'R', READY, 'ready'}, {'D', DUE, 'due'}, {'L', LEASES, 'leases'}, {'W', WAITING, 'waiting'}, {'X', DEAD, 'dead'}}
 
@@ -78,9 +80,15 @@ local function places_of(id)
   return letters, names
 end
 
-local function leave_places(id)
-  for i = 1, #SETS do call('ZREM', SETS[i][2], id) end
-  call('ZREM', BASE .. 'damaged', id)
+-- Out of all places but the one with this letter, if one is given.
+local function leave_places(s, but)
+  for i = 1, #SETS do
+    local letter, key = SETS[i][1], SETS[i][2]
+    if letter ~= but and call('ZSCORE', key, s.id) then
+      if grouping then grouping.leave({status = letter, id = s.id, group = s.group, claimed = s.claimed}) end
+      call('ZREM', key, s.id)
+    end
+  end
 end
 
 -- How many chains a message still waits for.
@@ -94,7 +102,9 @@ local function give_up(id, raw, letters)
   local s = raw and is_sound(raw) and read_state(id, raw) or blank_state(id)
   local was_dead = letters == 'X' or (letters == '' and raw and s.status == 'X')
   if letters == '' and not raw then was_dead = balance() <= 0 end
-  leave_places(id)
+  leave_places(s)
+  if letters == '' and raw and grouping then grouping.leave(s) end
+  call('ZREM', BASE .. 'damaged', id)
   if was_dead then
     trim_dead({id}, 'damaged')
     return 'removed from the dead letters'
@@ -119,8 +129,12 @@ end
 local function to_front(s)
   s.status, s.ready = 'R', now
   if s.token > 0 and (s.cause < 1 or s.cause > REDELIVERY_CAUSES) then s.cause = CAUSE_NUMBER.expired end
-  freshly_ready = freshly_ready + 1
-  call('ZADD', READY, score_of(s.priority, now - HEAD_OFFSET), s.id)
+  if grouping then
+    grouping.make_ready(s, now - HEAD_OFFSET)
+  else
+    freshly_ready = freshly_ready + 1
+    call('ZADD', READY, score_of(s.priority, now - HEAD_OFFSET), s.id)
+  end
   call('HSET', STATE, s.id, pack_state(s))
   note_state('promoted', 'mended', s.id, s.raw)
   return 'ready at the head of its priority'
@@ -137,9 +151,7 @@ local function put_back(id, value, raw, letters)
   if raw and is_sound(raw) then
     s = read_state(id, raw)
     if #letters > 1 and string.find(letters, s.status, 1, true) then
-      for i = 1, #SETS do
-        if SETS[i][1] ~= s.status then call('ZREM', SETS[i][2], id) end
-      end
+      leave_places(s, s.status)
       return 'left in the place that its state names'
     end
   else
@@ -149,7 +161,10 @@ local function put_back(id, value, raw, letters)
     if chains_awaited(id) > 0 then s.status, s.flags, s.token, s.cause = 'W', 8, 0, 0 end
     if letters == 'X' then s.status = 'X' else call('HDEL', ERRORS, id) end
   end
-  leave_places(id)
+  leave_places(s)
+  -- Its group counts it where it was lost.
+  if letters == '' and raw and grouping then grouping.leave(s) end
+  call('ZREM', BASE .. 'damaged', id)
   take_key(s)
   if s.status == 'X' then
     call('ZADD', DEAD, now, id)
@@ -162,6 +177,7 @@ local function put_back(id, value, raw, letters)
   elseif s.status == 'W' and (waits_for_key(s) or (s.flags >= 8 and chains_awaited(id) > 0)) then
     call('ZADD', WAITING, 0, id)
     call('HSET', STATE, id, pack_state(s))
+    if grouping then grouping.enter(s) end
     if s.flags >= 8 then redis.pcall('ZADD', BASE .. 'blocked', now, id) end
     return 'waiting again'
   elseif s.status == 'L' then
@@ -187,7 +203,7 @@ local function check_holder(s)
     take_key(s)
     call('HSET', STATE, s.id, pack_state(s))
     if s.key ~= '' and s.status == 'W' and s.flags < 8 then
-      call('ZREM', WAITING, s.id)
+      leave_place(s)
       make_claimable(s, ready_after_wait(s))
       note_state('promoted', 'mended', s.id, s.raw)
     end
@@ -209,6 +225,12 @@ local function examine(id, value)
   if raw then status = is_sound(raw) and sub(raw, 1, 1) or '?' end
   if status == letters then
     if raw and status ~= 'X' and byte(raw, 61) + byte(raw, 62) > 0 then check_holder(read_state(id, raw)) end
+    if grouping and status == 'R' then
+      local s = raw and read_state(id, raw) or fresh_state(id, value)
+      if call('ZSCORE', READY, id) and grouping.misses(s, mend) then
+        report('stranded', id, 'it is ready, and not in the line of its group', 'put in line')
+      end
+    end
     return
   end
   local kind, found = 'misplaced', 'its state says ' .. status .. ', it is ' .. where
@@ -246,7 +268,7 @@ local function check_key(key, holder)
   end
   if mend then
     call('HSET', HOLDERS, key, parked)
-    call('ZREM', WAITING, parked)
+    leave_place(heir)
     make_claimable(heir, ready_after_wait(heir))
     note_state('promoted', 'unparked', heir.id, heir.raw)
   end
@@ -288,13 +310,33 @@ local function failure_alone(id)
   report('missing', id, 'a failure is kept of a message that is not there', 'forgotten')
 end
 
-local PHASES = {'messages', 'state', 'ready', 'due', 'leases', 'waiting', 'dead', 'damaged', 'errors', 'keys', 'outgoing', 'counters'}
+local function check_group(name)
+  examined = examined + 1
+  -- A message that is lost is counted by its group: it is reported by itself.
+  local found, done = grouping.check(name, mend, mend or #reply == 2)
+  if not found then return end
+  local at = #reply
+  reply[at + 1], reply[at + 2], reply[at + 3], reply[at + 4] = 'group', name, found, mend and done or ''
+  if mend then
+    changed = true
+    note_text('configured', 'group', 0, name .. '\0mended group: ' .. done)
+  end
+end
+local function check_line(member)
+  examined = examined + 1
+  if mend then grouping.prune(member) end
+end
+
+local PHASES = {'messages', 'state', 'ready', 'due', 'leases', 'waiting', 'dead', 'damaged', 'errors', 'keys', 'outgoing', 'line', 'groups', 'counters'}
 local STEPS = {
   messages = {'hash', MESSAGES, examine}, state = {'hash', STATE, without_body}, ready = {'zset', READY, without_record},
   due = {'zset', DUE, without_record}, leases = {'zset', LEASES, without_record}, waiting = {'zset', WAITING, without_record},
   dead = {'zset', DEAD, without_record}, damaged = {'zset', BASE .. 'damaged', without_record},
   errors = {'hash', ERRORS, failure_alone}, keys = {'hash', HOLDERS, check_key}, outgoing = {'hash', OUTGOING, check_outgoing},
 }
+if grouping then
+  STEPS.line, STEPS.groups = {'zset', BASE .. 'group_line', check_line}, {'zset', BASE .. 'group_names', check_group}
+end
 
 local due_before = until_first(DUE)
 if mend then call('HDEL', QUEUE, 'uneven') end
@@ -316,7 +358,7 @@ while phase and examined < EXAMINED_MAX and bytes < BYTES_MAX do
       step[3](page[2][i], page[2][i + 1])
     end
     cursor = page[1]
-  else
+  elseif phase == 'counters' then
     local difference = balance()
     if difference ~= 0 then
       if mend then tally(difference > 0 and 'dropped' or 'published', math.abs(difference)) end
@@ -332,6 +374,8 @@ end
 if changed then
   wake(worth(due_before))
   write_book()
+elseif grouping and mend then
+  grouping.write()
 end
 reply[1], reply[2] = examined, phase and phase .. ' ' .. cursor or ''
 return reply

@@ -1,13 +1,13 @@
--- claim: lease up to n messages, highest priority first, first in first out.
+-- claim: lease up to n messages, highest priority first, first in first out; of a grouped queue by the turns of its groups.
 --
 -- Arguments: limit, worker, sleeper or '', '1' to repeat only (take no fresh work), in how many milliseconds it polls
 -- again or '', how many bytes of envelopes at most (one message whatever its size), nonce of this sending.
 -- Touches: queue, messages, state, ready, due, leases, keys, waiting, dead, errors, journal, sleepers, rate, outgoing,
--- completed, operations, the keys of chains.
+-- completed, operations, the keys of chains, the keys of groups.
 -- Invariant: one holder. A lease is a member of leases and a state with status L, a grown token and this call's nonce.
 -- The first write removes: a store whose memory is full can be drained.
--- Reply: lease end, next due, next lease end, next rate slot (milliseconds, -1: none), 1 if paused and 2 more if it is no
--- queue, outgoing, now,
+-- Reply: lease end, next due, next lease end, next rate slot (milliseconds, -1: none), 1 if paused, 2 more if it is no
+-- queue and 4 more if it is grouped, outgoing, now,
 -- how long leases are now, 1 if there is more, ids of damaged records that were set aside with a NUL between, what else it
 -- did or '' (length of the names to wake (4), names with a NUL between, items of moves.lua), then value and state of each
 -- message; '' for the state of one that was never claimed before, which follows from all the others.
@@ -29,6 +29,7 @@ if policy.rate_count then must_be('list', RATE) end
 if policy.completed_max > 0 then must_be('list', COMPLETED) end
 
 local more = false -- the next message would have made the reply too long
+local goes_on = false -- there may be groups that can go on behind those that this claim read
 local extra = '' -- what else it did
 local plain, leased = false, 0
 
@@ -36,7 +37,7 @@ local function header(lease_end, next_rate)
   -- The shortest way adds no timer, and only leases that end at `lease_end`: where none were, none are searched.
   local next_due = not (plain and timers == 0) and until_first(DUE) or -1
   local next_lease = plain and held == 0 and (leased > 0 and lease_end - now or -1) or until_first(LEASES) or -1
-  return {lease_end, next_due, next_lease, next_rate or -1, (paused and 1 or 0) + (gone and 2 or 0),
+  return {lease_end, next_due, next_lease, next_rate or -1, (paused and 1 or 0) + (gone and 2 or 0) + (grouped and grouped ~= 'E' and 4 or 0),
     outgoing + #sent_on / 2, now, policy.lease_ms or -1, more and 1 or 0, concat(damaged, '\0'), extra}
 end
 
@@ -80,7 +81,7 @@ if unsure.err then unsure = {} end
 -- have failed; fresh messages have neither.
 -- Where a record is damaged those numbers can agree by chance: the queue is uneven then, until it is mended.
 plain = with_state == held and not uneven and #due == 0 and #expired == 0 and #unsure == 0 and policy.lease_ms
-  and not (policy.dead_max or policy.dead_keep_ms)
+  and not (policy.dead_max or policy.dead_keep_ms) and not grouped
 if not plain then
   must_be('hash', HOLDERS)
   must_be('zset', WAITING)
@@ -88,6 +89,8 @@ if not plain then
   must_be('hash', ERRORS)
 end
 -- include moves if not plain
+group_use = 'turns'
+-- include grouping
 
 begin_removing()
 if sleeper ~= '' then call('ZREM', SLEEPERS, sleeper, BLOCKED_MARK .. sleeper) end
@@ -104,7 +107,7 @@ end
 for i = 1, #due do
   local s = state_of(due[i], 'D')
   if s then
-    call('ZREM', DUE, s.id)
+    leave_place(s)
     make_claimable(s, s.ready)
     note_state('promoted', 'due', s.id, s.raw)
     add_side_effect('promoted', 'due', s.id, s.raw)
@@ -135,9 +138,15 @@ for i = 1, #expired do
     note_state('expired', nil, s.id, s.raw)
     add_side_effect('expired', nil, s.id, s.raw)
     local deadline = tonumber(call('ZSCORE', LEASES, s.id))
-    call('ZREM', LEASES, s.id)
+    leave_place(s)
     to_head(s, deadline, 'expired')
   end
+end
+
+if grouping then
+  if grouping.build then grouping.build() end
+  if not paused then grouping.resume_limited() end
+  grouping.write()
 end
 
 -- How many may be leased now.
@@ -252,8 +261,62 @@ local function lease(id, value, raw)
   end
 end
 
+-- The same for a grouped queue: messages by the turns of their groups, each removed from its places when it is taken.
+if grouping then
+  local round = 64
+  while leased < room and not more and #damaged < RECLAIM_MAX do
+    local ids, groups, heads = grouping.plan(min(round, room - leased))
+    if #ids == 0 then break end
+    round = round * 8
+    local scores, raws = call('ZMSCORE', READY, unpack(ids)), call('HMGET', STATE, unpack(ids))
+    local one_by_one = #ids > 1 and call('HSTRLEN', MESSAGES, ids[1]) * #ids > bytes_left
+    local values = not one_by_one and call('HMGET', MESSAGES, unpack(ids))
+    local stopped, as_planned = false, true
+    for i = 1, #ids do
+      local id, raw, score, g = ids[i], raws[i], scores[i], groups[i]
+      local value = values and values[i] or call('HGET', MESSAGES, id)
+      if not grouping.is_there(heads[i], score) then
+        grouping.take(g, heads[i], id)
+        as_planned = false
+      elseif not value or sub(value, 11, 34) ~= id or byte(value, 9) > 9 or (raw and not is_sound(raw, 'R')) then
+        grouping.take(g, heads[i], id, score)
+        set_aside(id)
+        as_planned = false
+      elseif raw and policy.max_deliveries and struct_unpack('>I4', raw, 30) >= policy.max_deliveries then
+        if buried == BURY_MAX then
+          stopped = true
+        else
+          buried = buried + 1
+          grouping.take(g, heads[i], id, score)
+          local s = read_state(id, raw)
+          s.popped = true
+          local failure = s.attempts > 0 and failure_of(s.id) or {'', '', ''}
+          end_message(s, 'dead', nil, {'max_deliveries', failure[2], failure[3]})
+        end
+        as_planned = false
+      else
+        bytes_left = bytes_left - (#value - 9)
+        if bytes_left < 0 and leased > 0 then
+          more, as_planned = true, false
+        else
+          g = grouping.take(g, heads[i], id, score)
+          lease(id, value, raw)
+          grouping.hand_out(g, id, score, not at_most_once)
+        end
+      end
+      -- The rest of the plan counts on what did not happen.
+      if not as_planned then break end
+    end
+    grouping.write_taken()
+    if stopped then break end
+  end
+  -- None of the groups that it read can go on: the next claim reads others at once.
+  goes_on = leased < room and grouping.has_more()
+  more = more or goes_on and leased > 0
+end
+
 local round, put_back = 64, {}
-while leased < room and not more and #damaged < RECLAIM_MAX do
+while not grouping and leased < room and not more and #damaged < RECLAIM_MAX do
   local asked = min(round, room - leased)
   local popped = call('ZPOPMIN', READY, asked)
   local number = #popped / 2
@@ -332,6 +395,7 @@ if not plain then enforce_dead_limits() end
 
 local ready_before = freshly_ready
 -- include chains
+if grouping then grouping.write() end
 if ready_before and freshly_ready > ready_before then
   -- Messages whose chains ended here.
   local names = wake(freshly_ready - ready_before)
@@ -354,6 +418,7 @@ local next_rate = nil
 if policy.rate_count and not paused and counts[COUNT.rate_sum] >= policy.rate_count then
   next_rate = max(0, rate_entry(call('LINDEX', RATE, 0) or '') + policy.rate_per_ms - now)
 end
+if grouping and not paused then next_rate = goes_on and 0 or next_rate or grouping.next_rate() end
 local reply = header(lease_end, next_rate)
 for i = 1, leased * 2 do reply[i + 11] = replies[i] end
 return reply

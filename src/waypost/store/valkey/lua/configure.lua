@@ -1,8 +1,9 @@
 -- configure: change the queue's policy, or pause and resume it.
 --
 -- Arguments: 'configure', the packed changes (absent ones stay, false clears), and their text; or 'pause', or 'resume'.
--- Touches: queue, ready, due, leases, journal, sleepers.
--- Invariant: one policy, in the store; a change acts at the next step that reads it.
+-- Touches: queue, messages, state, ready, due, leases, waiting, journal, sleepers, the keys of groups.
+-- Invariant: one policy, in the store; a change acts at the next step that reads it. What it means for the messages of a
+-- grouped queue is done here for as many as one step may change; the steps that follow do the rest.
 -- Reply: the packed policy or '1' / '0' (did it change anything), then the sleepers to wake.
 
 -- include moves
@@ -30,12 +31,29 @@ if verb == 'configure' then
   local changed, differs = {}, false
   for name, value in pairs(policy) do changed[name] = value end
   for name, value in pairs(cmsgpack.unpack(ARGV[FIRST_ARGUMENT + 1])) do
-    if value == false then changed[name] = nil else changed[name] = value end
+    -- The first release does not know this name: its default is left out.
+    if value == false or (name == 'on_failure' and value == 'hold') then value = nil end
+    changed[name] = value
     differs = differs or changed[name] ~= policy[name]
+  end
+  local limits = changed.group_max_running or changed.group_rate_count or changed.group_max_pending
+  if (limits or changed.order) and not changed.lease_ms then error('WP-LEASE') end
+  local is_grouped = limits or changed.order or changed.fair
+  local before, ordered_before = grouped, policy.order
+  policy = changed
+  if is_grouped or grouped then
+    -- The keys are checked before the first write, whatever is to become of them.
+    must_be('hash', MESSAGES)
+    must_be('hash', STATE)
+    must_be('zset', WAITING)
+    grouped = is_grouped and (before == 'T' and 'T' or 'B') or 'E'
+    must_be('set', BASE .. 'group_counted')
+    group_use = 'configure'
+-- include grouping
   end
   local packed = cmsgpack.pack(changed)
   call('HSET', QUEUE, 'policy', packed)
-  policy = changed
+  if grouping then grouping.reconfigure(before, ordered_before) end
   note_text('configured', nil, 0, ARGV[FIRST_ARGUMENT + 2])
   if differs then keep_change('configured', ARGV[FIRST_ARGUMENT + 2]) end
   local names = wake(worth_waking(call('ZCARD', DUE)))

@@ -5,7 +5,7 @@
 -- version or '', '1' if by hand; a run that must have ended or '', '1' and the state to go on with while it has not or '',
 -- how many instants are skipped then and the newest of them; then packed drafts as for publish.
 -- Touches: schedules, queue, messages, state, ready, due, keys, waiting, dead, errors, journal, sleepers, arrivals, operations,
--- window:<key>, the keys of chains. Also damaged, which it reads.
+-- window:<key>, the keys of chains, the keys of groups. Also damaged, which it reads.
 -- Invariant: of the clients that saw the same next fire, one fires it. A full queue refuses before anything is written.
 -- Reply: f fired, k skipped because the run has not ended, c conflict, e early, s stale, r running; now; the schedule as it is
 -- now or ''; the sleepers to wake and, behind a byte 1, what else it did.
@@ -19,6 +19,8 @@ local SCHEDULES = BASE .. 'schedules'
 must_be('hash', SCHEDULES)
 
 -- include moves
+group_use = 'overload'
+-- include grouping
 -- include accept
 
 local A = FIRST_ARGUMENT

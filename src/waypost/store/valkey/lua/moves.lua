@@ -207,10 +207,15 @@ local function make_claimable(s, ready)
   if ready > now then
     s.status = 'D'
     call('ZADD', DUE, ready, s.id)
+    if grouping then grouping.enter(s) end
   else
     s.status = 'R'
-    freshly_ready = freshly_ready + 1
-    call('ZADD', READY, score_of(s.priority, next_position()), s.id)
+    if grouping then
+      grouping.make_ready(s)
+    else
+      freshly_ready = freshly_ready + 1
+      call('ZADD', READY, score_of(s.priority, next_position()), s.id)
+    end
   end
   call('HSET', STATE, s.id, pack_state(s))
 end
@@ -224,12 +229,22 @@ end
 -- Before all others of its priority, in the order of `ready`.
 local function to_head(s, ready, cause)
   s.status, s.ready, s.cause = 'R', ready, codes().cause_number[cause]
-  freshly_ready = freshly_ready + 1
-  call('ZADD', READY, score_of(s.priority, ready - HEAD_OFFSET), s.id)
+  if grouping then
+    grouping.make_ready(s, ready - HEAD_OFFSET)
+  else
+    freshly_ready = freshly_ready + 1
+    call('ZADD', READY, score_of(s.priority, ready - HEAD_OFFSET), s.id)
+  end
   call('HSET', STATE, s.id, pack_state(s))
 end
 
 local PLACES = {R = READY, D = DUE, W = WAITING, L = LEASES, X = DEAD}
+
+-- Out of the place that its status names.
+local function leave_place(s)
+  if grouping then grouping.leave(s) end
+  call('ZREM', PLACES[s.status], s.id)
+end
 
 local FREES_WINDOW = {dead = true, cancelled = true, dropped = true, replaced = true}
 
@@ -253,7 +268,7 @@ local function release_key(s, how)
         return set_aside(parked, WAITING)
       end
       call('HSET', HOLDERS, s.key, parked)
-      call('ZREM', WAITING, parked)
+      leave_place(heir)
       make_claimable(heir, ready_after_wait(heir))
       note_state('promoted', 'unparked', heir.id, heir.raw)
       add_side_effect('promoted', 'unparked', heir.id, heir.raw)
@@ -299,7 +314,8 @@ local function end_message(s, how, cause, details, begun)
     or cause == 'parked' then
     add_side_effect(how, details and details[1] or cause, s.id, s.raw)
   end
-  if not s.popped then call('ZREM', PLACES[s.status], s.id) end
+  if not s.popped then leave_place(s) end
+  if grouping then grouping.ended(s) end
   if s.flags > 1 then
     news[#news + 1] = {kind = 'end', id = s.id, token = s.token, flags = s.flags, chain = s.chain, how = how, begun = begun,
       reason = details and details[1]}
@@ -346,9 +362,11 @@ local function ends_otherwise(s, cause)
   return false
 end
 
--- How many sleepers a step is worth: what it made claimable, and one for a timer that is now the first.
+-- How many sleepers a step is worth: what it made claimable, groups that can go on, and one for a timer that is now the
+-- first.
 local function worth(due_before)
+  local number = freshly_ready + (grouping and grouping.worth() or 0)
   local due_after = until_first(DUE)
-  if due_after and (not due_before or due_after < due_before) then return freshly_ready + 1 end
-  return freshly_ready
+  if due_after and (not due_before or due_after < due_before) then return number + 1 end
+  return number
 end

@@ -5,7 +5,7 @@
 -- Invariant: all of them are new and there is room for all, or none is written here and the general way decides about each. A message leaves no other
 -- trace than that way would leave: the same events, the same counts, and its arrival.
 
-if byte(ARGV[FIRST_ARGUMENT], 1) >= 32 and policy.journal ~= 'full' then
+if byte(ARGV[FIRST_ARGUMENT], 1) >= 32 and policy.journal ~= 'full' and not grouped then
   local ids, fresh = {}, true
   for i = FIRST_ARGUMENT, #ARGV do
     if byte(ARGV[i], 1) < 32 then fresh = false break end

@@ -2,7 +2,7 @@
 --
 -- Arguments: 'outgoing', limit, age in milliseconds from which one is undeliverable | 'forwarded', ids.
 -- Touches: queue, outgoing, messages, state, ready, due, waiting, dead, errors, journal, the keys of
--- chains.
+-- chains, the keys of groups.
 -- Invariant: a continuation leaves this hash only when its queue has it, or into the dead letters, `undeliverable`. So does
 -- a message that waits for a chain whose queue cannot be reached; other notices end with the memory of their chain.
 -- An entry is its time (8), the id of the message that was settled or began the chain (24), length of the queue (2), queue,
@@ -29,6 +29,7 @@ must_be('zset', DUE)
 must_be('zset', WAITING)
 must_be('zset', DEAD)
 must_be('hash', ERRORS)
+-- include grouping
 
 local function bury_draft(id, draft, target)
   local s = {id = id, popped = true, status = 'R', token = 0, nonce = NO_NONCE, claimed = 0, lease = 0,
@@ -95,5 +96,6 @@ until (cursor == '0' and not once_more) or #reply >= limit * 2 or read_count >= 
 -- include chains
 
 for i = 1, min(#sent_on, limit * 2 - #reply) do reply[#reply + 1] = sent_on[i] end
+if grouping then grouping.write() end
 if buried > 0 then write_book() end
 return reply

@@ -6,7 +6,7 @@
 -- Arguments: how many queues, how many keys come before theirs (3 with a heartbeat, otherwise 0), the worker's own channel or '',
 -- then of a heartbeat name, record, time to live, how many workers are remembered, and how long it would lead ('': it does
 -- not want to); then the sleeper of each queue or ''.
--- Touches: workers, records, leader:<role>, queue, ready, due, leases, outgoing, dead, sleepers.
+-- Touches: workers, records, leader:<role>, queue, ready, due, leases, outgoing, dead, sleepers, the keys of groups.
 -- Invariant: what it changes is how long something stays known. Foreign data is left to the claim, which reports it. The first
 -- write removes: a store whose memory is full can be polled.
 -- Reply: the store's time, {leader, token, how long it still leads} or {}, what was requested of the worker, then four numbers for each queue: 1 if it needs a
@@ -63,7 +63,7 @@ end
 for i = 1, many do
   local key = KEYS[before + i]
   local base, sleeper = sub(key, 1, -6), ARGV[sleepers_from + i]
-  local fields = redis.pcall('HMGET', key, 'version', 'policy', 'paused')
+  local fields = redis.pcall('HMGET', key, 'version', 'policy', 'paused', 'groups')
   local due, lease = first_score(base .. 'due'), first_score(base .. 'leases')
   local rules = DEFAULT_POLICY
   local needed = fields.err or due == nil or lease == nil or (fields[1] and tonumber(fields[1]) > VERSION)
@@ -72,7 +72,14 @@ for i = 1, many do
     if fields[3] == '1' then due, lease = false, false end
     needed = number_of('HLEN', base .. 'outgoing') > 0
     if not needed and fields[3] ~= '1' then
-      needed = (due and due <= now) or (lease and lease <= now) or number_of('ZCARD', base .. 'ready') > 0
+      needed = (due and due <= now) or (lease and lease <= now)
+      if fields[4] == 'T' then
+        -- Ready messages of groups that cannot go on bring nothing.
+        local limited = first_score(base .. 'group_limited')
+        needed = needed or number_of('ZCARD', base .. 'group_turns') > 0 or limited == nil or limited and limited <= now
+      else
+        needed = needed or number_of('ZCARD', base .. 'ready') > 0
+      end
     end
     -- A claim brings leases to their length that were given before the clock was set back.
     if lease and rules.lease_ms and lease - now > rules.lease_ms then needed = true end

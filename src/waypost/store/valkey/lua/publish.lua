@@ -3,7 +3,7 @@
 -- Arguments: one packed draft each. First byte below 16: a plain one, priority and envelope (version, id, …).
 -- From 32 on: the same, remembered by its arrival. Otherwise as drafts.lua reads it.
 -- Touches: queue, messages, state, ready, due, keys, waiting, dead, errors, journal, sleepers, outgoing, arrivals,
--- operations, window:<key>, the keys of chains.
+-- operations, window:<key>, the keys of chains, the keys of groups.
 -- Invariant: one waiting message per key and at most one leased; the cap is never passed; nothing is written if full.
 -- The first write is one that a full memory refuses.
 -- Reply: letters q queued, d delayed, r replaced, E extended by parking, and u duplicate, c conflict, e extended, each
@@ -23,7 +23,7 @@ for i = FIRST_ARGUMENT, #ARGV do
 end
 
 -- The shortest way: plain drafts, no cap, bodies not journalled. Its first write is the one that a full memory refuses.
-if plain and not policy.max_pending and policy.journal ~= 'full' then
+if plain and not policy.max_pending and policy.journal ~= 'full' and not grouped then
   local values, scores, ids, length = {}, {}, {}, 0
   local heads = {} -- of journal items, by size and priority: most messages of a batch share one
   local position, notes = counts[COUNT.sequence], policy.journal == 'all'
@@ -80,6 +80,8 @@ end
 -- include once
 
 -- include moves
+group_use = 'overload'
+-- include grouping
 -- include accept
 
 local drafts = plan_drafts(FIRST_ARGUMENT)

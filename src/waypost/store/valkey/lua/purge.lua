@@ -2,7 +2,7 @@
 --
 -- Arguments: state (ready, delayed, waiting, dead, done), limit, then ids of dead letters if only these are meant.
 -- Touches: queue, messages, state, ready, due, waiting, keys, dead, errors, completed, journal, outgoing, operations,
--- window:<key>, the keys of chains.
+-- window:<key>, the keys of chains, the keys of groups.
 -- Invariant: leased messages are never purged. The first write removes.
 -- Reply: number removed and, behind a space, 1 if more are left; then the clients to wake and, behind a byte 1, the side
 -- effects.
@@ -23,6 +23,7 @@ must_be('zset', WAITING)
 must_be('zset', DEAD)
 must_be('hash', ERRORS)
 must_be('hash', OUTGOING)
+-- include grouping
 
 local state, limit = ARGV[FIRST_ARGUMENT], tonumber(ARGV[FIRST_ARGUMENT + 1])
 local reply
@@ -61,5 +62,10 @@ end
 
 -- include chains
 
+local names = expectant
+if grouping then
+  names = wake(grouping.worth())
+  for i = 1, #expectant do names[#names + 1] = expectant[i] end
+end
 if state ~= 'done' then write_book() end
-return remember_answer(format('%.0f %d', reply[1], reply[2]), expectant)
+return remember_answer(format('%.0f %d', reply[1], reply[2]), names)

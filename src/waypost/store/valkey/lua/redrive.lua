@@ -1,7 +1,7 @@
 -- redrive: make dead letters claimable again, oldest first. Counts start anew, the token goes on.
 --
 -- Arguments: limit, reason or '', cursor or '', then ids if only these are meant.
--- Touches: queue, messages, state, ready, due, waiting, keys, dead, errors, journal, sleepers, operations, window:<key>.
+-- Touches: queue, messages, state, ready, due, waiting, keys, dead, errors, journal, sleepers, operations, window:<key>, the keys of groups.
 -- Invariant: a key that is in use meanwhile keeps its letter dead, as `duplicate`. The first write removes.
 -- A call reads no more than SCANNED_MAX letters. A cursor is the last letter seen that is still dead, and its score: the
 -- next call goes on behind it. With a cursor and '0' it is not known yet whether more match.
@@ -21,6 +21,7 @@ must_be('zset', DUE)
 must_be('zset', WAITING)
 must_be('zset', DEAD)
 must_be('hash', ERRORS)
+-- include grouping
 
 local limit, reason = min(CHUNK_MESSAGES_MAX, tonumber(ARGV[FIRST_ARGUMENT])), ARGV[FIRST_ARGUMENT + 1]
 local cursor = ARGV[FIRST_ARGUMENT + 2]
@@ -101,6 +102,7 @@ for i = at_end and 0 or #seen, 1, -1 do
     break
   end
 end
+if grouping then grouping.write() end
 local reply = {(more and '1' or '0') .. next_cursor, concat(moved), concat(duplicates), unpack(wake(freshly_ready))}
 write_book()
 remember(cmsgpack.pack(reply))

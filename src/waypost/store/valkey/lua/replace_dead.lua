@@ -2,7 +2,7 @@
 --
 -- Arguments: id of the letter, one packed draft as for publish.
 -- Touches: queue, messages, state, ready, due, keys, waiting, dead, errors, journal, sleepers, arrivals, operations,
--- window:<key>, the keys of chains.
+-- window:<key>, the keys of chains, the keys of groups.
 -- Invariant: the letter goes only if the message is stored, and nothing is published for a letter that is not there.
 -- Reply: as of publish; nothing if there is no such letter.
 
@@ -16,6 +16,8 @@ must_be('zset', DEAD)
 must_be('hash', ERRORS)
 
 -- include moves
+group_use = 'overload'
+-- include grouping
 -- include accept
 
 local letter = ARGV[FIRST_ARGUMENT]

@@ -1,7 +1,7 @@
 -- reschedule: give timers another due time. Messages that wait for a retry are timers too.
 --
 -- Arguments: the due time in milliseconds or '', then the delay from now; then one target each: 'i' and an id, or 'k' and a key.
--- Touches: queue, messages, state, ready, due, keys, journal, sleepers, operations.
+-- Touches: queue, messages, state, ready, due, keys, journal, sleepers, operations, the keys of groups.
 -- Invariant: only a message that is not due is moved. The first write removes.
 -- Reply: one letter each (m moved, d due already, u unknown), then the sleepers to wake.
 
@@ -18,6 +18,7 @@ must_be('zset', READY)
 must_be('zset', DUE)
 must_be('hash', HOLDERS)
 must_be('zset', SLEEPERS)
+-- include grouping
 local due_before = until_first(DUE)
 local ready = max(now, tonumber(ARGV[FIRST_ARGUMENT]) or now + tonumber(ARGV[FIRST_ARGUMENT + 1]))
 begin_removing()
@@ -32,7 +33,7 @@ local function move(target)
   local s = state_of(id)
   if not s or s.status == 'X' then return 'u' end
   if s.status ~= 'D' then return 'd' end
-  call('ZREM', DUE, id)
+  leave_place(s)
   make_claimable(s, ready)
   note_state('postponed', nil, id, s.raw)
   return 'm'

@@ -5,7 +5,7 @@
 -- and result (4), 1 if there is a result (1), number of continuations (1), the texts, and each continuation as
 -- id (24), lengths of queue (2) and draft (4), queue, draft.
 -- Touches: queue, messages, state, ready, due, leases, keys, waiting, dead, errors, completed, journal, sleepers,
--- outgoing, operations, window:<key>, result:<id>, the keys of chains.
+-- outgoing, operations, window:<key>, result:<id>, the keys of chains, the keys of groups.
 -- Invariant: a stale token or nonce changes nothing. Dead, done and dropped are final. What a handler sends on is
 -- recorded in the same step as its end. The first write removes, so that a full store can be drained.
 -- Reply: one letter per settlement, then the sleepers and waiters to wake and, behind a byte 1, what else it did.
@@ -57,9 +57,10 @@ if plain ~= '' then
   end
 end
 -- include moves if not short
+-- include grouping
 
 if plain ~= '' then
-  local ended, done, unreadable = {}, 0, {}
+  local ended, done, unreadable, groups = {}, 0, {}, {}
   local total_run, longest_run = 0, 0
   local slow = policy.completed_max > 0
   local notes = policy.journal == 'all' or policy.journal == 'full'
@@ -92,6 +93,7 @@ if plain ~= '' then
       ended[id] = true
       done = done + 1
       ended[done] = id
+      if grouping then groups[done] = sub(state, 66, 65 + byte(state, 63) * 256 + byte(state, 64)) end
       local ran = max(0, now - struct_unpack('>I8', state, 18))
       total_run, longest_run = total_run + ran, max(longest_run, ran)
       if notes then
@@ -118,6 +120,7 @@ if plain ~= '' then
     counts[MINUTE.runs] = counts[MINUTE.runs] + done
     counts[MINUTE.run_ms] = counts[MINUTE.run_ms] + total_run
     counts[MINUTE.run_ms_max] = max(counts[MINUTE.run_ms_max], longest_run)
+    if grouping then grouping.done(ended, groups, done) end
   end
 else
   must_be('zset', WAITING)
@@ -195,7 +198,7 @@ else
       return 'p'
     end
     if ends_otherwise(s, outcome) then return 'e' end
-    call('ZREM', LEASES, id)
+    leave_place(s)
     if outcome == 'release' then
       s.deliveries = s.deliveries - 1
       count_up(COUNT.released, nil, 1)
@@ -215,6 +218,7 @@ else
     tally(event, 1)
     count_run(s)
     make_claimable(s, now + t.after)
+    if grouping and s.status == 'D' then grouping.hold(s) end
     note_state(event, nil, id, s.raw, reason ~= '' and reason or nil, error_type ~= '' and error_type or nil,
       event == 'retried' and error_text ~= '' and error_text or nil)
     return event == 'retried' and 'r' or 's'
@@ -228,7 +232,7 @@ end
 
 -- include chains
 
-local worth_now = changes_places and worth(due_before) or 0
+local worth_now = changes_places and worth(due_before) or grouping and grouping.worth() or 0
 if policy.max_running then
   worth_now = worth_now + min(#statuses, max(0, call('ZCARD', READY) - (freshly_ready or 0)))
 end

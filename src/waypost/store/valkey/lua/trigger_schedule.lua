@@ -2,7 +2,7 @@
 --
 -- Arguments: key, one packed draft as for publish.
 -- Touches: schedules, queue, messages, state, ready, due, keys, waiting, errors, journal, sleepers, arrivals, operations,
--- window:<key>, the keys of chains.
+-- window:<key>, the keys of chains, the keys of groups.
 -- Invariant: nothing is published for a schedule that is not there. Reply: as of publish; nothing if there is none.
 
 local first = first_result()
@@ -16,6 +16,8 @@ local SCHEDULES = BASE .. 'schedules'
 must_be('hash', SCHEDULES)
 
 -- include moves
+group_use = 'overload'
+-- include grouping
 -- include accept
 
 fired_by = ARGV[FIRST_ARGUMENT]

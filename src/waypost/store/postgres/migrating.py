@@ -1,0 +1,312 @@
+"""Brings a namespace to the version of this release, without stopping its clients; finishes that, or takes it back.
+
+    migrate   before the first process of the new release: adds to tables, and creates its functions beside the old ones
+    finish    after the last process of the old release: removes the old functions, and what only they used
+    undo      instead of finish, after the last process of the new release: the old functions alone are there again
+
+Each step is a short transaction that waits for a lock only for a moment, and is tried again. A migration that was
+interrupted goes on when it is run again; two at once take turns. From a version before `SIDE_BY_SIDE` there is one
+step, and the clients of the older release stop for it.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import psycopg
+
+from waypost.errors import ConfigurationError, StoreUnavailable
+from waypost.release import VERSION as RELEASE
+from waypost.store.postgres import schema
+from waypost.store.postgres.schema import (
+    LOCK_TIMEOUT_MS,
+    MIGRATIONS,
+    SIDE_BY_SIDE,
+    Names,
+    Step,
+    drop_functions,
+    failure,
+    function_text,
+    grants,
+    migration_text,
+    plain_clock,
+    steps,
+    too_new,
+    version_in,
+)
+from waypost.store.postgres.sources import connect
+from waypost.store.register import registered
+
+#: How often a step asks for its locks, and the longest pause between two attempts.
+LOCK_ATTEMPTS: Final = 60
+LOCK_PAUSE_SECONDS_MAX: Final = 2.0
+#: Processes that only publish do not register: functions that were called so recently are in use.
+UNUSED_MINUTES: Final = 15
+
+#: The name of an index that a step makes, and its table.
+INDEX = re.compile(r'INDEX CONCURRENTLY (?:IF NOT EXISTS )?"([^"]+)" ON ("[^ ]+")')
+
+Report = Callable[[str], None]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """What `finish` did, or why it did nothing."""
+
+    #: The versions whose functions were removed.
+    removed: tuple[int, ...]
+    #: Why the older versions are needed still; empty if they are not, or if nobody asked.
+    needed: tuple[str, ...] = ()
+
+
+def migrate(
+    url: str,
+    *,
+    schema: str = "public",
+    namespace: str = "wp",
+    grant: str | None = None,
+    start_timeout: float = 3.0,
+    report: Report = lambda text: None,
+) -> int:
+    """Bring a namespace of a database to this release's version; return its version before, 0 for none.
+
+    With `grant`, the role of that name gets the rights that clients need; roles that have them already get those of new
+    tables and functions too. `report` is called with the name of each step.
+    """
+    names = Names(schema, namespace)
+    granted = "" if grant is None else grants(grant, schema=schema, namespace=namespace)
+
+    def run(connection: psycopg.Connection[Any]) -> int:
+        with connection.cursor() as cursor:
+            before = version_in(cursor, names) or 0
+            _refuse_newer(before, names)
+            roles = _roles(cursor, names) if before else []
+            if before < _version():
+                for step in steps(names, before):
+                    report(step.name)
+                    _run_step(connection, step, patient=before >= SIDE_BY_SIDE)
+                for role in roles:
+                    cursor.execute(grants(role, schema=schema, namespace=namespace))
+            if granted:
+                cursor.execute(granted)
+        return before
+
+    return _with_lock(url, names, start_timeout, run)
+
+
+def migrate_in(cursor: Any, names: Names) -> int:
+    """Do what `migrate` does in the transaction of a cursor, which the caller commits; return the version before."""
+    cursor.execute("SELECT pg_advisory_xact_lock(hashtext('waypost migrate'), hashtext(%s))", (names.of(""),))
+    version = version_in(cursor, names) or 0
+    _refuse_newer(version, names)
+    if version < _version():
+        for step in steps(names, version):
+            # The locks of one transaction are held until its end anyway.
+            cursor.execute(step.script.replace("INDEX CONCURRENTLY ", "INDEX "))
+    return version
+
+
+def finish(
+    url: str,
+    *,
+    schema: str = "public",
+    namespace: str = "wp",
+    force: bool = False,
+    start_timeout: float = 3.0,
+    report: Report = lambda text: None,
+) -> Finished:
+    """Remove the functions of older versions, and what only they used, if no process of an older release is left.
+
+    A worker that is registered with another release, and a call of an older function within the last 15 minutes, mean
+    that there is one. `force` removes them nevertheless.
+    """
+    names = Names(schema, namespace)
+
+    def run(connection: psycopg.Connection[Any]) -> Finished:
+        with connection.cursor() as cursor:
+            found = version_in(cursor, names) or 0
+            _refuse_newer(found, names)
+            if found < _version():
+                raise ConfigurationError("the new version is not there yet: run `waypost migrate URL` first")
+            older = _older_versions(cursor, names)
+            if not older:
+                return Finished(())
+            needed = () if force else (*_workers_of(cursor, names, mine=False), *_recent_calls(cursor, names, older))
+            if needed:
+                return Finished((), needed)
+        parts = [
+            Step(f"{name}.finish", names.fill(migration_text(f"{name}.finish")))
+            for version, name in MIGRATIONS
+            if version > older[0] and _has_finish(name)
+        ]
+        parts.append(Step("older functions", drop_functions(names, f"i.version < {_version()}")))
+        parts.append(Step("version", names.fill(
+            f"DELETE FROM {{interface}} WHERE version < {_version()};\nDELETE FROM {{used}};"
+        )))  # fmt: skip
+        for step in parts:
+            report(step.name)
+            _run_step(connection, step, patient=True)
+        return Finished(older)
+
+    return _with_lock(url, names, start_timeout, run)
+
+
+def undo(
+    url: str,
+    *,
+    schema: str = "public",
+    namespace: str = "wp",
+    force: bool = False,
+    start_timeout: float = 3.0,
+    report: Report = lambda text: None,
+) -> Finished:
+    """Take back a migration that is not finished: the functions of the version before are the newest again.
+
+    What was added to tables stays, unused. `force` does it although workers of this release are registered.
+    """
+    names = Names(schema, namespace)
+
+    def run(connection: psycopg.Connection[Any]) -> Finished:
+        with connection.cursor() as cursor:
+            found = version_in(cursor, names) or 0
+            _refuse_newer(found, names)
+            older = _older_versions(cursor, names) if found == _version() else ()
+            if not older:
+                raise ConfigurationError(
+                    f"there is nothing to take back: namespace {namespace} has the functions of one version only"
+                )
+            needed = () if force else _workers_of(cursor, names, mine=True)
+            if needed:
+                return Finished((), needed)
+        before = older[-1]
+        triggers = names.fill(function_text("triggers")).replace(f'_{_version()}"', f'_{before}"')
+        parts = [
+            Step("triggers", triggers),
+            Step("clock", plain_clock(names, before)),
+            Step("version", names.fill(f"UPDATE {{schema}} SET version = {before};")),
+            Step("newer functions", drop_functions(names, f"i.version = {_version()}")),
+            Step("interface", names.fill(f"DELETE FROM {{interface}} WHERE version = {_version()};")),
+        ]
+        for step in parts:
+            report(step.name)
+            _run_step(connection, step, patient=True)
+        return Finished((_version(),))
+
+    return _with_lock(url, names, start_timeout, run)
+
+
+def _version() -> int:
+    return schema.VERSION
+
+
+def _refuse_newer(version: int, names: Names) -> None:
+    if version > _version():
+        raise too_new(version, names)
+
+
+def _with_lock(url: str, names: Names, start_timeout: float, run: Callable[[psycopg.Connection[Any]], T]) -> T:
+    """Run on a connection that holds the lock of migrations; it ends with the connection, however that ends."""
+    connection = connect(url, start_timeout)
+    try:
+        connection.autocommit = True
+        connection.execute("SELECT pg_advisory_lock(hashtext('waypost migrate'), hashtext(%s))", (names.of(""),))
+        return run(connection)
+    except psycopg.Error as error:
+        raise failure(error, names) from None
+    finally:
+        connection.close()
+
+
+def _run_step(connection: psycopg.Connection[Any], step: Step, *, patient: bool) -> None:
+    """Run one step. With `patient` it waits for locks in short turns, between which others go on."""
+    pause = 0.05
+    for attempt in range(LOCK_ATTEMPTS):
+        try:
+            if not step.in_transaction:
+                _drop_invalid_index(connection, step)
+                connection.execute(step.script.encode())
+                return
+            with connection.transaction():
+                if patient:
+                    connection.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT_MS}ms'".encode())
+                connection.execute(step.script.encode())
+            return
+        except psycopg.errors.LockNotAvailable:
+            if attempt == LOCK_ATTEMPTS - 1:
+                raise StoreUnavailable(
+                    f"step {step.name!r} did not get its lock in {LOCK_ATTEMPTS} attempts, because transactions that "
+                    "use these tables are open all the time; end long ones (pg_stat_activity lists them), then run "
+                    "this again: it goes on where it stopped"
+                ) from None
+            time.sleep(pause)
+            pause = min(LOCK_PAUSE_SECONDS_MAX, 2 * pause)
+
+
+def _drop_invalid_index(connection: psycopg.Connection[Any], step: Step) -> None:
+    """Remove the index that a step makes if an interrupted one left it unfinished: `IF NOT EXISTS` would keep that."""
+    named = INDEX.search(step.script)
+    if named is None:
+        return
+    found = connection.execute(
+        "SELECT i.indexrelid::regclass::text FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid "
+        "WHERE c.relname = %s AND c.relnamespace = (SELECT t.relnamespace FROM pg_class t WHERE t.oid = %s::regclass) "
+        "AND NOT i.indisvalid",
+        (named[1], named[2]),
+    ).fetchone()
+    if found is not None:
+        connection.execute(f"DROP INDEX CONCURRENTLY {found[0]}".encode())
+
+
+def _roles(cursor: psycopg.Cursor[Any], names: Names) -> list[str]:
+    """Return the roles that may use the tables and do not own them."""
+    cursor.execute(
+        "SELECT DISTINCT r.rolname FROM pg_class c CROSS JOIN LATERAL aclexplode(c.relacl) a "
+        "JOIN pg_roles r ON r.oid = a.grantee WHERE c.oid = to_regclass(%s) AND a.privilege_type = 'INSERT' "
+        "AND a.grantee <> c.relowner ORDER BY r.rolname",
+        (names.of("message"),),
+    )
+    return [name for (name,) in cursor.fetchall() if schema.SCHEMA.fullmatch(name)]
+
+
+def _older_versions(cursor: psycopg.Cursor[Any], names: Names) -> tuple[int, ...]:
+    cursor.execute(names.fill("SELECT version FROM {interface} WHERE version < %s ORDER BY version"), (_version(),))
+    return tuple(version for (version,) in cursor.fetchall())
+
+
+def _has_finish(name: str) -> bool:
+    try:
+        migration_text(f"{name}.finish")
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _workers_of(cursor: psycopg.Cursor[Any], names: Names, *, mine: bool) -> tuple[str, ...]:
+    """Return one sentence about each registered worker of this release, or of all others."""
+    cursor.execute(names.fill("SELECT name, record, at_ms, until_ms, request, request_ms FROM {workers}(NULL, 1000)"))
+    found = [registered(*row) for row in cursor.fetchall()]
+    return tuple(
+        f"worker {one.name} of release {one.version} is registered" for one in found if (one.version == RELEASE) == mine
+    )
+
+
+def _recent_calls(cursor: psycopg.Cursor[Any], names: Names, versions: tuple[int, ...]) -> tuple[str, ...]:
+    """Return one sentence about each older version whose functions were called a short time ago."""
+    cursor.execute(
+        names.fill(
+            "SELECT u.version, (extract(epoch FROM clock_timestamp()) - max(u.at_ms) / 1000.0)::float8 FROM {used} u "
+            "WHERE u.version = ANY(%s) AND u.at_ms > (extract(epoch FROM clock_timestamp()) - %s) * 1000 "
+            "GROUP BY u.version ORDER BY u.version"
+        ),
+        (list(versions), UNUSED_MINUTES * 60),
+    )
+    return tuple(
+        f"functions of version {version} were called {max(0, seconds):.0f} s ago; {UNUSED_MINUTES} minutes without a "
+        "call mean that no process uses them"
+        for version, seconds in cursor.fetchall()
+    )

@@ -1,0 +1,36 @@
+-- groups: list the groups of a queue by name, page by page, or one of them. Writes nothing.
+--
+-- Arguments: limit, '1' and the last group of the page before or '', '1' and the only group that is wanted or ''.
+-- Touches: queue, ready, due, leases, waiting, state, messages, the keys of groups.
+-- A page reads no more than SCANNED_MAX groups: it may come back short or empty, with a cursor to go on from.
+-- Reply: '1' and the cursor or '', then of each group: name, ready, running, how long the next message has been ready (-1: none), id that
+-- holds it or '', when its rate allows the next message (0: it does), 1 if it is at its limit of leases, packed settings or ''.
+
+-- include moves
+
+open_queue()
+if not grouped or grouped == 'E' then error('WP-UNGROUPED') end
+must_be('hash', MESSAGES)
+must_be('hash', STATE)
+must_be('zset', READY)
+must_be('zset', DUE)
+must_be('zset', LEASES)
+must_be('zset', WAITING)
+group_use = 'records'
+-- include grouping
+
+local limit, cursor, wanted = tonumber(ARGV[FIRST_ARGUMENT]), ARGV[FIRST_ARGUMENT + 1], ARGV[FIRST_ARGUMENT + 2]
+local names
+if wanted ~= '' then
+  names = {sub(wanted, 2)}
+else
+  names = grouping.names(cursor ~= '' and sub(cursor, 2) or nil, SCANNED_MAX)
+end
+local reply, seen = {''}, 0
+for i = 1, #names do
+  if (#reply - 1) / 8 >= limit then break end
+  seen = i
+  grouping.describe(names[i], reply)
+end
+if wanted == '' and (seen < #names or #names == SCANNED_MAX) then reply[1] = '1' .. names[seen] end
+return reply

@@ -1,0 +1,81 @@
+-- one: the shortest way of publish, for one plain draft into a queue without a cap. It stands before the base: to make the
+-- functions of the base takes the server longer than all the commands here.
+--
+-- Touches: queue, messages, ready, journal, sleepers, operations.
+-- Invariant: it leaves behind what the rest of publish would: message, event, counters, result, sleepers woken. What may need
+-- more is left to that, with nothing written: a repeat, an operation that is too old, a queue that is new, removed, capped, grouped
+-- or of another version, a journal at its cap, the first publish of a minute, a key that is not ours, a full memory.
+
+if #ARGV == 5 and string.byte(ARGV[5]) < 16 then
+  local call, byte, sub, format, floor, min, concat = redis.call, string.byte, string.sub, string.format, math.floor, math.min, table.concat
+  local QUEUE, MESSAGES, READY, JOURNAL, SLEEPERS, OPERATIONS = KEYS[1], KEYS[2], KEYS[4], KEYS[11], KEYS[13], KEYS[18]
+  local operation, replay_ttl, draft = ARGV[3], tonumber(ARGV[4]), ARGV[5]
+  local now = tonumber(ARGV[1])
+  if not now then
+    local time = call('TIME')
+    now = time[1] * 1000 + floor(time[2] / 1000)
+  end
+  local number, stamp = tonumber(ARGV[2]), struct.unpack('>I8', operation, 21)
+  local last = redis.pcall('HGET', OPERATIONS, 'newest')
+  local newest, expires = 0, 0
+  if type(last) == 'string' then newest, expires = struct.unpack('>I8I8', last) end
+  local fields, counts, policy
+  -- Each 32nd operation also removes old results.
+  if number > newest and number % 32 > 0 and stamp >= now - replay_ttl and stamp <= now + STAMP_AHEAD_MS
+    and expires - now >= replay_ttl + STAMP_AHEAD_MS then
+    fields = redis.pcall('HMGET', QUEUE, 'version', 'counts', 'policy', 'paused', 'removed', 'gone', 'groups')
+  end
+  if fields and not fields.err and tonumber(fields[1]) == VERSION and fields[2]
+    and not fields[5] and not fields[6] and not fields[7] then
+    local readable = true
+    if fields[3] then readable, policy = pcall(cmsgpack.unpack, fields[3]) end
+    if readable and (not policy or type(policy) == 'table' and not policy.max_pending and policy.journal ~= 'full') then
+      readable, counts = pcall(cmsgpack.unpack, fields[2])
+      if not readable or type(counts) ~= 'table' or #counts ~= COUNTERS then counts = nil end
+    end
+  end
+  local notes, journal_limit = true, DEFAULT_JOURNAL_LIMIT
+  if policy and counts then
+    notes = policy.journal == 'all'
+    journal_limit = policy.journal_max + math.max(CHUNK_MESSAGES_MAX, floor(policy.journal_max / JOURNAL_SLACK_PART))
+  end
+  local event = counts and counts[COUNT.journal_last] + 1
+  if counts and counts[COUNT.minute] == floor(now / 60000) and event - counts[COUNT.journal_first] < journal_limit then
+    local id, priority, now8 = sub(draft, 3, 26), byte(draft), struct.pack('>I8', now)
+    local position = counts[COUNT.sequence] + 1
+    -- The first write is the one that a full memory refuses. If a later one is refused, those before it are undone.
+    local stored = redis.pcall('HSETNX', MESSAGES, id, now8 .. draft) == 1
+    if stored and redis.pcall('ZADD', READY, (9 - priority) * 2 ^ 49 + position, id) ~= 1 then
+      call('HDEL', MESSAGES, id)
+      stored = false
+    end
+    if stored and notes then
+      local text = now8 .. sub(operation, 1, 12) .. struct.pack('>Hc1I4B', 1, 'p', #draft - 1, priority) .. id
+      if type(redis.pcall('XADD', JOURNAL, format('%.0f-0', event), 'e', text)) == 'string' then
+        counts[COUNT.journal_last] = event
+      else
+        call('ZREM', READY, id)
+        call('HDEL', MESSAGES, id)
+        stored = false
+      end
+    end
+    if stored then
+      counts[COUNT.sequence] = position
+      counts[COUNT.published] = counts[COUNT.published] + 1
+      counts[MINUTE.published] = counts[MINUTE.published] + 1
+      call('HSET', QUEUE, 'counts', cmsgpack.pack(counts))
+      local names, result = {}, 'q'
+      local sleepers = redis.pcall('ZREVRANGE', SLEEPERS, 0, 1, 'WITHSCORES')
+      -- Most often no worker sleeps, and only the mark is there that none was forgotten.
+      if #sleepers ~= 2 or sleepers[1] ~= '' or tonumber(sleepers[2]) <= now then
+        local BASE, paused = sub(QUEUE, 1, -6), fields[4] == '1'
+-- include wake
+        names = wake(1)
+        if #names > 0 then result = 'q\0' .. concat(names, '\0') end
+      end
+      call('HSET', OPERATIONS, ARGV[2], sub(operation, 13, 20) .. result, 'newest', struct.pack('>I8I8', number, expires))
+      return {'q', unpack(names)}
+    end
+  end
+end
+
