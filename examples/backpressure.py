@@ -30,7 +30,7 @@ with Waypost("sqlite:///work.db") as post:
     consumer = threading.Thread(target=consume)
     consumer.start()
     for number in range(6):
-        post.publish("patient", number, timeout=5)
+        post.publish("patient", number, block_timeout=5)
     consumer.join()
 
     # At most five deliveries in any minute, over all workers: a sixth receive within it comes back empty.

@@ -150,6 +150,11 @@ def check_seconds(
     return float(seconds)
 
 
+def check_message_timeout(timeout: float | timedelta) -> float:
+    """Return the time limit that a message carries, in seconds."""
+    return check_seconds("timeout", timeout, least=0.001)
+
+
 def check_moment(what: str, at: datetime) -> int:
     """Return a time as milliseconds since 1970, from 0 to the end of 9999; it is a datetime with a time zone."""
     if not isinstance(at, datetime):

@@ -6,11 +6,13 @@ An envelope is the stored form of a message. It is opaque to the store, except f
     bytes 1–24    the message id
     byte 25       type of the body: 0 bytes, 1 text, 2 JSON
     bytes 26–29   length of the head, big-endian
-    head          MessagePack map of optional fields: t type, c correlation id, r reply-to, x trace, h headers
+    head          MessagePack map of optional fields: t type, c correlation id, r reply-to, x trace, h headers,
+                  p retry policy, l time limit in seconds
     body          the rest
 
 Every release reads all older versions. A newer version raises `EnvelopeTooNew`, so that a worker can leave the
-message for a newer one. Nothing is pickled.
+message for a newer one. Fields of the head that a release does not know are ignored: release 0.1 handles a message with
+a retry policy or a time limit by those of its handler. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -42,7 +44,15 @@ from waypost.errors import (
     WaypostError,
 )
 from waypost.identity import ID_CHARACTERS
-from waypost.policy import BODY_BYTES_MAX, HEADER_BYTES_MAX, HEADERS_MAX, JSON_DEPTH_MAX
+from waypost.policy import (
+    BODY_BYTES_MAX,
+    HEADER_BYTES_MAX,
+    HEADERS_MAX,
+    JSON_DEPTH_MAX,
+    RetryPolicy,
+    pack_retry,
+    unpack_retry,
+)
 
 T = TypeVar("T")
 ContentType = Literal["application/octet-stream", "text/plain", "application/json"]
@@ -98,6 +108,8 @@ class _Head(msgspec.Struct):
     r: str | None = None
     x: dict[str, str] = {}
     h: dict[str, str] = {}
+    p: dict[str, str | float | None] | None = None
+    l: float | None = None  # noqa: E741
 
 
 _head_decoder = msgspec.msgpack.Decoder(_Head)
@@ -115,6 +127,9 @@ class Envelope(msgspec.Struct, frozen=True):
     #: W3C trace context: `traceparent` and `tracestate`.
     trace: dict[str, str] = {}
     headers: dict[str, str] = {}
+    #: The message's own retry policy and time limit in seconds, which win over those of its handler.
+    retry: RetryPolicy | None = None
+    timeout: float | None = None
 
 
 def encode_body(body: object, as_type: Any = None, *, faithful: bool = True) -> Encoded:
@@ -384,6 +399,8 @@ def encode_head(
     reply_to: str | None = None,
     trace: Mapping[str, str] | None = None,
     headers: Mapping[str, str] | None = None,
+    retry: RetryPolicy | None = None,
+    timeout: float | None = None,
 ) -> bytes:
     """Return the encoded head with its length before it. Encoded once for a batch that shares it."""
     head: dict[str, Any] = {}
@@ -399,6 +416,10 @@ def encode_head(
         if len(headers) > HEADERS_MAX:
             raise InvalidHeaders(f"{len(headers)} headers, the limit is {HEADERS_MAX}")
         head["h"] = {_header_text("header name", k): _header_text(f"header {k!r}", v) for k, v in headers.items()}
+    if retry is not None:
+        head["p"] = pack_retry(retry)
+    if timeout is not None:
+        head["l"] = timeout
     if not head:
         return _NO_HEAD
     data = _head_encoder.encode(head)
@@ -430,7 +451,7 @@ def with_id(envelope: bytes, message_id: str) -> bytes:
 class Heads:
     """The heads of one call's envelopes: they differ only in the type name of the body, so each is encoded once."""
 
-    __slots__ = ("_correlation_id", "_headers", "_reply_to", "_trace", "_typed", "plain")
+    __slots__ = ("_correlation_id", "_headers", "_reply_to", "_retry", "_timeout", "_trace", "_typed", "plain")
 
     def __init__(
         self,
@@ -439,11 +460,15 @@ class Heads:
         reply_to: str | None = None,
         trace: Mapping[str, str] | None = None,
         headers: Mapping[str, str] | None = None,
+        retry: RetryPolicy | None = None,
+        timeout: float | None = None,
     ) -> None:
         self._correlation_id = correlation_id
         self._reply_to = reply_to
         self._trace = trace
         self._headers = headers
+        self._retry = retry
+        self._timeout = timeout
         self._typed: dict[str, bytes] = {}
         self.plain = self._encode(None)
 
@@ -454,6 +479,8 @@ class Heads:
             reply_to=self._reply_to,
             trace=self._trace,
             headers=self._headers,
+            retry=self._retry,
+            timeout=self._timeout,
         )
 
     def of(self, type_name: str | None) -> bytes:
@@ -573,21 +600,43 @@ def open_envelope(data: bytes) -> Envelope:
         if body_at == _FIXED:
             return Envelope(message_id, content_type, data[_FIXED:])
         head = _head_decoder.decode(data[_FIXED:body_at])
-        return Envelope(message_id, content_type, data[body_at:], head.t, head.c, head.r, head.x, head.h)
+        retry = None if head.p is None else _retry_of(head.p)
+        return Envelope(
+            message_id, content_type, data[body_at:], head.t, head.c, head.r, head.x, head.h, retry, head.l
+        )  # fmt: skip
     except (IndexError, UnicodeDecodeError, msgspec.DecodeError):
         raise Undecodable("the envelope is cut short or damaged") from None
+
+
+def _retry_of(packed: Mapping[str, str | float | None]) -> RetryPolicy:
+    try:
+        return unpack_retry(packed)
+    except (LookupError, TypeError):
+        raise EnvelopeTooNew(
+            f"the message has a retry policy {show(packed.get('kind'))} that this release cannot read; update waypost"
+        ) from None
+    except WaypostError as error:
+        raise Undecodable(f"the retry policy of the message is damaged: {error}") from None
+
+
+def head_of(envelope: Envelope, **changes: Any) -> bytes:
+    """Return the head of an envelope, encoded again with these fields in place of its own."""
+    fields: dict[str, Any] = {
+        "type_name": envelope.type_name, "correlation_id": envelope.correlation_id, "reply_to": envelope.reply_to,
+        "trace": envelope.trace, "headers": envelope.headers, "retry": envelope.retry, "timeout": envelope.timeout,
+    }  # fmt: skip
+    return encode_head(**(fields | changes))
+
+
+def has_head(data: bytes) -> bool:
+    """Whether an envelope has a head, which most have not."""
+    return data[_FIXED - 4 : _FIXED] != _NO_HEAD
 
 
 def with_trace(data: bytes, trace: Mapping[str, str]) -> bytes:
     """Return the same envelope with this trace context."""
     envelope = open_envelope(data)
-    head = encode_head(
-        type_name=envelope.type_name,
-        correlation_id=envelope.correlation_id,
-        reply_to=envelope.reply_to,
-        trace=trace,
-        headers=envelope.headers,
-    )
+    head = head_of(envelope, trace=trace)
     return data[: _FIXED - 4] + head + envelope.data
 
 

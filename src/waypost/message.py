@@ -13,7 +13,7 @@ from traceback import StackSummary, TracebackException
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from waypost import codec
-from waypost.checks import check_delay, check_queue, check_text, check_texts, show
+from waypost.checks import check_delay, check_message_timeout, check_queue, check_text, check_texts, show
 from waypost.errors import InvalidInput, Undecodable
 from waypost.identity import continuation_id
 from waypost.policy import (
@@ -26,6 +26,7 @@ from waypost.policy import (
     TRACEBACK_CHARACTERS_MAX,
     TRACEBACK_LINE_CHARACTERS_MAX,
     RetryPolicy,
+    check_message_retry,
     check_priority,
 )
 from waypost.times import Duration, to_datetime, to_timedelta
@@ -305,6 +306,33 @@ class _Readable(Generic[T]):
     def trace(self) -> dict[str, str]:
         """The W3C trace context that travelled with it."""
         return self.open().trace
+
+    @property
+    def retry_policy(self) -> RetryPolicy | None:
+        """Its own retry policy, which wins over the handler's; None: it was published without one."""
+        return self.open().retry if codec.has_head(self._data) else None
+
+    @property
+    def timeout(self) -> timedelta | None:
+        """Its own time limit, which wins over the handler's; None: it was published without one."""
+        seconds = self.own_timeout()
+        return None if seconds is None else timedelta(seconds=seconds)
+
+    def own_timeout(self) -> float | None:
+        """Return its own time limit in seconds; None also if it cannot be read."""
+        if not codec.has_head(self._data):
+            return None
+        try:
+            return self.open().timeout
+        except Undecodable:
+            return None
+
+    def own_retry(self, otherwise: RetryPolicy) -> RetryPolicy:
+        """Return its own retry policy, or this one if it has none or cannot be read."""
+        try:
+            return self.retry_policy or otherwise
+        except Undecodable:
+            return otherwise
 
 
 _UNREAD: Any = object()
@@ -598,6 +626,8 @@ class Message(_Readable[T]):
         headers: Mapping[str, str] | None = None,
         correlation_id: str | None = None,
         reply_to: str | None = None,
+        retry: RetryPolicy | None = None,
+        timeout: Duration | None = None,
     ) -> str:
         """Send a message on when this one is done: decided in the same atomic step, arriving exactly once.
 
@@ -615,6 +645,8 @@ class Message(_Readable[T]):
             reply_to=reply_to,
             trace=self.trace,
             headers=check_texts("headers", headers),
+            retry=None if retry is None else check_message_retry(retry),
+            timeout=None if timeout is None else check_message_timeout(timeout),
         )
         next_id = continuation_id(self.id, self.token, len(self._then))
         next_one = Continuation(
@@ -641,13 +673,7 @@ class Message(_Readable[T]):
         delay_ms = check_delay("delay", delay)
         envelope = self.open()
         next_id = continuation_id(self.id, self.token, len(self._then))
-        head = codec.encode_head(
-            type_name=envelope.type_name,
-            correlation_id=envelope.correlation_id,
-            reply_to=envelope.reply_to,
-            trace=envelope.trace,
-            headers=envelope.headers,
-        )
+        head = codec.head_of(envelope)
         encoded = codec.Encoded(codec.CONTENT_TYPES.index(envelope.content_type), envelope.data, envelope.type_name)
         again = Continuation(
             next_id, self.queue, codec.make_envelope(next_id, encoded, head), self.key, delay_ms,
@@ -750,7 +776,7 @@ class Message(_Readable[T]):
     ) -> Settlement:
         """Another try if the retry policy allows one, after `wanted_ms` if the handler asked for that."""
         try:
-            seconds = retry.delay(self._lease.attempts + 1, error)
+            seconds = self.own_retry(retry).delay(self._lease.attempts + 1, error)
             pause_ms = None if seconds is None else after_ms(seconds)
         except Exception as failure:
             return self._policy_failed(failure)

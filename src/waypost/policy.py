@@ -530,6 +530,65 @@ class ByException:
         return self.otherwise.delay(attempt, error)
 
 
+#: The policies that a message can carry, by the name of their kind: numbers only, no code.
+_NUMERIC: dict[str, type[Exponential] | type[Linear] | type[Constant] | type[NoRetry]] = {
+    "exponential": Exponential, "linear": Linear, "constant": Constant, "none": NoRetry,
+}  # fmt: skip
+_KIND_NAMES = {kind: name for name, kind in _NUMERIC.items()}
+
+
+def check_message_retry(policy: RetryPolicy) -> RetryPolicy:
+    """Return a retry policy that a message can carry unchanged, or raise `InvalidPolicy`."""
+    if type(policy) not in _KIND_NAMES:
+        raise InvalidPolicy(
+            f"retry of a message is Exponential, Linear, Constant or NoRetry, whose numbers travel with it, not "
+            f"{show(policy)}: code and exception classes do not travel; give such a policy to the handler"
+        )
+    return policy
+
+
+def pack_retry(policy: RetryPolicy) -> dict[str, Any]:
+    """Return a numeric retry policy as plain values, for an envelope."""
+    check_message_retry(policy)
+    return {"kind": _KIND_NAMES[type(policy)], **structs.asdict(cast("Struct", policy))}  # type: ignore[index]
+
+
+def unpack_retry(packed: Mapping[str, Any]) -> RetryPolicy:
+    """Return the policy that `pack_retry` packed; LookupError or TypeError if a newer release did."""
+    numbers = {name: value for name, value in packed.items() if name != "kind"}
+    # MessagePack and JSON may write a whole number as a float and the reverse.
+    if isinstance(numbers.get("attempts"), float):
+        numbers["attempts"] = int(numbers["attempts"])
+    return _NUMERIC[packed["kind"]](**numbers)
+
+
+def parse_retry(text: str) -> RetryPolicy:
+    """Read `exponential`, `linear:attempts=5,step=2` or `none` as a retry policy."""
+    name, _, rest = text.strip().partition(":")
+    kind = _NUMERIC.get(name.strip())
+    if kind is None:
+        raise InvalidPolicy(f"a retry policy is {', '.join(_NUMERIC)}, with settings after a colon, not {show(text)}")
+    numbers: dict[str, Any] = {}
+    for setting in filter(None, (part.strip() for part in rest.split(","))):
+        key, _, value = (part.strip() for part in setting.partition("="))
+        if key not in kind.__struct_fields__:
+            known = f"it has {', '.join(kind.__struct_fields__)}" if kind.__struct_fields__ else "it has none"
+            raise InvalidPolicy(f"a retry policy {name} has no setting {show(key)}; {known}")
+        try:
+            numbers[key] = int(value) if key == "attempts" else float(value)
+        except ValueError:
+            raise InvalidPolicy(f"{key} of a retry policy is a number, not {show(value)}") from None
+    return kind(**numbers)
+
+
+def format_retry(policy: RetryPolicy) -> str:
+    """Return a numeric policy as `parse_retry` reads it, with the settings that are not the defaults."""
+    name, default = _KIND_NAMES[type(policy)], structs.asdict(type(policy)())  # type: ignore[index,arg-type]
+    given = structs.asdict(cast("Struct", policy))
+    changed = [f"{key}={value:g}" for key, value in given.items() if value is not None and value != default[key]]
+    return f"{name}:{','.join(changed)}" if changed else name
+
+
 def attempts_allowed(policy: RetryPolicy) -> int | None:
     """Return the maximum number of attempts of a retry policy; None if it has none, such as a custom one."""
     if isinstance(policy, NoRetry):

@@ -217,11 +217,11 @@ def test_exactly_those_that_do_not_fit_into_a_full_queue_are_refused(store: Hold
 def test_publishers_that_wait_for_room_wait_alone(store: HoldingStore) -> None:
     async def test(post: AsyncWaypost) -> None:
         await post.configure("orders", max_pending=2, overload="block")
-        tasks = await held(store, *(post.publish("orders", number, timeout=3600) for number in range(4)))
+        tasks = await held(store, *(post.publish("orders", number, block_timeout=3600) for number in range(4)))
         store.open.set()
         await until_async(lambda: sum(task.done() for task in tasks) == 2)
         with pytest.raises(QueueFull):
-            await post.publish("orders", "no time", timeout=0)
+            await post.publish("orders", "no time", block_timeout=0)
         assert (await post.publish("other", "room")).status == "queued"
         for _ in range(2):
             async with post.receive("orders") as message:

@@ -203,7 +203,7 @@ def test_a_blocked_publisher_gives_up_after_its_timeout(post: Any) -> None:
     post.configure("orders", max_pending=1, overload="block")
     post.publish("orders", 1)
     with pytest.raises(errors.QueueFull):
-        post.publish("orders", 2, timeout=0.03)
+        post.publish("orders", 2, block_timeout=0.03)
 
 
 def test_a_batch_longer_than_a_blocking_queue_fills_it_and_reports_it(post: Any) -> None:

@@ -6,7 +6,7 @@ import dataclasses
 import enum
 import math
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from types import GenericAlias
 from typing import Annotated, Any, Literal, NewType, TypedDict
 
@@ -18,7 +18,19 @@ from hypothesis import strategies as st
 
 from waypost import CONTENT, Queue, Waypost, codec, errors
 from waypost.identity import Session
-from waypost.policy import BODY_BYTES_MAX, HEADER_BYTES_MAX, HEADERS_MAX, JSON_DEPTH_MAX
+from waypost.policy import (
+    BODY_BYTES_MAX,
+    HEADER_BYTES_MAX,
+    HEADERS_MAX,
+    JSON_DEPTH_MAX,
+    Constant,
+    Exponential,
+    Linear,
+    NoRetry,
+    RetryPolicy,
+    format_retry,
+    parse_retry,
+)
 
 ID = "0123456789abcdefghjkmnpq"
 
@@ -167,6 +179,37 @@ def test_an_envelope_carries_its_head(headers: dict[str, str], correlation_id: s
     assert opened == codec.Envelope(
         ID, "application/octet-stream", data, "a.B", correlation_id, reply_to, trace, headers
     )
+
+
+@pytest.mark.promise("PUB-12")
+@pytest.mark.parametrize(
+    "retry", [Exponential(attempts=3, first=timedelta(seconds=2)), Linear(total_cap=60), Constant(jitter=0), NoRetry()]
+)
+def test_an_envelope_carries_a_retry_policy_and_a_time_limit(retry: RetryPolicy) -> None:
+    envelope = codec.make_envelope(ID, codec.encode_body("a"), codec.encode_head(retry=retry, timeout=2.5))
+    opened = codec.open_envelope(codec.with_trace(envelope, {"traceparent": "new"}))
+    assert (opened.retry, opened.timeout, opened.trace) == (retry, 2.5, {"traceparent": "new"})
+    # The form in which the first release reads a head: it ignores fields that it does not know.
+    known = msgspec.msgpack.decode(envelope[30:-1])
+    assert set(known) == {"p", "l"}
+    assert parse_retry(format_retry(retry)) == retry
+
+
+@pytest.mark.promise("PUB-12")
+@pytest.mark.parametrize("packed", [{"kind": "fibonacci"}, {"kind": "none", "more": 1}, {}])
+def test_a_retry_policy_of_a_newer_release_raises_envelope_too_new(packed: dict[str, object]) -> None:
+    head = msgspec.msgpack.encode({"p": packed})
+    envelope = codec.make_envelope(ID, codec.encode_body("a"), len(head).to_bytes(4, "big") + head)
+    with pytest.raises(errors.EnvelopeTooNew, match="update waypost"):
+        codec.open_envelope(envelope)
+
+
+@pytest.mark.promise("PUB-12")
+def test_a_retry_policy_with_impossible_numbers_is_undecodable() -> None:
+    head = msgspec.msgpack.encode({"p": {"kind": "constant", "pause": -1}})
+    envelope = codec.make_envelope(ID, codec.encode_body("a"), len(head).to_bytes(4, "big") + head)
+    with pytest.raises(errors.Undecodable, match="retry policy of the message is damaged"):
+        codec.open_envelope(envelope)
 
 
 def test_envelopes_of_version_one_can_be_read() -> None:

@@ -22,6 +22,7 @@ import msgspec
 from waypost.errors import Undecodable
 from waypost.formatting import format_age, printable
 from waypost.message import StoredMessage
+from waypost.policy import format_retry
 from waypost.times import format_datetime
 from waypost.urls import redact_text
 from waypost.values import REDELIVERY_CAUSES, Ledger
@@ -369,6 +370,8 @@ def message_json(message: StoredMessage[Any]) -> dict[str, Any]:
             "type": message.type_name,
             "correlation_id": message.correlation_id,
             "reply_to": message.reply_to,
+            "retry": None if message.retry_policy is None else format_retry(message.retry_policy),
+            "timeout": message.own_timeout(),
             "headers": dict(message.headers),
         }
     return fields

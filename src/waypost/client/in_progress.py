@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self
 
+from waypost import lease_clock
 from waypost.errors import QueueDrained
 from waypost.message import Message
 from waypost.operations.gathering import Lines
@@ -85,9 +86,14 @@ class _QueueBlocks:
         self.queue = queue
         self.lease_seconds: float | None = None
         self.messages = HeldMessages()
+        #: When the leases of messages with a time limit of their own are not renewed any more, by `lease_clock`.
+        self.limits: dict[Message[Any], float] = {}
 
     def to_renew(self) -> list[Message[Any]]:
-        return list(self.messages)
+        if not self.limits:
+            return list(self.messages)
+        now = lease_clock.now()
+        return [message for message in list(self.messages) if self.limits.get(message, now) >= now]
 
     def held(self) -> list[Message[Any]]:
         return list(self.messages)
@@ -128,6 +134,9 @@ class Blocks:
             blocks = self._queues.get(message.queue)
             if blocks is None:
                 blocks = self._queues[message.queue] = _QueueBlocks(message.queue)
+        timeout = message.own_timeout()
+        if timeout is not None:
+            blocks.limits[message] = lease_clock.now() + timeout
         blocks.messages.add(message)
         renewer.keep(blocks, message)
 
@@ -136,6 +145,7 @@ class Blocks:
         blocks = self._queues.get(message.queue)
         if blocks is not None:
             blocks.messages.discard(message)
+            blocks.limits.pop(message, None)
 
     @property
     def renews(self) -> bool:

@@ -30,7 +30,9 @@ class _PublishOptions(TypedDict, total=False):
     trace: Mapping[str, str] | None
     correlation_id: str | None
     reply_to: str | None
+    retry: RetryPolicy | None
     timeout: Duration | None
+    block_timeout: Duration | None
     chain: bool
     after: str | Published | Iterable[str | Published]
     transaction: object
@@ -73,6 +75,8 @@ class ScheduleKeywords(RuleKeywords, total=False):
     tz: str
     correlation_id: str | None
     reply_to: str | None
+    retry: RetryPolicy | None
+    timeout: Duration | None
 
 
 class HandlerOptions(TypedDict, total=False):

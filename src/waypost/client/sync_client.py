@@ -275,7 +275,9 @@ class Waypost(BaseClient):
           travel along.
         - `chain=True` begins a chain, which `message.then` continues and `wait_chain` waits for. `after` (chain ids, or
           what `publish` returned for their first messages) holds this message back until those chains have ended.
-        - `timeout` (1 s) is how long it waits for room in a full queue whose policy is `block`.
+        - `retry` (`Exponential`, `Linear`, `Constant` or `NoRetry`) and `timeout` (seconds, timedelta) win over the
+          handler's, for this message. `max_deliveries` of the queue still holds.
+        - `block_timeout` (1 s) is how long it waits for room in a full queue whose policy is `block`.
         - `transaction` (a session or connection of SQLAlchemy, psycopg, asyncpg, Django, Tortoise or SQLite) makes
           the message a part of it: it exists if and only if that transaction commits, which is left to you.
 
@@ -1102,7 +1104,7 @@ class Waypost(BaseClient):
           it, or `queue_one`: fire when the run ends.
         - `start` and `end` (datetimes with a time zone) and `max_fires` bound it; `jitter` spreads its fires over so
           long.
-        - `priority`, `group`, `headers`, `correlation_id` and `reply_to` are those of its messages.
+        - `priority`, `group`, `headers`, `correlation_id`, `reply_to`, `retry` and `timeout` are those of its messages.
 
         Raises `InvalidSchedule` for a pattern, zone or rule that makes no sense.
 

@@ -69,12 +69,10 @@ def edited_envelope(letter: Stored, new_id: str, body: object, headers: Mapping[
         encoded = codec.Encoded(codec.CONTENT_TYPES.index(old.content_type), old.data, old.type_name)
     else:
         encoded = codec.encode_body(body)
-    head = codec.encode_head(
+    head = codec.head_of(
+        old,
         # Handlers may be chosen by the name of the type: an edited body is still of the same type.
         type_name=encoded.type_name or old.type_name,
-        correlation_id=old.correlation_id,
-        reply_to=old.reply_to,
-        trace=old.trace,
         headers={**(old.headers if headers is None else headers), EDITED_HEADER: letter.id},
     )
     return codec.make_envelope(new_id, encoded, head)

@@ -18,6 +18,7 @@ from waypost.checks import (
     check_choice,
     check_flag,
     check_items,
+    check_message_timeout,
     check_options,
     check_seconds,
     check_text,
@@ -50,6 +51,8 @@ from waypost.policy import (
     KEY_CHARACTERS_MAX,
     PRIORITY_DEFAULT,
     OnConflict,
+    RetryPolicy,
+    check_message_retry,
     check_priority,
 )
 from waypost.redaction import journal_copy
@@ -94,8 +97,8 @@ class PublishOptions:
     """The validated options of a publish, as a store understands them."""
 
     __slots__ = (
-        "after", "at_ms", "chain", "delay_ms", "group", "headers", "heads", "key", "on_conflict", "priority", "timeout",
-        "window_ms",
+        "after", "at_ms", "block_timeout", "chain", "delay_ms", "group", "headers", "heads", "key", "on_conflict",
+        "priority", "window_ms",
     )  # fmt: skip
 
     def __init__(
@@ -112,7 +115,9 @@ class PublishOptions:
         trace: Mapping[str, str] | None = None,
         correlation_id: str | None = None,
         reply_to: str | None = None,
+        retry: RetryPolicy | None = None,
         timeout: Duration | None = None,
+        block_timeout: Duration | None = None,
         chain: bool = False,
         after: str | Published | Iterable[str | Published] = (),
     ) -> None:
@@ -135,8 +140,12 @@ class PublishOptions:
             reply_to=reply_to,
             trace=check_texts("trace", trace),
             headers=self.headers,
+            retry=None if retry is None else check_message_retry(retry),
+            timeout=None if timeout is None else check_message_timeout(timeout),
         )
-        self.timeout = BLOCK_TIMEOUT_SECONDS if timeout is None else check_seconds("timeout", timeout)
+        self.block_timeout = (
+            BLOCK_TIMEOUT_SECONDS if block_timeout is None else check_seconds("block_timeout", block_timeout)
+        )
         self.chain = check_flag("chain", chain)
         self.after = _blockers(after)
         if self.after and key is not None:
@@ -260,7 +269,9 @@ def publish(
             else:
                 results = [(yield from send_in_line(context, queue, draft, lines.of(queue)))]
         except QueueFull as full:
-            results, refused = yield from _publish_when_there_is_room(context, queue, (draft,), options.timeout, full)
+            results, refused = yield from _publish_when_there_is_room(
+                context, queue, (draft,), options.block_timeout, full
+            )
             if refused is not None:
                 raise refused from None
     except WaypostError as error:
@@ -593,7 +604,7 @@ def _send_wave(
         for chunk in wave:
             if isinstance(chunk.error, QueueFull):
                 published, chunk.error = yield from _publish_when_there_is_room(
-                    context, queue, chunk.drafts, options.timeout, chunk.error
+                    context, queue, chunk.drafts, options.block_timeout, chunk.error
                 )
                 chunk.results = list(published)
                 if chunk.error is not None:

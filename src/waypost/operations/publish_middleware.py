@@ -87,7 +87,7 @@ def outgoing_of(queue: str, envelope: codec.Envelope, via: Via, options: Mapping
     """Return an encoded message in the form for middleware, with its body decoded without a type."""
     known: dict[str, Any] = {
         "headers": envelope.headers, "trace": envelope.trace, "correlation_id": envelope.correlation_id,
-        "reply_to": envelope.reply_to, **options,
+        "reply_to": envelope.reply_to, "retry": envelope.retry, "timeout": envelope.timeout, **options,
     }  # fmt: skip
     body = codec.decode_body(envelope.content_type, envelope.data)
     return Outgoing(queue, [body], {name: value for name, value in known.items() if value}, via=via)

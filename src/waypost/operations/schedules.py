@@ -15,7 +15,15 @@ from typing import Any
 from msgspec import structs
 
 from waypost import codec
-from waypost.checks import check_count, check_moment, check_seconds, check_text, check_texts, show
+from waypost.checks import (
+    check_count,
+    check_message_timeout,
+    check_moment,
+    check_seconds,
+    check_text,
+    check_texts,
+    show,
+)
 from waypost.errors import InvalidInput, InvalidSchedule, SchemaTooNew, StoreFailed, UnknownSchedule
 from waypost.operations.flow import ClientContext, Flow, Together
 from waypost.operations.publish import with_new_ids
@@ -29,7 +37,10 @@ from waypost.policy import (
     CatchUp,
     Missed,
     Overlap,
+    RetryPolicy,
     check_priority,
+    pack_retry,
+    unpack_retry,
 )
 from waypost.redaction import journal_copy
 from waypost.schedule.cron import join_patterns
@@ -79,6 +90,8 @@ def make_spec(
     headers: Mapping[str, str] | None = None,
     correlation_id: str | None = None,
     reply_to: str | None = None,
+    retry: RetryPolicy | None = None,
+    timeout: Duration | None = None,
     declared: bool = False,
     as_type: Any = None,
 ) -> Spec:
@@ -116,6 +129,8 @@ def make_spec(
         reply_to=reply_to,
         priority=check_priority(priority),
         group=None if group is None else check_text("group", group, GROUP_CHARACTERS_MAX),
+        retry=None if retry is None else pack_retry(retry),
+        timeout=None if timeout is None else check_message_timeout(timeout),
         declared=declared,
     )
     if spec.start_ms is not None and spec.end_ms is not None and spec.end_ms < spec.start_ms:
@@ -186,6 +201,8 @@ def _envelope(message_id: str, spec: Spec, instant_ms: int) -> bytes:
         correlation_id=spec.correlation_id,
         reply_to=spec.reply_to,
         headers=_headers(spec, instant_ms),
+        retry=None if spec.retry is None else unpack_retry(spec.retry),
+        timeout=spec.timeout,
     )
     return codec.make_envelope(message_id, codec.Encoded(spec.content, spec.body, spec.type_name), head)
 

@@ -81,7 +81,7 @@ class RedisMessageQueue:
             with mapped_errors():
                 await self._configure()
                 published = await self.post.publish(
-                    options.name, text, key=key, window=window, timeout=options.block_timeout
+                    options.name, text, key=key, window=window, block_timeout=options.block_timeout
                 )
         except WaypostError as error:
             await self._emit(EventOperation.PUBLISH, EventOutcome.FAILURE, began, **error_fields(error))

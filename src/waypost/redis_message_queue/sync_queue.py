@@ -77,7 +77,9 @@ class RedisMessageQueue:
         try:
             with mapped_errors():
                 self._configure()
-                published = self.post.publish(options.name, text, key=key, window=window, timeout=options.block_timeout)
+                published = self.post.publish(
+                    options.name, text, key=key, window=window, block_timeout=options.block_timeout
+                )
         except WaypostError as error:
             self._emit(EventOperation.PUBLISH, EventOutcome.FAILURE, began, **error_fields(error))
             raise

@@ -54,6 +54,9 @@ class Spec(msgspec.Struct, frozen=True, omit_defaults=True):
     reply_to: str | None = None
     priority: int = 5
     group: str | None = None
+    #: The retry policy of its messages, as their envelopes have it, and their time limit in seconds.
+    retry: dict[str, str | float | None] | None = None
+    timeout: float | None = None
     #: What happens at an instant while the last run has not ended: `allow`, `skip` or `queue_one`.
     overlap: str = "allow"
     #: Days in the schedule's zone on which it does not fire, as 2026-12-25.

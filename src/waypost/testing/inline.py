@@ -339,7 +339,7 @@ def _call(handler: Handler, messages: list[Message[Any]]) -> Any:
 
 
 async def _limit_time(handler: Handler, call: Callable[..., Any], messages: list[Message[Any]]) -> Any:
-    async with asyncio.timeout(handler.time_limit if handler.can_be_stopped else None):
+    async with asyncio.timeout(handler.time_limit(messages) if handler.can_be_stopped else None):
         return await call(messages)
 
 

@@ -362,6 +362,9 @@ class Message(Answer, frozen=True, kw_only=True):
     note: str | None
     type_name: str | None
     correlation_id: str | None
+    #: Its own retry policy, as `exponential:attempts=5`, and time limit in seconds, which win over the handler's.
+    retry: str | None
+    timeout: float | None
     headers: dict[str, str] | None
     body: Body
 

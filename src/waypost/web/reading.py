@@ -20,6 +20,7 @@ from waypost import Schedule as ClientSchedule
 from waypost.errors import InvalidInput, ResultNotKept, Undecodable, WaypostError
 from waypost.formatting import error_line, format_count
 from waypost.identity import is_message_id
+from waypost.policy import format_retry
 from waypost.values import MessageState, chain_id, split_chain_id
 from waypost.web import alerts, documents, lake
 from waypost.web.chain_graph import make_chain
@@ -260,7 +261,7 @@ def hidden_body(size: int) -> documents.Body:
 
 def message_document(message: StoredMessage[Any], *, show_bodies: bool) -> documents.Message:
     """A message of the store. `show_bodies` is what `Place.may_show_bodies` says of its queue."""
-    type_name = correlation_id = headers = None
+    type_name = correlation_id = headers = retry = timeout = None
     try:
         envelope = message.open()
     except Undecodable:
@@ -268,7 +269,7 @@ def message_document(message: StoredMessage[Any], *, show_bodies: bool) -> docum
             form="unreadable", content_type="", size=message.size, text=None, truncated=False
         )  # fmt: skip
     else:
-        type_name = envelope.type_name
+        type_name, retry, timeout = envelope.type_name, envelope.retry, envelope.timeout
         body = body_document(envelope.data, envelope.content_type) if show_bodies else hidden_body(len(envelope.data))
         if show_bodies:
             headers, correlation_id = dict(envelope.headers), envelope.correlation_id
@@ -297,6 +298,8 @@ def message_document(message: StoredMessage[Any], *, show_bodies: bool) -> docum
         note=message.note,
         type_name=type_name,
         correlation_id=correlation_id,
+        retry=None if retry is None else format_retry(retry),
+        timeout=timeout,
         headers=headers,
         body=body,
     )

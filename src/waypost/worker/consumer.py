@@ -592,7 +592,7 @@ class Consumer:
                 return
         ending: Ending | None = None
         if slot.ending is not None:
-            ending, error = slot.take_ending(error)
+            ending, error = slot.take_ending(error, messages)
         if error is None and not isinstance(result, Outcome):
             # In the handler's transaction or process the result is already kept.
             refusal = self.handler.keep_result(messages[0], result) or codec.refusal_of(messages[0]._result)
@@ -668,15 +668,16 @@ class Consumer:
 
     def to_renew(self) -> list[Message[Any]]:
         """Return all leases held here, except those whose handlers have run for too long."""
-        now, limit = lease_clock.now(), self.handler.max_run
+        now = lease_clock.now()
         held = list(self._held)
         if held:
             # The queue's lease can be changed while messages are held that were claimed under another.
             self.lease_seconds = min(message._lease_seconds for message in held)
         overdue: set[Message[Any]] = set()
         for slot in list(self._slots):
-            if slot.messages and now - slot.started > limit:
-                overdue.update(slot.messages)
+            messages = slot.messages
+            if messages and now - slot.started > self.handler.renewal_limit(messages):
+                overdue.update(messages)
                 slot.log_overdue(self.handler)
         return [message for message in held if message not in overdue] if overdue else held
 

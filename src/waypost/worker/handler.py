@@ -275,10 +275,17 @@ class Handler:
             return self._where
         return "on the event loop" if self.is_async else "in processes" if self.process else "in threads"
 
-    @property
-    def time_limit(self) -> float:
-        """The number of seconds after which a handler is stopped, if it can be."""
-        return self.max_run if self.timeout is None else min(self.timeout, self.max_run)
+    def time_limit(self, messages: Sequence[Message[Any]]) -> float:
+        """Return the seconds after which a call for these messages is stopped, if it can be.
+
+        The time limit of a message wins over those of the handler; of a batch the shortest counts.
+        """
+        own = self.max_run if self.timeout is None else min(self.timeout, self.max_run)
+        return _shortest(messages, own)
+
+    def renewal_limit(self, messages: Sequence[Message[Any]]) -> float:
+        """Return the seconds after which the leases of a call for these messages are not renewed any more."""
+        return _shortest(messages, self.max_run)
 
     def arguments(self, messages: Sequence[Message[Any]]) -> tuple[Any, ...]:
         """Return the arguments of a call. Raises `Undecodable` if a body does not have the handler's type."""
@@ -431,6 +438,15 @@ def find_object(module: str, qualname: str) -> Any:
 
 def _is_async(function: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+
+
+def _shortest(messages: Sequence[Message[Any]], otherwise: float) -> float:
+    """Return the shortest time limit of some messages, of which those without their own have that of the handler."""
+    if len(messages) == 1:
+        own = messages[0].own_timeout()
+        return otherwise if own is None else own
+    limits = [message.own_timeout() for message in messages]
+    return min((otherwise if limit is None else limit for limit in limits), default=otherwise)
 
 
 def _check_count(name: str, number: int, most: int) -> int:

@@ -55,13 +55,16 @@ class Slot:
             self.ending = ending
             self.task.cancel()
 
-    def take_ending(self, error: BaseException | None) -> tuple[Ending | None, BaseException | None]:
+    def take_ending(
+        self, error: BaseException | None, messages: Sequence[Message[Any]]
+    ) -> tuple[Ending | None, BaseException | None]:
         """Return the error of a cancelled handler, by the reason for which it was cancelled."""
         ending, self.ending = self.ending, None
         if self.task is not None:
             self.task.uncancel()
         if ending == "timeout" and isinstance(error, asyncio.CancelledError):
-            error = TimeoutError(f"the handler ran for more than {self.consumer.handler.time_limit:g} s")
+            limit = self.consumer.handler.time_limit(messages)
+            error = TimeoutError(f"the handler ran for more than {limit:g} s")
         return ending, error
 
     def report(
@@ -94,7 +97,7 @@ class Slot:
             log.warning(
                 "handler %s has run for more than %g s on message %s of queue %s: its lease is no longer renewed",
                 handler.name,
-                handler.max_run,
+                handler.renewal_limit(messages),
                 messages[0].id,
                 handler.queue,
                 extra={"event": "run_too_long", "queue": handler.queue, "message_id": messages[0].id},
@@ -243,7 +246,7 @@ class Caller:
         self._on_wait()
         if not handler.can_be_stopped:
             return await SuspendedCoroutine(coroutine, context, waits_for)
-        alarm = self._loop.call_later(handler.time_limit, slot.cancel, "timeout")
+        alarm = self._loop.call_later(handler.time_limit(messages), slot.cancel, "timeout")
         try:
             return await SuspendedCoroutine(coroutine, context, waits_for)
         finally:
@@ -257,7 +260,7 @@ class Caller:
         assert processes is not None
 
         def begun() -> asyncio.TimerHandle:
-            return self._loop.call_later(handler.time_limit, slot.cancel, "timeout")
+            return self._loop.call_later(handler.time_limit(messages), slot.cancel, "timeout")
 
         def unreadable(message: Message[Any], error: Undecodable) -> None:
             message.undecodable = error

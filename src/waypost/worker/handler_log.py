@@ -129,7 +129,7 @@ def describe_outcome(handler: Handler, message: Message[Any], settlement: Settle
         return f"dead letter: {settlement.reason}"
     if settlement.outcome != "retry":
         return OUTCOMES[settlement.outcome]
-    most = getattr(handler.retry, "attempts", None)
+    most = getattr(message.own_retry(handler.retry), "attempts", None)
     attempt = f"attempt {message.attempts + 1}" + (f" of {most}" if isinstance(most, int) else "")
     return f"retrying in {settlement.after_ms / 1000:.1f} s, {attempt}"
 

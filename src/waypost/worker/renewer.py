@@ -206,7 +206,7 @@ class Renewer:
 
     def _forget_idle(self, due: list[Holder]) -> list[Holder]:
         """Return the holders that hold something; the others register again with their next message."""
-        idle = [holder for holder in due if not holder.to_renew()]
+        idle = [holder for holder in due if not holder.held()]
         for holder in idle:
             self._due.pop(holder, None)
             self._holders.remove(holder)

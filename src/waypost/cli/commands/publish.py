@@ -18,10 +18,10 @@ from waypost.cli.output import write, write_json
 from waypost.cli.progress import Progress
 from waypost.client import Waypost
 from waypost.client.options import PublishManyKeywords
-from waypost.errors import PartialPublish, WaypostError
+from waypost.errors import InvalidPolicy, PartialPublish, WaypostError
 from waypost.formatting import format_count
 from waypost.operations.publish import CONTENT
-from waypost.policy import BODY_BYTES_MAX
+from waypost.policy import BODY_BYTES_MAX, RetryPolicy, parse_retry
 from waypost.values import Published
 
 #: Lines published together: enough to keep the store busy, few enough to show progress.
@@ -64,6 +64,9 @@ def add(commands: Any) -> None:
     parser.add_argument("--group", help="its group, a tenant for instance")
     parser.add_argument("--header", action="append", default=[], metavar="NAME=VALUE", help="a header; may be repeated")
     parser.add_argument("--correlation-id", metavar="ID", help="its correlation id")
+    parser.add_argument("--retry", type=parse_retry_argument, metavar="POLICY",
+                        help="its own retry policy: none, constant, linear or exponential:attempts=5")  # fmt: skip
+    parser.add_argument("--timeout", type=parse_duration, metavar="S", help="its own time limit in a handler")
     parser.add_argument("--reply-to", metavar="QUEUE", help="where a reply should go")
     parser.add_argument("--from-line", type=integer_between(1, 2**40), default=1, metavar="N",
                         help="start with this line")  # fmt: skip
@@ -113,9 +116,18 @@ def publish_options(options: argparse.Namespace) -> dict[str, Any]:
     found = {
         "key": key, "window": options.window, "delay": options.delay, "at": options.at, "group": options.group,
         "headers": headers or None, "correlation_id": options.correlation_id, "reply_to": options.reply_to,
+        "retry": options.retry, "timeout": options.timeout,
     }  # fmt: skip
     given = {name: value for name, value in found.items() if value is not None}
     return given | {"priority": options.priority, "on_conflict": options.on_conflict}
+
+
+def parse_retry_argument(text: str) -> RetryPolicy:
+    """Read a retry policy."""
+    try:
+        return parse_retry(text)
+    except InvalidPolicy as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def make_key_function(name: str) -> Any:

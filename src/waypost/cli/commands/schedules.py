@@ -50,7 +50,7 @@ NONE = object()
 DEFAULTS: dict[str, Any] = {
     "exclude": [], "missed": "skip", "overlap": "allow", "grace": GRACE_SECONDS, "start": None, "end": None,
     "max_fires": None, "jitter": 0, "body": None, "priority": PRIORITY_DEFAULT, "group": None, "headers": {},
-    "correlation_id": None, "reply_to": None,
+    "correlation_id": None, "reply_to": None, "retry": None, "timeout": None,
 }  # fmt: skip
 
 

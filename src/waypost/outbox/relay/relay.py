@@ -259,10 +259,7 @@ class Relay:
             body = body or codec.Encoded(
                 codec.CONTENT_TYPES.index(envelope.content_type), envelope.data, envelope.type_name
             )
-            head = codec.encode_head(
-                type_name=body.type_name, correlation_id=envelope.correlation_id, reply_to=envelope.reply_to,
-                trace=envelope.trace, headers=envelope.headers | extra,
-            )  # fmt: skip
+            head = codec.head_of(envelope, type_name=body.type_name, headers=envelope.headers | extra)
             data = codec.make_envelope(message.id, body, head)
             envelope = codec.open_envelope(data)
         key = self._key(message) if callable(self._key) else self._key

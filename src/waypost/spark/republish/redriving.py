@@ -137,10 +137,7 @@ class Redriver:
 
     def _draft(self, letter: Stored, id: str, key: str) -> Draft:
         old = codec.open_envelope(letter.envelope)
-        head = codec.encode_head(
-            type_name=old.type_name, correlation_id=old.correlation_id, reply_to=old.reply_to, trace=old.trace,
-            headers={**old.headers, HEADER: self._link.name},
-        )  # fmt: skip
+        head = codec.head_of(old, headers={**old.headers, HEADER: self._link.name})
         encoded = codec.Encoded(codec.CONTENT_TYPES.index(old.content_type), old.data, old.type_name)
         envelope = codec.make_envelope(id, encoded, head)
         return Draft(
