@@ -140,6 +140,8 @@ def encode_body(body: object, as_type: Any = None, *, faithful: bool = True) -> 
     """
     kind = type(body)
     if kind is dict or kind is list:
+        if as_type is None and faithful and (plain := _encode_plain(body)) is not None:
+            return plain
         encoded = Encoded(JSON, _encode_json(body, faithful), None)
     elif kind is str:
         try:
@@ -169,6 +171,19 @@ def encode_body(body: object, as_type: Any = None, *, faithful: bool = True) -> 
             return by_names
         return _encode_by_names(body, encoded, as_type) or encoded
     return encoded
+
+
+def _encode_plain(body: object) -> Encoded | None:
+    """Return an encoded JSON value that arrives as it is, as most do; None if it takes more to decide that."""
+    try:
+        data = _json_encoder.encode(body)
+        if len(data) > _SURELY_SHALLOW:
+            _check_depth(data)
+        if len(data) <= BODY_BYTES_MAX and body == _json_decoder.decode(data):
+            return Encoded(JSON, data, None)
+    except Exception:
+        return None  # the longer way finds what is wrong with it
+    return None
 
 
 def _encode_by_names(body: object, encoded: Encoded, as_type: Any) -> Encoded | None:

@@ -108,10 +108,19 @@ class Session:
         with self._lock:
             start = self._counter
             self._counter = start + count
-        pairs, triples = PAIRS, TRIPLES
-        now = time.time_ns() // 1_000_000
-        prefix = triples[now >> 30 & 32767] + triples[now >> 15 & 32767] + triples[now & 32767] + self._mark
+        pairs, triples, prefix = PAIRS, TRIPLES, self._prefix()
         return [prefix + pairs[(n >> 15) & 1023] + triples[n & 32767] for n in range(start, start + count)]
+
+    def message_id(self) -> str:
+        """Return one new id."""
+        with self._lock:
+            n = self._counter
+            self._counter = n + 1
+        return self._prefix() + PAIRS[(n >> 15) & 1023] + TRIPLES[n & 32767]
+
+    def _prefix(self) -> str:
+        now = time.time_ns() // 1_000_000
+        return TRIPLES[now >> 30 & 32767] + TRIPLES[now >> 15 & 32767] + TRIPLES[now & 32767] + self._mark
 
 
 def encode(number: int, characters: int) -> str:

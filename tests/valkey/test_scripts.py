@@ -14,6 +14,7 @@ from waypost.errors import InvalidInput, MissingExtra
 from waypost.identity import Session
 from waypost.store.port import Hold
 from waypost.store.valkey import ValkeyStore, scripts
+from waypost.store.valkey import store as valkey_store
 from waypost.store.valkey.scripts import APART, KEY_NAMES, SCRIPTS, script
 from waypost.testing.bench import Bench, StoreMaker
 from waypost.testing.clock import ClockTime
@@ -301,6 +302,7 @@ def test_a_lone_publish_stores_the_same_as_one_by_the_longer_way(
 
     short = history()
     monkeypatch.setattr(scripts, "BEFORE_BASE", {})
+    monkeypatch.setattr(valkey_store, "GIVEN_KEYS", {})
     script.cache_clear()
     try:
         long = history()

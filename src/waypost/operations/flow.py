@@ -252,7 +252,7 @@ class ReplayWindows:
             if replay_windows is None:
                 replay_windows = self._windows[queue] = []
             for window in replay_windows:
-                if window.is_open:
+                if not window.under_way or window.is_open:
                     break
             else:
                 if len(replay_windows) == len(self._sessions):

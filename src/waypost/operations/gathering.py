@@ -279,7 +279,13 @@ def shares_calls(context: ClientContext, key: str | None) -> bool:
 def send_in_line(context: ClientContext, queue: str, item: Item, line: Line[Item, Result]) -> Flow[Result]:
     """Send one item, with others if a call is under way, and return its own result."""
     place = line.join(item)
-    if place is not None and not place.alone:
+    if place is None:
+        lead = _Lead(line)
+        try:
+            return (yield from _send_alone(context, queue, item, line.shared, lead.pass_on))
+        finally:
+            lead.pass_on()
+    if not place.alone:
         try:
             while not (yield place):
                 if line.overtake(place) or place.is_decided:
@@ -287,17 +293,17 @@ def send_in_line(context: ClientContext, queue: str, item: Item, line: Line[Item
         except BaseException:
             line.withdraw(place)
             raise
-    if place is None or place.leads:
+    if place.leads:
         lead, places = _Lead(line), []
         try:
-            places = [] if place is None else line.take(place)
-            if place is None or len(places) == 1:
+            places = line.take(place)
+            if len(places) == 1:
                 return (yield from _send_alone(context, queue, item, line.shared, lead.pass_on))
             place.batch = _Batch(line.shared, context, queue, places)
             yield from _send(context, line, place, place.batch, lead.pass_on)
         finally:
             lead.pass_on()
-            if place is not None and place.batch is None:
+            if place.batch is None:
                 _send_each_alone(places[1:])  # interrupted before there was a call
     elif place.batch is not None:
         yield from _send(context, line, place, place.batch, None)

@@ -245,7 +245,7 @@ def publish(
     encoded = codec.encode_body(body, as_type)
     if options.after:
         yield from _check_chains_exist(context, options.after)
-    message_id = context.session.message_ids(1)[0]
+    message_id = context.session.message_id()
     envelope = codec.make_envelope(message_id, encoded, options.heads.of(encoded.type_name))
     draft = Draft(
         message_id,

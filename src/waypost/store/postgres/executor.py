@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
 import time
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
@@ -21,6 +20,7 @@ from psycopg.pq import DiagnosticField, ExecStatus, TransactionStatus
 from psycopg.pq.abc import PGconn, PGresult
 
 from waypost.errors import ForkedClient, StoreError, WaypostError
+from waypost.store.places import Places
 from waypost.store.port import Call
 from waypost.store.postgres import psycopg_internals as internals
 from waypost.store.postgres import schema
@@ -62,9 +62,10 @@ def send(connection: PGconn, call: PostgresCall[Any], prepared: Prepared) -> Ste
     formats, name = [1] * len(parameters), None
     if call.prepares:
         statement = (call.name, call.command, kinds)
-        if prepared.is_due(statement):
-            yield from _prepare(connection, statement, prepared)
         name = prepared.name(statement)
+        if name is None and prepared.is_due(statement):
+            yield from _prepare(connection, statement, prepared)
+            name = prepared.name(statement)
     if name is None:
         connection.send_query_params(
             call.command, values, param_types=kinds, param_formats=formats, result_format=1
@@ -116,12 +117,15 @@ def _runs_again(result: PGresult, prepared: Prepared, *, by_name: bool, first: b
 
 def in_time(steps: Steps[T], connection: PGconn) -> Steps[T]:
     """Run the same steps with a timeout while nothing is received or sent."""
-    deadline, sending = time.monotonic() + REPLY_TIMEOUT_SECONDS, Sending()
+    deadline, sending = 0.0, Sending()
     try:
         wanted = next(steps)
         while True:
             ready = yield wanted
             if ready:
+                deadline = 0.0
+            elif deadline == 0.0:
+                # It is silent since the last time that it was checked, a moment ago.
                 deadline = time.monotonic() + REPLY_TIMEOUT_SECONDS
             elif time.monotonic() > deadline:
                 if not sending.goes_on(unsent_bytes(connection.socket)):
@@ -220,7 +224,7 @@ class PostgresExecutor(_Common):
 
     def __init__(self, source: Source, names: Names, start_timeout: float) -> None:
         super().__init__(source, names, start_timeout)
-        self._places = threading.Semaphore(CONNECTIONS_MAX)
+        self._places = Places(CONNECTIONS_MAX)
         connection = self._take()
         version = connection.pgconn.server_version  # now, because the caller's pool may close it when it is returned
         self._keep(connection)

@@ -39,8 +39,8 @@ class Prepared:
         return None if self._owner.refused else self._names.get(statement)
 
     def is_due(self, statement: Statement) -> bool:
-        """Count one more use of a statement; return whether it is to be prepared now."""
-        if self._owner.refused or statement in self._names:
+        """Count one more use of a statement that is not prepared; return whether it is to be prepared now."""
+        if self._owner.refused:
             return False
         uses = self._uses[statement] = self._uses.get(statement, 0) + 1
         return uses >= USES

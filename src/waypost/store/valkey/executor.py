@@ -9,24 +9,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any, TypeVar, cast
 
-import redis
 from redis.exceptions import NoScriptError, ResponseError
 
 from waypost.errors import ConfigurationError, ForkedClient, OutcomeUnknown, StoreError
 from waypost.policy import Durability
+from waypost.store.places import Places
 from waypost.store.port import Call
-from waypost.store.silence import Sending, unsent_bytes
 from waypost.store.valkey.async_connection import AsyncConnection
 from waypost.store.valkey.command import BlockingWait, ValkeyCall, command
+from waypost.store.valkey.connection import Connection, open_connection
 from waypost.store.valkey.failures import CONNECTION_FAILURES, map_connection_error
-from waypost.store.valkey.redis_py import socket_of
 from waypost.store.valkey.requests import Batch, Request, load_command
 from waypost.store.valkey.sources import REPLY_TIMEOUT_SECONDS, Source
 
@@ -39,8 +37,6 @@ log = logging.getLogger("waypost")
 CONNECTIONS_MAX = 32
 #: A connection idle for longer is checked before it is used: the server may have closed it.
 IDLE_SECONDS = 1.0
-#: A long request is written in pieces of this size: over a slow link a limit for the whole of it would be too short.
-PIECE_BYTES = 1 << 16
 OLDEST_SERVER = (6, 2)
 WAITS_FOR_DISK = (7, 2)
 
@@ -145,32 +141,9 @@ class _Common:
         return map_connection_error(error, self._source.display_name, sent=sent)
 
 
-def _write(connection: Any, request: bytes) -> None:
-    """Write a request in pieces, each of which has the socket's time limit to itself."""
-    pieces: list[Any] = [request]
-    if len(request) > PIECE_BYTES:
-        view = memoryview(request)
-        pieces = [view[start : start + PIECE_BYTES] for start in range(0, len(request), PIECE_BYTES)]
-    connection.send_packed_command(pieces, check_health=False)
-
-
-def _read(connection: Any) -> Any:
-    """The next reply, or the server's refusal. Each read has the socket's time limit, and while our request is on its
-    way another one."""
-    sending = Sending()
-    while True:
-        try:
-            return connection.read_response(disable_decoding=True, disconnect_on_error=False)
-        except ResponseError as error:
-            return error
-        except redis.TimeoutError:
-            if not sending.goes_on(unsent_bytes(socket_of(connection).fileno())):
-                raise
-
-
-def _read_all(connection: Any, request: Request[Any]) -> None:
+def _read_all(connection: Connection, request: Request[Any]) -> None:
     for _ in range(request.expected):
-        request.replies.append(_read(connection))
+        request.replies.append(connection.receive())
 
 
 class ValkeyExecutor(_Common):
@@ -178,7 +151,7 @@ class ValkeyExecutor(_Common):
 
     def __init__(self, source: Source, start_timeout: float, durability: Durability) -> None:
         super().__init__(source)
-        self._places = threading.Semaphore(CONNECTIONS_MAX)
+        self._places = Places(CONNECTIONS_MAX)
         self._pool = source.pool(start_timeout)
         try:
             check_server(self.run(HELLO), source.display_name, durability, cluster=source.cluster)
@@ -188,7 +161,7 @@ class ValkeyExecutor(_Common):
         if self._relax_timeouts(start_timeout):
             # Its socket has the old limit, and only a new one can have another.
             first, _ = self._idle.pop()
-            first.socket_timeout = REPLY_TIMEOUT_SECONDS
+            first.redis_connection.socket_timeout = REPLY_TIMEOUT_SECONDS
             self._discard(first)
 
     @property
@@ -202,8 +175,21 @@ class ValkeyExecutor(_Common):
 
     def run(self, call: Call[T]) -> T:
         self._check_process()  # first: in a forked child no thread releases the places
+        ours = cast("ValkeyCall[T]", call)
         with self._places:
-            return self._exchange(self._take(), Request(cast("ValkeyCall[T]", call)))
+            connection = self._take()
+            if ours.announce is not None or ours.on_disk is not None:
+                return self._exchange(connection, Request(ours))
+            # One command with one reply, as most calls are.
+            try:
+                connection.send(ours.packed)
+                reply = connection.receive()
+            except BaseException as error:
+                raise self._broken(connection, error) from None
+            if isinstance(reply, ResponseError):
+                return self._finish(connection, Request(ours, reply))
+            self._keep(connection)
+            return ours.decode(reply)
 
     def run_many(self, calls: Iterable[Call[T]]) -> list[T | Exception]:
         """Several requests in progress at once on one connection; each has its own result or error."""
@@ -231,10 +217,10 @@ class ValkeyExecutor(_Common):
                     batch.fail(error, rest=True)
                     return
 
-    def _run_batch(self, connection: Any, batch: Batch) -> None:
+    def _run_batch(self, connection: Connection, batch: Batch) -> None:
         try:
             for packed in batch.requests():
-                _write(connection, packed)
+                connection.send(packed)
                 while batch.is_full:
                     _read_all(connection, batch.waiting[0])
                     batch.finish()
@@ -245,26 +231,28 @@ class ValkeyExecutor(_Common):
             raise self._broken(connection, error) from None
         self._give_back(connection, good=not batch.wrong_server)
 
-    def _exchange(self, connection: Any, request: Request[T]) -> T:
-        """Write a request and read its replies, and keep the connection if it is still good."""
+    def _exchange(self, connection: Connection, request: Request[T]) -> T:
+        """Write a request and read its replies."""
         try:
-            _write(connection, request.packed)
+            connection.send(request.packed)
             _read_all(connection, request)
-            if (again := request.with_script()) is not None:
-                _write(connection, again.packed)
-                _read_all(connection, again)
-                request = again
         except BaseException as error:
             raise self._broken(connection, error) from None
+        return self._finish(connection, request)
+
+    def _finish(self, connection: Connection, request: Request[T]) -> T:
+        """Send a request again behind its script if the server did not know that; keep the connection if it is good."""
+        if (again := request.with_script()) is not None:
+            return self._exchange(connection, again)
         self._give_back(connection, good=not request.wrong_server)
         return request.result()
 
-    def _broken(self, connection: Any, error: BaseException) -> BaseException:
+    def _broken(self, connection: Connection, error: BaseException) -> BaseException:
         """Discard a connection that failed, or that was interrupted with a reply in progress; return what to raise."""
         self._discard(connection)
         return self._connection_error(error, sent=True) if isinstance(error, CONNECTION_FAILURES) else error
 
-    def _give_back(self, connection: Any, *, good: bool) -> None:
+    def _give_back(self, connection: Connection, *, good: bool) -> None:
         if good:
             self._keep(connection)
             return
@@ -273,38 +261,32 @@ class ValkeyExecutor(_Common):
         while (other := self._take_idle()) is not None:
             self._discard(other)
 
-    def _take(self) -> Any:
+    def _take(self) -> Connection:
         try:
             while True:
                 try:
                     connection, used = self._idle.pop()
                 except IndexError:
-                    return self._pool.get_connection()
-                if time.monotonic() - used < IDLE_SECONDS or not self._is_closed(connection):
-                    return connection
+                    return open_connection(self._pool.get_connection())
+                if connection.is_open and (
+                    time.monotonic() - used < IDLE_SECONDS or not connection.is_closed_by_server
+                ):
+                    return cast(Connection, connection)
                 self._discard(connection)
         except CONNECTION_FAILURES as error:
             raise self._connection_error(error, sent=False) from None
 
-    @staticmethod
-    def _is_closed(connection: Any) -> bool:
-        """Whether the server closed an idle connection: the end can be read, or raises an error."""
-        try:
-            return bool(connection.can_read(0))
-        except CONNECTION_FAILURES:
-            return True
-
-    def _discard(self, connection: Any) -> None:
+    def _discard(self, connection: Connection) -> None:
         with suppress(*CONNECTION_FAILURES):
-            connection.disconnect()
-        self._pool.release(connection)
+            connection.redis_connection.disconnect()
+        self._pool.release(connection.redis_connection)
 
     def close(self) -> None:
         """Give the connections back; close them if they are ours."""
         if self._pid != os.getpid():
             return  # the sockets belong to the parent
         while self._idle:
-            self._pool.release(self._idle.pop()[0])
+            self._pool.release(self._idle.pop()[0].redis_connection)
         if self._source.owned:
             self._source.close(self._pool)
 
@@ -338,7 +320,18 @@ class AsyncValkeyExecutor(_Common):
         if ours.wait is not None:
             return await self._run_after_wait(ours, ours.wait)
         async with self._places:
-            return await self._exchange(await self._take(), Request(ours))
+            connection = await self._take()
+            if ours.announce is not None or ours.on_disk is not None:
+                return await self._exchange(connection, Request(ours))
+            try:
+                await connection.send(ours.packed)
+                reply = await connection.receive()
+            except BaseException as error:
+                raise await self._broken(connection, error) from None
+            if isinstance(reply, ResponseError):
+                return await self._finish(connection, Request(ours, reply))
+            self._keep(connection)
+            return ours.decode(reply)
 
     async def _run_after_wait(self, call: ValkeyCall[T], wait: BlockingWait) -> T:
         """A call behind a blocking wait does not count as in progress: the unblock must be able to run beside it."""
@@ -397,12 +390,13 @@ class AsyncValkeyExecutor(_Common):
             else:
                 await self._wait(connection, request, wait)
             await connection.receive_all(request)
-            if (again := request.with_script()) is not None:
-                await connection.send(again.packed)
-                await connection.receive_all(again)
-                request = again
         except BaseException as error:
             raise await self._broken(connection, error) from None
+        return await self._finish(connection, request)
+
+    async def _finish(self, connection: AsyncConnection, request: Request[T]) -> T:
+        if (again := request.with_script()) is not None:
+            return await self._exchange(connection, again)
         await self._give_back(connection, good=not request.wrong_server)
         return request.result()
 

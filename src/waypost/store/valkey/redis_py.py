@@ -25,6 +25,11 @@ def socket_of(connection: Any) -> Any:
     return connection._sock
 
 
+def has_pushes(connection: Any) -> bool:
+    """Whether the server may send what no request asked for: with version 3 of the protocol."""
+    return connection.get_protocol() not in (2, "2")
+
+
 def transport_of(connection: Any) -> asyncio.Transport:
     """The transport of an asyncio connection that is connected."""
     transport: asyncio.Transport = connection._writer.transport

@@ -37,7 +37,9 @@ class Request(Generic[T]):
 
     __slots__ = ("_announce", "_asking", "_load", "call", "expected", "packed", "replies")
 
-    def __init__(self, call: ValkeyCall[T], *, announce: bool = True, load: bool = False, asking: bool = False) -> None:
+    def __init__(
+        self, call: ValkeyCall[T], *replies: Any, announce: bool = True, load: bool = False, asking: bool = False
+    ) -> None:
         self.call = call
         self._announce = call.announce if announce else None
         self._load = load
@@ -45,7 +47,7 @@ class Request(Generic[T]):
         self.packed = call.packed
         #: How many replies answer it, and those that have come.
         self.expected = 1
-        self.replies: list[Any] = []
+        self.replies: list[Any] = list(replies)
         if call.on_disk is not None:
             self._add(b"", call.on_disk)
         if asking:

@@ -56,6 +56,8 @@ SCRIPTS = (
 APART = ("elect", "start_wait", "unblock")
 #: What stands before the base of a script: a way that is shorter than to make the functions of the base.
 BEFORE_BASE = {"publish": "one"}
+#: Scripts that are not given all keys of a queue, and those that they are given; they make the names of the others.
+GIVEN_KEYS = {"publish": ("queue", "messages", "ready", "journal", "sleepers")}
 
 
 def _table(entries: dict[str, Any]) -> str:
@@ -99,6 +101,7 @@ _places: dict[str, dict[str, Any]] = {
 _texts = {
     **{name: str(getattr(policy, name)) for name in LIMITS},
     **{f"{table}_TABLE": _table(entries) for table, entries in _places.items()},
+    "KEY_NAMES": f"'{' '.join(KEY_NAMES)}'",
     "VERSION": str(VERSION),
     "COUNTERS": str(len(COUNTERS)),
     "MINUTE_COUNTERS_FIRST": str(MINUTE_COUNTERS_FIRST),

@@ -45,7 +45,7 @@ from waypost.store.port import (
 from waypost.store.valkey import locate, packing, poll, shared, workers
 from waypost.store.valkey.blocking_wait import ValkeyBlockingWaits
 from waypost.store.valkey.command import CRLF, ValkeyCall, command, evalsha_head, part
-from waypost.store.valkey.scripts import KEY_NAMES, VERSION, Script, script
+from waypost.store.valkey.scripts import GIVEN_KEYS, KEY_NAMES, VERSION, Script, script
 from waypost.values import (
     FINAL_EVENTS,
     CancelStatus,
@@ -248,11 +248,13 @@ class ValkeyStore:
         if known is None:
             if len(self._heads) > QUEUES_REMEMBERED_MAX:
                 self._heads.clear()
-            keys = [*self.keys_of(queue), f"{{{self.namespace}:{queue}}}:operations:{session.hex()}".encode()]
+            base = f"{{{self.namespace}:{queue}}}:"
+            names = (*GIVEN_KEYS.get(name, KEY_NAMES), f"operations:{session.hex()}")
+            keys = [(base + key).encode() for key in names]
             if self.source.cluster:
                 # Never written. A node refuses a script that names a missing key while the slot is moving, before the
                 # script begins: so none runs among keys of which some are here and some have left.
-                keys.append(f"{{{self.namespace}:{queue}}}:never".encode())
+                keys.append(f"{base}never".encode())
             text = script(name)
             known = (*evalsha_head(text, keys), text, keys[0])
             self._heads[name, queue, session] = known

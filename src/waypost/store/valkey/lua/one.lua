@@ -1,6 +1,8 @@
 -- one: the shortest way of publish, for one plain draft into a queue without a cap. It stands before the base: to make the
 -- functions of the base takes the server longer than all the commands here.
 --
+-- KEYS of publish are fewer than those of other scripts, since the server takes longer to read a name than to make one: 1 queue,
+-- 2 messages, 3 ready, 4 journal, 5 sleepers, 6 operations. The longer way makes the others, which lie beside them.
 -- Touches: queue, messages, ready, journal, sleepers, operations.
 -- Invariant: it leaves behind what the rest of publish would: message, event, counters, result, sleepers woken. What may need
 -- more is left to that, with nothing written: a repeat, an operation that is too old, a queue that is new, removed, capped, grouped
@@ -8,7 +10,7 @@
 
 if #ARGV == 5 and string.byte(ARGV[5]) < 16 then
   local call, byte, sub, format, floor, min, concat = redis.call, string.byte, string.sub, string.format, math.floor, math.min, table.concat
-  local QUEUE, MESSAGES, READY, JOURNAL, SLEEPERS, OPERATIONS = KEYS[1], KEYS[2], KEYS[4], KEYS[11], KEYS[13], KEYS[18]
+  local QUEUE, MESSAGES, READY, JOURNAL, SLEEPERS, OPERATIONS = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
   local operation, replay_ttl, draft = ARGV[3], tonumber(ARGV[4]), ARGV[5]
   local now = tonumber(ARGV[1])
   if not now then
@@ -79,3 +81,6 @@ if #ARGV == 5 and string.byte(ARGV[5]) < 16 then
   end
 end
 
+local given, KEYS = KEYS, {}
+for name in string.gmatch(KEY_NAMES, '%w+') do KEYS[#KEYS + 1] = string.sub(given[1], 1, -6) .. name end
+KEYS[#KEYS + 1] = given[6]
