@@ -47,27 +47,32 @@ def dying(name: str, act: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def die_after_publish() -> None:
-    """Run calls one by one, and let the n-th that publishes be the last thing that happens: no answer is read."""
-    run, numbers = SqliteExecutor.run, itertools.count(1)
+def die_after_call() -> None:
+    """Run calls one by one, and let the n-th publish or redrive be the last thing that happens: no answer is read."""
+    run, numbers = SqliteExecutor.run, {name: itertools.count(1) for name in ("publish", "redrive")}
+
+    def run_one(executor: SqliteExecutor, call: Any) -> Any:
+        found = run(executor, call)
+        if call.name in numbers and f"after-{call.name}:{next(numbers[call.name])}" == POINT:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return found
 
     def run_many(executor: SqliteExecutor, calls: Iterable[Any]) -> list[Any]:
         found = []
         for call in calls:
             try:
-                found.append(run(executor, call))
+                found.append(run_one(executor, call))
             except WaypostError as error:
                 found.append(error)
-            if call.name == "publish" and f"after-publish:{next(numbers)}" == POINT:
-                os.kill(os.getpid(), signal.SIGKILL)
         return found
 
+    SqliteExecutor.run = run_one  # type: ignore[method-assign, assignment]
     SqliteExecutor.run_many = run_many  # type: ignore[method-assign, assignment]
 
 
 if __name__ == "__main__":
     Records.commit = dying("intent", Records.commit)  # type: ignore[method-assign]
-    die_after_publish()
+    die_after_call()
     sending.Sender.add_keys = dying("keys", sending.Sender.add_keys)  # type: ignore[method-assign]
     lake = Lake(LAKE)
     records = find_records(lake.files, NAME)

@@ -7,7 +7,10 @@ from typing import Any
 
 import duckdb
 import pytest
+from msgspec import structs
 
+from waypost import Waypost
+from waypost.errors import InvalidInput
 from waypost.policy import PolicyRecord
 from waypost.spark.insight.advice import (
     TEXT_OF_VALUE,
@@ -15,13 +18,14 @@ from waypost.spark.insight.advice import (
     Bodies,
     Facts,
     FieldValue,
+    GroupChange,
     ScheduledRun,
     rank,
     round_up_count,
     round_up_seconds,
     sql_text,
 )
-from waypost.spark.insight.advise import find_advice, judge
+from waypost.spark.insight.advise import apply_advice, find_advice, judge
 from waypost.spark.insight.facts import merge_partial, to_run
 from waypost.spark.insight.history import Delivery
 from waypost.spark.insight.lake_history import Change, find_never_claimed
@@ -77,6 +81,19 @@ def test_a_lease_below_run_times_is_doubled() -> None:
     assert found.undo == "post.configure('orders', lease=30.0)"
     assert found.figures["expired_then_done"] == 20
     assert found.measured == pytest.approx(20 / 240)
+
+
+def test_the_type_is_named_that_nearly_all_of_the_problem_is_of() -> None:
+    policy, rows = PolicyRecord(lease_ms=30_000), expiring(30_000)
+    typed = [row._replace(type_name="shop.Large" if row.message_id.startswith("mx") else "shop.Small") for row in rows]
+    found = only(Facts("orders", policy, deliveries=typed))
+    assert found.title.endswith("; 20 of 20 are of type shop.Large")
+    assert found.figures["expired_by_type"] == {"shop.Large": 20}
+    mixed = [row._replace(type_name=f"shop.T{number % 3}") for number, row in enumerate(rows)]
+    assert "of type" not in only(Facts("orders", policy, deliveries=mixed)).title
+    assert "expired_by_type" not in only(Facts("orders", policy, deliveries=rows)).figures
+    useless = [row._replace(type_name="shop.Old") for row in failing("ValueError", 20, 10)]
+    assert only(Facts("orders", deliveries=[*healthy(), *useless])).title.endswith("180 of 180 are of type shop.Old")
 
 
 def test_leases_that_end_by_crashes_are_not_too_short() -> None:
@@ -187,6 +204,74 @@ def test_a_value_that_the_dead_share_is_named() -> None:
     assert kinds(Facts("orders", bodies=all_die)) == []
 
 
+def poison(group: str | None, dead: int = 40, *, policy: PolicyRecord | None = None, **more: Any) -> Facts:
+    values = (FieldValue("country", '"XX"', 40, dead, group, died_ms=500),)
+    return Facts("orders", policy or PolicyRecord(), bodies=Bodies(1_000, 45, values), **more)
+
+
+def test_the_group_of_a_value_that_the_dead_share_is_paused() -> None:
+    found = only(poison("xx"))
+    assert (found.group, found.settings, found.before) == ("xx", {"fair": True}, {"fair": False})
+    assert found.call.splitlines() == ["post.configure('orders', fair=True)", "post.pause_group('orders', 'xx')"]
+    assert found.undo.splitlines() == ["post.resume_group('orders', 'xx')", "post.configure('orders', fair=False)"]
+    assert "return Dead('unsupported')" in found.code
+    assert only(poison("xx", policy=PolicyRecord(order="group"))).call == "post.pause_group('orders', 'xx')"
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        poison(None),
+        poison("xx", dead=36),
+        poison("xx", policy=PolicyRecord(max_pending=10_000)),
+        poison("xx", policy=PolicyRecord(group_max_pending=10_000)),
+    ],
+)
+def test_messages_are_not_held_back_where_others_would_wait_or_be_refused(facts: Facts) -> None:
+    found = only(facts)
+    assert not found.can_be_applied
+    assert found.call == found.code
+    assert found.undo == ""
+
+
+def test_a_group_that_is_paused_or_was_resumed_after_the_last_death_is_not_named_again() -> None:
+    assert kinds(poison("xx", groups={"xx": GroupChange(400, True)})) == []
+    assert kinds(poison("xx", groups={"xx": GroupChange(600, False)})) == []
+    assert kinds(poison("xx", groups={"xx": GroupChange(400, False)})) == ["poison"]
+
+
+def test_advice_is_applied_recorded_and_logged_with_its_undo() -> None:
+    with Waypost("memory://") as post:
+        post.publish("orders", 1, group="xx")
+        done: list[Advice] = []
+        found = only(poison("xx"))
+        apply_advice(post, found, done.append)
+        assert done == [found]
+        (group,) = post.groups("orders").groups
+        assert (group.group, group.paused) == ("xx", True)
+        (action,) = post.actions().actions
+        assert (action.via, action.action) == ("advice", "pause_group")
+        assert action.python == "post.configure('orders', fair=True); post.pause_group('orders', 'xx')"
+        assert action.undo is not None
+        assert action.undo.text.endswith("post.resume_group('orders', 'xx'); post.configure('orders', fair=False)")
+        # As the undo says.
+        post.resume_group("orders", "xx")
+        post.configure("orders", fair=False)
+        assert not post.policy("orders").fair
+        with post.receive("orders") as message:
+            assert message is not None
+
+
+def test_of_advice_that_is_refused_halfway_the_first_half_is_recorded() -> None:
+    with Waypost("memory://") as post:
+        done: list[Advice] = []
+        found = structs.replace(only(poison("xx")), group="x" * 200)
+        with pytest.raises(InvalidInput):
+            apply_advice(post, found, done.append)
+        (part,) = done
+        assert (part.settings, part.group) == ({"fair": True}, "")
+
+
 @pytest.mark.parametrize(
     ("value", "condition"), [("5", "== 5"), ('"5"', "== '5'"), ("true", "== True"), ("null", "is None")]
 )
@@ -237,14 +322,39 @@ def test_a_wait_above_the_target_gets_workers_or_a_higher_limit() -> None:
     assert kinds(Facts("orders", deliveries=healthy(), target="p95 wait < 1s")) == []
 
 
-def test_groups_that_wait_behind_a_large_one_are_named() -> None:
+def starving() -> list[Delivery]:
+    """A flood of one group, and others that wait behind it."""
     flood = [delivery(f"f{n}", at=500_000 + n * 100, wait=n * 100, group="big") for n in range(600)]
     small = [delivery(f"s{n}", at=520_000 + n * 1_000, wait=20_000, group=f"g{n % 3}") for n in range(30)]
     before = [delivery(f"b{n}", at=n * SECOND, group=f"g{n % 3}") for n in range(100)]
+    return [*before, *flood, *small]
+
+
+def test_groups_that_wait_behind_a_large_one_get_turns() -> None:
+    before, flood, small = starving()[:100], starving()[100:700], starving()[700:]
     found = only(Facts("orders", deliveries=[*before, *flood, *small]))
     assert (found.kind, found.subject) == ("groups", "big")
-    assert "group='big', priority=3" in found.code
+    assert (found.settings, found.before) == ({"fair": True}, {"fair": False})
     assert kinds(Facts("orders", deliveries=[*before, *flood])) == []
+    without = [row._replace(group=None) for row in flood]
+    unnamed = only(Facts("orders", deliveries=[*before, *without, *small]))
+    assert (unnamed.subject, unnamed.settings) == ("", {"fair": True})
+    assert "behind messages without a group" in unnamed.title
+
+
+@pytest.mark.parametrize("policy", [PolicyRecord(fair=True), PolicyRecord(order="group")])
+def test_groups_of_a_queue_that_takes_turns_wait_for_workers(policy: PolicyRecord) -> None:
+    assert kinds(Facts("orders", policy, deliveries=starving())) == []
+
+
+def test_turns_between_groups_are_judged_by_what_others_waited_since() -> None:
+    row = row_of(only(Facts("orders", deliveries=starving())), "applied", 10**9)
+    policy, changes = PolicyRecord(fair=True), [Change(10**9 + 1, {"fair": "True"})]
+    since = [row._replace(claimed_ms=row.claimed_ms + 2 * 10**9) for row in starving()]
+    facts = Facts("orders", policy, changes, [*starving(), *since], now_ms=3 * 10**9)
+    assert judge(row, facts).verdict == "did not come true"
+    prompt = [row if row.group == "big" else row._replace(wait_ms=300) for row in since]
+    assert judge(row, replace(facts, deliveries=[*starving(), *prompt])).verdict == "came true"
 
 
 def test_priorities_that_wait_behind_higher_ones_are_named() -> None:

@@ -90,6 +90,16 @@ def plan_copies(shop: Shop, lake: Lake, to_queue: str) -> Records:
     return records
 
 
+def plan_redrive(shop: Shop, lake: Lake) -> Records:
+    """Record a plan to redrive all dead letters, as a plan is made with Spark."""
+    records = Records(lake.files, "import")
+    letters = sorted(("orders", one.id, one.token) for one in shop.stored("dead"))
+    files = write_rows(lake.files, records.rows, pa.table(dict(zip(CHOSEN, zip(*letters, strict=True), strict=True))))
+    given = Input("redrive", "true", ("orders",))
+    records.commit("plan", State(Plan(next_number(records), given, 0, tuple(files), {}, {})))
+    return records
+
+
 def added_keys(lake: Lake) -> list[str]:
     """Return the keys that backfills have added to the lake."""
     lake.refresh()
@@ -107,17 +117,17 @@ def run_killed(point: str, lake: Lake, days: int = 0, chunk_rows: int = CHUNK_RO
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=600, check=False)
 
 
-def work_off(shop: Shop, dead: int = 0) -> int:
-    """Claim and settle all messages of the queue: some dead, the others done; return how many."""
+def work_off(shop: Shop, dead: int = 0, queue: str = "orders") -> int:
+    """Claim and settle all messages of a queue: some dead, the others done; return how many."""
     caller, count = Session(ClockTime()), 0
     with shop.bulk() as bulk:
-        while leases := bulk.run(bulk.store.claim("orders", 500, caller.operation("orders"), worker="w")).leases:
+        while leases := bulk.run(bulk.store.claim(queue, 500, caller.operation(queue), worker="w")).leases:
             ends = []
             for lease in leases:
                 outcome: dict[str, Any] = {"outcome": "dead", "reason": "rejected"} if count < dead else {}
                 ends.append(Settlement(lease.id, lease.token, lease.nonce, **outcome))
                 count += 1
-            bulk.run(bulk.store.settle("orders", ends, caller.operation("orders")))
+            bulk.run(bulk.store.settle(queue, ends, caller.operation(queue)))
     return count
 
 
@@ -509,6 +519,91 @@ def test_after_its_records_were_removed_a_backfill_adds_its_keys_to_the_lake_aga
         carry_out(records, lake, orders.place, Options())
         lake.files.remove(records.folder)
     assert added_keys(lake) == ["a", "b", "c"]
+
+
+def redriven(shop: Shop) -> Counter[str | None]:
+    """Return how often each message was redriven, by the journal."""
+    return Counter(one.message_id for one in shop.events() if one.event == "redriven")
+
+
+def test_a_redrive_that_is_killed_at_any_point_redrives_each_letter_once_and_counts_it(
+    orders: Shop, tmp_path: Path
+) -> None:
+    orders.post.configure("orders", lease=60)
+    lake = new_lake(orders, tmp_path / "lake")
+    orders.post.publish_many("orders", range(2_000))
+    work_off(orders, dead=2_000)
+    letters = [one.id for one in orders.stored("dead")]
+    records = plan_redrive(orders, lake)
+    # Another user redrives one that is chosen already.
+    orders.post.redrive("orders", ids=[letters[-1]])
+    points = ("after-intent:1", "after-redrive:1", "after-redrive:2", "after-redrive:1", "before-intent:2")
+    for number, point in enumerate(points):
+        killed = run_killed(point, lake, chunk_rows=1_100)
+        assert killed.returncode == -9, (point, killed.stderr)
+        assert all(count == 1 for count in redriven(orders).values()), point
+        if number % 2:
+            work_off(orders)  # the letters are gone from the store
+    done = run_killed("none:0", lake, days=7, chunk_rows=1_100)
+    assert (done.returncode, done.stderr) == (0, ""), done
+    assert redriven(orders) == Counter(letters)
+    work_off(orders)
+    records.refresh()
+    assert records.state is not None
+    assert {name: count for name, count in records.state.counts.items() if count} == {"redriven": 1_999, "gone": 1}
+    assert audit(records, lake, orders.place).text == "2,000 asked, 2,000 done, of them 1 not by this redrive"
+
+
+def test_letters_of_a_killed_redrive_are_unsure_if_its_events_are_gone(orders: Shop, tmp_path: Path) -> None:
+    lake = new_lake(orders, tmp_path / "lake")
+    orders.post.publish_many("orders", range(10))
+    work_off(orders, dead=10)
+    records = plan_redrive(orders, lake)
+    assert run_killed("after-redrive:1", lake).returncode == -9
+    orders.post.configure("orders", journal="failures")
+    records.refresh()
+    state = carry_out(records, lake, orders.place, Options())
+    assert {name: count for name, count in state.counts.items() if count} == {"redriven": 10}
+    # The second half: the journal was off when they were redriven.
+    work_off(orders, dead=10)
+    records = plan_redrive(orders, lake)
+    orders.post.configure("orders", journal="off")
+    assert run_killed("after-redrive:1", lake).returncode == -9
+    records.refresh()
+    state = carry_out(records, lake, orders.place, Options())
+    assert {name: count for name, count in state.counts.items() if count} == {"unsure": 10}
+    assert "of them 10 perhaps not by this redrive" in audit(records, lake, orders.place).text
+
+
+def test_copies_that_are_killed_at_any_point_are_published_once_and_counted(orders: Shop, tmp_path: Path) -> None:
+    lake = new_lake(orders, tmp_path / "lake")
+    orders.post.publish_many("orders", range(2_000))
+    work_off(orders, dead=2_000)
+    orders.post.configure("shadow", journal="all")
+    records = plan_copies(orders, lake, "shadow")
+    points = (
+        "after-intent:1",
+        "after-publish:1",
+        "after-publish:1",
+        "before-keys:1",
+        "after-keys:1",
+        "before-intent:2",
+    )
+    for number, point in enumerate(points):
+        killed = run_killed(point, lake, chunk_rows=700)
+        assert killed.returncode == -9, (point, killed.stderr)
+        if number % 2:
+            work_off(orders, queue="shadow")
+    done = run_killed("none:0", lake, days=7, chunk_rows=700)
+    assert (done.returncode, done.stderr) == (0, ""), done
+    records.refresh()
+    assert records.state is not None
+    assert {name: count for name, count in records.state.counts.items() if count} == {"queued": 2_000}
+    copies = Counter(one.message_id for one in orders.events("shadow") if one.event == "published")
+    assert (len(copies), set(copies.values())) == (2_000, {1})
+    work_off(orders, queue="shadow")
+    assert audit(records, lake, orders.place).text == "2,000 asked, 2,000 done"
+    assert orders.post.stats("orders").ledger.dead_kept == 2_000
 
 
 def test_keys_of_copies_that_a_killed_process_has_sent_are_added_to_the_lake(orders: Shop, tmp_path: Path) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import polars
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
@@ -18,6 +20,8 @@ from tests.spark.lakes import plant
 from tests.spark.shop import Shop
 from waypost.errors import ConfigurationError, InvalidInput, StoreError
 from waypost.spark.delta.data_source import write_frame
+from waypost.spark.insight.history import RECORDED
+from waypost.spark.insight.lake_history import read_types, to_deliveries
 from waypost.spark.lake.ingest import Ingest, count_messages, merge_messages, read_schema, tidy_messages
 from waypost.spark.lake.lake import Lake
 
@@ -25,6 +29,11 @@ pytestmark = pytest.mark.xdist_group("spark")
 #: The length of a text whose body has 1 MiB, the most that a message may have.
 LONG = (1 << 20) - 19
 SCHEMA = "id BIGINT, name STRING, parts ARRAY<STRUCT<sku: STRING, count: INT>>"
+
+
+@dataclass
+class Order:
+    id: int
 
 
 @pytest.fixture
@@ -49,13 +58,16 @@ def test_messages_are_parsed_and_those_that_do_not_match_the_schema_are_set_asid
     )
     orders.post.publish("orders", {"id": 9, "parts": [{"sku": "a", "count": 2}], "more": True}, headers={"h": "ä"})
     orders.post.publish("orders", {"id": 10, "name": "x" * LONG})
+    typed = orders.post.publish("orders", Order(11))
     orders.post.publish("orders", {"id": "no number"})
     orders.post.publish("orders", "no object")
     orders.post.publish("orders", b"\xff\x00")
     made = ingest(orders, batch_rows=4)
-    assert made.run() == 7
+    lake = Lake(str(tmp_path / "lake"))
+    assert read_types(lake, "orders") is None
+    assert made.run() == 8
     found = {row.value.id: row for row in made.rows().collect()}
-    assert sorted(found) == [0, 1, 2, 3, 4, 9, 10]
+    assert sorted(found) == [0, 1, 2, 3, 4, 9, 10, 11]
     assert found[3].value.name == "ü — 見た" * 3
     assert found[3].key == "k3"
     assert len(found[10].value.name) == LONG
@@ -63,9 +75,14 @@ def test_messages_are_parsed_and_those_that_do_not_match_the_schema_are_set_asid
     assert found[9].headers == {"h": "ä"}
     aside = {bytes(row.body) for row in made.corrupt().collect()}
     assert aside == {b'{"id":"no number"}', b"no object", b"\xff\x00"}
-    assert orders.post.ledger("orders").ready == 10
+    assert orders.post.ledger("orders").ready == 11
     by_polars = polars.read_delta(str(tmp_path / "lake" / "messages" / "orders"))
-    assert sorted(value["id"] for value in by_polars["value"]) == [0, 1, 2, 3, 4, 9, 10]
+    assert sorted(value["id"] for value in by_polars["value"]) == [0, 1, 2, 3, 4, 9, 10, 11]
+    # Models know the type of what was ingested.
+    (one,) = read_types(lake, "orders").to_pylist()
+    assert (one["id"], one["type_name"]) == (typed.id, found[11].type_name)
+    rows = pa.table({name: [typed.id, "other"] for name in RECORDED})
+    assert [row.type_name for row in to_deliveries(rows, read_types(lake, "orders"))] == [found[11].type_name, None]
 
 
 @pytest.mark.promise("SPARK-2")

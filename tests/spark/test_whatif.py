@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from random import Random
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from tests.simulator.scenario import Step
 from tests.spark.crashing_workers import overloaded_deliveries
 from tests.spark.recorded_runs import poisson, record
+from waypost.cli.commands.insight import format_answer
 from waypost.errors import InvalidInput, InvalidPolicy
 from waypost.policy import Constant, Exponential, Linear, NoRetry
 from waypost.spark.insight.chart import Bar, draw_svg, draw_text
@@ -21,13 +23,15 @@ from waypost.spark.insight.history import (
     find_slowdown,
     scale_traffic,
 )
-from waypost.spark.insight.queue_model import Arrival, Attempt, Served
+from waypost.spark.insight.queue_model import Arrival, Attempt, Served, Settings, Surroundings, serve
 from waypost.spark.insight.simulate import combine, describe
 from waypost.spark.insight.whatif import (
     FIT_PART,
+    Fit,
     Scenario,
     answer,
     check_fit,
+    check_types,
     format_ms,
     interval,
     parse_retry,
@@ -216,6 +220,69 @@ def test_traffic_of_one_day_of_the_week_is_doubled_between_its_own_messages() ->
     assert 10 <= len(scale_traffic(arrivals, parse_traffic("0.5x"))) <= 18
 
 
+def typed() -> list[Delivery]:
+    """Small messages, and one large one in five that runs twenty times as long; half of the large ones fail once."""
+    rows = []
+    for number in range(500):
+        large, at = number % 5 == 0, 100 * number
+        more = {"type_name": "shop.Large" if large else "shop.Small"}
+        run = 400 if large else 20
+        if number % 10 == 0:
+            rows.append(
+                Delivery(f"m{number}", 1, "w", 5, None, None, at, 0, "retried", at + 50, 50, None, "OSError", **more)
+            )
+            rows.append(
+                Delivery(f"m{number}", 2, "w", 5, None, "retried", at + 60, 0, "done", at + 60 + run, run, **more)
+            )
+        else:
+            rows.append(Delivery(f"m{number}", 1, "w", 5, None, None, at, 0, "done", at + run, run, **more))
+    return rows
+
+
+def test_run_times_are_by_type_where_the_types_of_messages_are_known() -> None:
+    history = build_history("orders", typed())
+    large, small = history.types
+    assert (large.type_name, large.messages, large.deliveries, large.failed) == ("shop.Large", 100, 150, 50)
+    assert (small.type_name, small.messages, small.failed) == ("shop.Small", 400, 0)
+    assert (large.run_p95_ms, small.run_p95_ms) == (400, 20)
+    outcome = run_scenario(history, Scenario(workers=1, concurrency=1))
+    assert [(one.type_name, one.claims) for one in outcome.types] == [("shop.Large", 150), ("shop.Small", 400)]
+    found = answer(history, {0: outcome}, Fit(1.0, 1.0, 550))
+    text = format_answer(found, by_type=True)
+    assert "as recorded" in text
+    assert "shop.Large" in text
+    assert "shop.Large" not in format_answer(found)
+    unknown = build_history("orders", [row._replace(type_name=None) for row in typed()])
+    assert unknown.types == ()
+    assert "ingest them" in format_answer(answer(unknown, {}, Fit(1.0, 1.0, 550)), by_type=True)
+
+
+def test_traffic_of_one_type_is_scaled_and_an_unknown_type_refused() -> None:
+    history = build_history("orders", typed())
+    factors = parse_traffic("2x,type:shop.Large=3x")
+    assert factors == {None: 2.0, "shop.Large": 3.0}
+    check_types(history, factors)
+    scaled = Counter(one.type_name for one in scale_traffic(history.arrivals, factors))
+    assert scaled == {"shop.Large": 600, "shop.Small": 800}
+    with pytest.raises(InvalidInput, match=r"no message of type 'Huge' was recorded.*types are shop.Large, shop.Small"):
+        check_types(history, parse_traffic("type:Huge=2x"))
+    unknown = build_history("orders", [row._replace(type_name=None) for row in typed()])
+    with pytest.raises(InvalidInput, match=r"no type is known.*pipeline ingest"):
+        check_types(unknown, factors)
+
+
+def test_attempts_that_were_never_made_are_drawn_from_those_of_the_same_type() -> None:
+    history = build_history("orders", typed())
+    pool = history.surroundings.followers_by_type["shop.Large", "OSError"]
+    assert {attempt.run_ms for attempt in pool} == {400}
+    failing = [Arrival(0, (Attempt(10, "failed", error="OSError"),), type_name=name) for name in ("a", None)]
+    around = Surroundings(
+        followers={"OSError": (Attempt(5),)}, followers_by_type={("a", "OSError"): (Attempt(700),)}
+    )  # fmt: skip
+    settings = Settings.of(2, retry=Constant(pause=1, attempts=4, jitter=0))
+    assert serve(failing, settings, around).busy_ms == 10 + 700 + 10 + 5
+
+
 def test_run_times_that_grow_with_the_load_are_found_and_chance_is_not() -> None:
     random = Random(3)
     loads = [random.randint(1, 6) for _ in range(600)]
@@ -253,7 +320,7 @@ def test_retry_policies_traffic_and_targets_are_read_from_texts() -> None:
         ({"retry": ["constant:speed=3"]}, "constant takes attempts, jitter, total_cap, pause as NAME=VALUE"),
         ({"retry": ["linear:step=fast"]}, "step of linear is a number, not 'fast'"),
         ({"traffic": ["twice"]}, "traffic is a factor, as in 2x or friday=2x, not 'twice'"),
-        ({"traffic": ["someday=2x"]}, "traffic of a day is as in friday=2x, not 'someday=2x'"),
+        ({"traffic": ["someday=2x"]}, "traffic of a day is as in friday=2x, not 'someday=2x'; of a type as in type:"),
         ({"traffic": ["0x"]}, "traffic is a factor from 0 to 1000, not 0x"),
         ({"target": "fast"}, "a target is as in 'p95 wait < 5s', not 'fast'"),
         ({"workers": [0]}, "workers is from 1 to 4,096, not 0"),

@@ -33,13 +33,21 @@ Handler = Callable[[Planned, int], Handled]
 
 
 class VirtualWorker:
-    """One queue of a SQLite store, and a worker with some slots that does not renew its leases."""
+    """One queue of a store, and a worker with some slots that does not renew its leases."""
 
-    def __init__(self, url: str, queue: str = "orders", *, slots: int = 4, clock: ManualClock | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        queue: str = "orders",
+        *,
+        slots: int = 4,
+        clock: ManualClock | None = None,
+        namespace: str = "wp",
+    ) -> None:
         self.clock = clock or ManualClock()
         self.url, self.queue, self.slots = url, queue, slots
-        self.post = Waypost(url, clock=self.clock)
-        self._store = open_store(url, namespace="wp", clock=self.clock, replay_ttl_ms=300_000, durability="server")
+        self.post = Waypost(url, namespace=namespace, clock=self.clock)
+        self._store = open_store(url, namespace=namespace, clock=self.clock, replay_ttl_ms=300_000, durability="server")
         self._session = Session(ClockTime(self.clock))
         self._planned: dict[str, Planned] = {}
 

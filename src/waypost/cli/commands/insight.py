@@ -40,11 +40,12 @@ def add_simulate(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--traffic", action="append", default=[], metavar="FACTOR",
-        help="more messages: 2x, or on a day of the week friday=2x; may be repeated",
+        help="more messages: 2x, on a day of the week friday=2x, or of a type type:shop.Order=2x; may be repeated",
     )  # fmt: skip
     parser.add_argument("--max-running", type=list_of(int), default=[], metavar="a,b", help="limits of the queue")
     parser.add_argument("--rate", type=list_of(str), default=[], metavar="a,b", help="rates of the queue (100/m)")
     parser.add_argument("--target", metavar="TEXT", help="find the fewest workers for it: 'p95 wait < 5s'")
+    parser.add_argument("--by", choices=["type"], help="also by the types of messages, of a queue that was ingested")
     add_window(parser)
     parser.add_argument("--chart", metavar="FILE", help="write a chart to an SVG file")
 
@@ -110,7 +111,7 @@ def run_simulate(options: argparse.Namespace) -> int:
     if options.json:
         write_json(found, indent=2)
     else:
-        write(format_answer(found))
+        write(format_answer(found, by_type=options.by == "type"))
     return 0 if found.fit.is_good else FOUND
 
 
@@ -143,17 +144,43 @@ def write_chart(found: Answer, path: str, target: str | None) -> None:
     write_stderr(f"waypost: the chart is in {path}")
 
 
-def format_answer(found: Answer) -> str:
+def format_types(found: Answer) -> list[str]:
+    """Return what was recorded by the types of messages, and the waits of each outcome."""
+    from waypost.spark.insight.simulate import describe
+    from waypost.spark.insight.whatif import TYPES_NEEDED, format_ms
+
+    if not found.types:
+        return ["", f"no type of a message is known. {TYPES_NEEDED}"]
+    rows: list[tuple[Any, ...]] = [
+        (one.type_name or "(not known)", one.messages, one.deliveries, one.failed, format_ms(one.run_p50_ms),
+         format_ms(one.run_p95_ms), format_ms(one.run_p999_ms), format_ms(one.wait_p95_ms))
+        for one in found.types
+    ]  # fmt: skip
+    heads = ("type", "messages", "deliveries", "failed", "run p50", "run p95", "run p99.9", "p95 wait")
+    lines = ["", "as recorded", *format_table(heads, rows, flexible=(0,))]
+    rows = [
+        (describe(one.scenario), kind.type_name or "(not known)", kind.claims, format_ms(kind.p50_ms),
+         format_ms(kind.p95_ms))
+        for one in found.outcomes
+        for kind in one.types
+    ]  # fmt: skip
+    if rows:
+        lines += ["", *format_table(("settings", "type", "claims", "p50 wait", "p95 wait"), rows, flexible=(0, 1))]
+    return lines
+
+
+def format_answer(found: Answer, *, by_type: bool = False) -> str:
     """Return an answer as lines."""
     from waypost.spark.insight.chart import draw_text
     from waypost.spark.insight.simulate import describe
     from waypost.spark.insight.whatif import format_ms
 
     lines = [f"{found.queue}: {found.fit.text}", f"{found.queue}: {_format_span(found)}"]
+    types = format_types(found) if by_type else []
     if not found.fit.is_good:
-        return "\n".join([*lines, "no outcomes: a model that does not repeat what was recorded cannot predict"])
+        return "\n".join([*lines, "no outcomes: a model that does not repeat what was recorded cannot predict", *types])
     if not found.outcomes:
-        return "\n".join(lines)
+        return "\n".join([*lines, *types])
 
     def drained(one: Outcome) -> str:
         if not found.backlog:
@@ -188,7 +215,7 @@ def format_answer(found: Answer) -> str:
             lines.append(f"{describe(one.scenario)}: {one.scenario.target} is not reached with {one.workers:,} workers")
         elif one.reached:
             lines.append(f"{one.scenario.target}: {format_count(one.workers, 'worker')} at least")
-    return "\n".join([*lines, *found.notes])
+    return "\n".join([*lines, *found.notes, *types])
 
 
 def _format_span(found: Answer) -> str:
@@ -267,9 +294,13 @@ def format_advised(found: Advised, *, applies: bool) -> str:
         for name, text in (("do", one.call), ("undo", one.undo)):
             for number, line in enumerate(text.splitlines()):
                 lines.append(f"    {name if number == 0 else '':8}  {line}")
+        if one.can_be_applied and one.code:
+            lines.append(f"    and then  {one.code}")
         lines.append(f"    evidence  {one.evidence}")
         if one.id in found.applied:
             lines.append("    applied")
+        elif one.id in found.refused:
+            lines.append(f"    not applied: {found.refused[one.id]}")
         elif applies:
             lines.append("    not applied: change it yourself")
     count = len(found.advice)

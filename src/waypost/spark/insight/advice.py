@@ -11,7 +11,8 @@ import math
 import re
 import shlex
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -23,6 +24,8 @@ from waypost.spark.insight.history import Delivery
 from waypost.spark.insight.lake_history import Change, changed_ms
 
 DAY_MS: Final = 86_400_000
+#: A type of messages is named if so large a part of what advice is about is of it.
+TYPE_SHARE: Final = 0.9
 #: The text of a body in a table of ingested messages: without a schema, and with one.
 TEXT: Final = "text"
 TEXT_OF_VALUE: Final = "to_json(value)"
@@ -51,7 +54,9 @@ class Advice(Struct, frozen=True):
     #: The jitter of schedules in seconds, by their keys, and before.
     jitter: dict[str, float] = {}
     jitter_before: dict[str, float] = {}
-    #: What to change in the program, where no setting does it.
+    #: The group that is paused, after its queue takes turns between groups; or empty.
+    group: str = ""
+    #: What to change in the program: where no setting does it, or where a setting only helps until then.
     code: str = ""
 
     @property
@@ -62,25 +67,28 @@ class Advice(Struct, frozen=True):
     @property
     def can_be_applied(self) -> bool:
         """Whether a setting does it."""
-        return bool(self.settings or self.jitter)
+        return bool(self.settings or self.jitter or self.group)
 
     @property
     def call(self) -> str:
         """The change: Python, or commands for schedules, or what to do in the program."""
-        return self._call(self.settings, self.jitter) or self.code
+        pause = [format_call("pause_group", self.queue, self.group)] if self.group else []
+        return "\n".join([*self._configure(self.settings), *pause, *self._save(self.jitter)]) or self.code
 
     @property
     def undo(self) -> str:
         """The reverse of the change; empty where no setting does it."""
-        return self._call(self.before, self.jitter_before)
+        resume = [format_call("resume_group", self.queue, self.group)] if self.group else []
+        return "\n".join([*resume, *self._configure(self.before), *self._save(self.jitter_before)])
 
-    def _call(self, settings: Mapping[str, Any], jitter: Mapping[str, float]) -> str:
-        if settings:
-            return format_call("configure", self.queue, **settings)
-        return "\n".join(
+    def _configure(self, settings: Mapping[str, Any]) -> list[str]:
+        return [format_call("configure", self.queue, **settings)] if settings else []
+
+    def _save(self, jitter: Mapping[str, float]) -> list[str]:
+        return [
             shlex.join(["waypost", "schedules", "save", key, "--queue", self.queue, "--key", key, "--jitter", f"{s:g}"])
             for key, s in jitter.items()
-        )
+        ]
 
 
 class Measured(Struct, frozen=True):
@@ -107,6 +115,17 @@ class FieldValue(Struct, frozen=True):
     value: str
     messages: int
     dead: int
+    #: The group that all of these messages have, and no other message has; None if there is no such group.
+    group: str | None = None
+    #: When the last of them died.
+    died_ms: int = 0
+
+
+class GroupChange(Struct, frozen=True):
+    """When a group was last paused or resumed, and whether it is paused since."""
+
+    at_ms: int
+    paused: bool
 
 
 class Bodies(Struct, frozen=True):
@@ -141,6 +160,8 @@ class Facts:
     run_events: Sequence[int] = ()
     not_seen: int = 0
     bodies: Bodies | None = None
+    #: Groups that were paused or resumed.
+    groups: Mapping[str, GroupChange] = field(default_factory=dict)
     pauses: Sequence[tuple[int, int]] = ()
     never_claimed_ms: Sequence[int] = ()
     #: A wait that is wished for, as `parse_target` reads it.
@@ -176,6 +197,17 @@ class Rule:
 
 
 # ---- helpers of rules ---------------------------------------------------------------------------------------
+
+
+def count_types(deliveries: Iterable[Delivery]) -> dict[str, int]:
+    """Return how many deliveries there are of each type of messages, where types are known, the most first."""
+    return dict(Counter(row.type_name for row in deliveries if row.type_name is not None).most_common())
+
+
+def name_type(deliveries: Sequence[Delivery]) -> str:
+    """Return the type that nearly all of these deliveries have, as the end of a sentence; empty if there is none."""
+    name, count = next(iter(count_types(deliveries).items()), ("", 0))
+    return f"; {count:,} of {len(deliveries):,} are of type {name}" if count >= TYPE_SHARE * len(deliveries) > 0 else ""
 
 
 def rank(values: Sequence[float], share: float) -> float:

@@ -30,7 +30,7 @@ from waypost.spark.delta.parquet import write_rows
 from waypost.spark.delta.table import Change
 from waypost.spark.insight.advice import Advice, Facts, Measured, Rule
 from waypost.spark.insight.facts import read_bodies, read_facts, read_steps
-from waypost.spark.insight.lake_history import Window
+from waypost.spark.insight.lake_history import Window, read_types
 from waypost.spark.insight.queue_rows import read_together
 from waypost.spark.insight.rules import BY_KIND, RULES
 from waypost.spark.insight.rules.poison import KIND as POISON
@@ -99,6 +99,8 @@ class Advised(Struct, frozen=True):
     #: The ids of advice that was applied now.
     applied: tuple[str, ...]
     judged: tuple[Judgement, ...]
+    #: By their ids, why the store refused settings that were advised.
+    refused: dict[str, str] = {}
 
 
 def advise(
@@ -135,6 +137,7 @@ def advise(
             facts = read_facts(
                 its_rows, window, bulk.run(bulk.store.policy(name)), steps=steps, schedules=jitter.get(name, {}),
                 target=target, bodies=None if spark is None else read_bodies(spark, root, window),
+                types=read_types(root, name),
             )  # fmt: skip
             now_ms[name] = facts.now_ms
             found += find_advice(facts)
@@ -153,12 +156,17 @@ def advise(
     ]  # fmt: skip
     # Before anything is changed, and then after each change: an error leaves a record of what was done.
     append_rows(records, rows)
-    applied = []
+    applied: list[str] = []
+    refused: dict[str, str] = {}
     for one in found if apply else ():
         if one.can_be_applied:
-            apply_advice(post, one, partial(_record_applied, records, now_ms[one.queue]))
-            applied.append(one.id)
-    return Advised(tuple(names), tuple(found), tuple(applied), tuple(judged))
+            try:
+                apply_advice(post, one, partial(_record_applied, records, now_ms[one.queue]))
+            except InvalidInput as error:
+                refused[one.id] = str(error)  # such as a setting that an earlier release on this store does not know
+            else:
+                applied.append(one.id)
+    return Advised(tuple(names), tuple(found), tuple(applied), tuple(judged), refused)
 
 
 def choose_queues(lake: Lake, queues: Iterable[str] | None) -> list[str]:
@@ -180,32 +188,40 @@ def find_advice(facts: Facts, rules: Sequence[Rule] = RULES) -> list[Advice]:
 
 
 def apply_advice(post: Waypost, advice: Advice, record: Callable[[Advice], None]) -> None:
-    """Change the settings that advice names: the journal and the log of actions have it, with the undo.
+    """Make the changes that advice names: the journal and the log of actions have them, with the undo.
 
-    `record` is called with what was changed. Schedules are changed one by one: after an error it gets those before it.
+    `record` is called with what was changed: all of it, or after an error what was changed before that.
     """
-    if advice.settings:
-        post.configure(advice.queue, **advice.settings)
-        record(advice)
-        post.log_action(_logged(advice, "configure", ActionUndo.of("configure", advice.before)))
-        return
-    done: dict[str, float] = {}
+    done = structs.replace(advice, settings={}, before={}, group="", jitter={}, jitter_before={})
     try:
+        if advice.settings:
+            post.configure(advice.queue, **advice.settings)
+            done = structs.replace(done, settings=advice.settings, before=advice.before)
+        if advice.group:
+            post.pause_group(advice.queue, advice.group)
+            done = structs.replace(done, group=advice.group)
         for key, seconds in advice.jitter.items():
             edit_schedule(post, key, queue=advice.queue, key=key, rule={"jitter": seconds})
-            done[key] = seconds
+            before = {**done.jitter_before, key: advice.jitter_before[key]}
+            done = structs.replace(done, jitter={**done.jitter, key: seconds}, jitter_before=before)
     finally:
-        if done:
-            part = structs.replace(advice, jitter=done, jitter_before={key: advice.jitter_before[key] for key in done})
-            record(part)
-            undo = ActionUndo(f"Set the jitter back: {'; '.join(part.undo.splitlines())}")
-            post.log_action(_logged(part, "save_schedule", undo))
+        if done.can_be_applied:
+            record(done)
+            post.log_action(_logged(done))
 
 
-def _logged(advice: Advice, action: str, undo: ActionUndo) -> LoggedAction:
+def _logged(done: Advice) -> LoggedAction:
+    undo = "; ".join(done.undo.splitlines())
+    if done.jitter:
+        action, how = "save_schedule", ActionUndo(f"Set the jitter back: {undo}")
+    elif done.group:
+        action, how = "pause_group", ActionUndo(f"Resume the group: {undo}")
+    else:
+        action, how = "configure", ActionUndo.of("configure", done.before)
     return LoggedAction(
-        user=process_user(), via="advice", action=action, queue=advice.queue, ok=True, text=advice.title,
-        python=advice.call if advice.settings else "", command="" if advice.settings else advice.call, undo=undo,
+        user=process_user(), via="advice", action=action, queue=done.queue, ok=True, text=done.title,
+        python="" if done.jitter else "; ".join(done.call.splitlines()), command=done.call if done.jitter else "",
+        undo=how,
     )  # fmt: skip
 
 

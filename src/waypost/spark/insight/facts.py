@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from waypost.policy import PolicyRecord
 from waypost.spark.delta.parquet import read_rows
 from waypost.spark.delta.steps import COLUMNS
-from waypost.spark.insight.advice import TEXT, TEXT_OF_VALUE, Bodies, Facts, FieldValue, ScheduledRun
+from waypost.spark.insight.advice import TEXT, TEXT_OF_VALUE, Bodies, Facts, FieldValue, GroupChange, ScheduledRun
 from waypost.spark.insight.lake_history import (
     Rows,
     Window,
@@ -55,16 +54,33 @@ def read_facts(
     schedules: Mapping[str, float] | None = None,
     target: str | None = None,
     bodies: Bodies | None = None,
+    types: Any = None,
 ) -> Facts:
-    """Return what a lake has of a queue in a window. `steps` are those of the lake, for how much each run loaded."""
-    deliveries = sorted(to_deliveries(read_deliveries(lake, window)), key=lambda row: row.claimed_ms)
+    """Return what a lake has of a queue in a window. `steps` are those of the lake, for how much each run loaded.
+
+    `types` are those of messages, from `read_types`.
+    """
+    deliveries = sorted(to_deliveries(read_deliveries(lake, window), types), key=lambda row: row.claimed_ms)
     letters = read_letters(lake, window)
     now = max([row.ended_ms for row in deliveries] + [at for at, _ in letters], default=0)
     return Facts(
         window.queue, policy, read_changes(lake, window.queue), deliveries, read_scheduled(lake, window),
         dict(schedules or {}), letters, now, count_run_events(steps, window.queue), count_not_seen(lake, window.queue),
-        bodies, read_pauses(lake, window), read_never_claimed(lake, window.queue, now), target,
+        bodies, read_group_changes(lake, window.queue), read_pauses(lake, window),
+        read_never_claimed(lake, window.queue, now), target,
     )  # fmt: skip
+
+
+def read_group_changes(lake: Rows, queue: str) -> dict[str, GroupChange]:
+    """Return which groups of a queue were paused or resumed, and when last."""
+    chosen = (ds.field("queue") == queue) & (ds.field("event") == "configured") & ds.field("group").is_valid()
+    rows = lake.arrow(BRONZE_JOURNAL, ["at_ms", "number", "group", "cause"], chosen)
+    found: dict[str, GroupChange] = {}
+    for row in sorted(rows.to_pylist(), key=lambda row: row["number"]):
+        own = dict(part.split("=", 1) for part in (row["cause"] or "").split(" ") if "=" in part)
+        if "own_paused" in own:
+            found[row["group"]] = GroupChange(row["at_ms"], own["own_paused"] == "True")
+    return found
 
 
 def count_not_seen(lake: Rows, queue: str) -> int:
@@ -161,36 +177,53 @@ def read_bodies(spark: SparkSession, lake: Lake, window: Window) -> Bodies | Non
     schema = Lake(root, steps=f"{STEPS}/{folder_of(queue)}", tables=()).state.schema
     ingested = Ingest(spark, root, queue, schema=None if schema is None else read_schema(schema)).rows()
     text = TEXT if schema is None else TEXT_OF_VALUE
-    dead = _dead_ids(lake, queue)
+    dead = _deaths(lake, queue)
     if dead.num_rows == 0:
         return None
     died = spark.createDataFrame(dead).withColumnRenamed("message_id", "id").withColumn("died", f.lit(1))
     published = f.col("published_ms")
     ingested = ingested.where((published >= window.since_ms) & (published < window.until_ms))
-    bodies = ingested.selectExpr("id", f"{text} AS text").join(f.broadcast(died), "id", "left").na.fill({"died": 0})
-    bodies = bodies.selectExpr("died", "try_parse_json(text) AS body").cache()
+    bodies = ingested.selectExpr("id", "`group`", f"{text} AS text").join(f.broadcast(died), "id", "left")
+    bodies = (
+        bodies.na.fill({"died": 0}).selectExpr("died", "died_ms", "`group`", "try_parse_json(text) AS body").cache()
+    )
     try:
         total = bodies.agg(f.count("*").alias("messages"), f.sum("died").alias("dead")).collect()[0]
         # An array has positions instead of names; values that are objects or arrays are no shape by themselves.
         fields = (
             bodies.where("schema_of_variant(body) LIKE 'OBJECT<%'")
-            .selectExpr("died", "explode(from_json(to_json(body), 'map<string,variant>')) AS (name, found)")
-            .selectExpr("died", "name", "to_json(found) AS value")
+            .selectExpr("*", "explode(from_json(to_json(body), 'map<string,variant>')) AS (name, found)")
+            .selectExpr("died", "died_ms", "`group`", "name", "to_json(found) AS value")
             .where(f"length(value) <= {VALUE_CHARACTERS_MAX} AND value NOT LIKE '{{%' AND value NOT LIKE '[%'")
             .groupBy("name", "value")
-            .agg(f.count("*").alias("messages"), f.sum("died").alias("dead"))
+            .agg(
+                f.count("*").alias("messages"), f.sum("died").alias("dead"), f.max("died_ms").alias("died_ms"),
+                # All of them have the same group, or this is null.
+                f.expr("CASE WHEN count(`group`) = count(*) AND min(`group`) = max(`group`) THEN min(`group`) END")
+                .alias("only_group"),
+            )
             .where("dead > 0")
             .orderBy(f.desc("dead"), "name", "value")
             .limit(VALUES_MAX)
-        )
-        values = tuple(FieldValue(row["name"], row["value"], row["messages"], row["dead"]) for row in fields.collect())
+        ).collect()  # fmt: skip
+        known = sorted({row["only_group"] for row in fields if row["only_group"] is not None})
+        counted = bodies.where(f.col("group").isin(known)).groupBy("group").count().collect() if known else []
+        sizes = {row["group"]: row["count"] for row in counted}
     finally:
         bodies.unpersist()
+    values = tuple(
+        FieldValue(
+            row["name"], row["value"], row["messages"], row["dead"],
+            row["only_group"] if sizes.get(row["only_group"]) == row["messages"] else None, row["died_ms"] or 0,
+        )
+        for row in fields
+    )  # fmt: skip
     return Bodies(total["messages"], total["dead"] or 0, values, text, window.since_ms)
 
 
-def _dead_ids(lake: Lake, queue: str) -> Any:
-    """Return the ids of messages that died, once each, as an Arrow table."""
+def _deaths(lake: Lake, queue: str) -> Any:
+    """Return the ids of messages that died, once each, with the time of their last death, as an Arrow table."""
     chosen = (ds.field("queue") == queue) & (ds.field("event") == "dead") & ds.field("message_id").is_valid()
-    rows = lake.arrow(BRONZE_JOURNAL, ["message_id"], chosen)
-    return pa.table({"message_id": pc.unique(rows.column("message_id"))})
+    rows = lake.arrow(BRONZE_JOURNAL, ["message_id", "at_ms"], chosen)
+    deaths = rows.group_by("message_id").aggregate([("at_ms", "max")])
+    return pa.table({"message_id": deaths.column("message_id"), "died_ms": deaths.column("at_ms_max")})

@@ -22,6 +22,8 @@ from waypost.spark.insight.queue_model import UNKNOWN, Arrival, Attempt, Attempt
 
 #: Recorded waits beside free slots that are kept to draw from, and attempts after each error.
 DRAWN_MAX: Final = 10_000
+#: Attempts after an error of a type are drawn from if there are so many of them, otherwise those of all types.
+DRAWN_OF_TYPE_MIN: Final = 20
 #: A worker that ended this shortly before the history is taken to go on.
 GOES_ON_MS: Final = 60_000
 #: A worker is taken to be there for so long after its last end: it had to look for work to learn that there is none.
@@ -64,6 +66,26 @@ class Delivery(NamedTuple):
     run_ms: int
     reason: str | None = None
     error_type: str | None = None
+    #: The type of the message; None where messages were not ingested, because the journal does not have it.
+    type_name: str | None = None
+
+
+#: The columns of `silver/deliveries` among them.
+RECORDED: Final = Delivery._fields[:-1]
+
+
+@dataclass(frozen=True, slots=True)
+class TypeRuns:
+    """What was recorded of the messages of a type; None for those whose type is not known. Times are milliseconds."""
+
+    type_name: str | None
+    messages: int
+    deliveries: int
+    failed: int
+    run_p50_ms: float
+    run_p95_ms: float
+    run_p999_ms: float
+    wait_p95_ms: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +117,8 @@ class History:
     backlog_ms: tuple[int, ...] = ()
     #: The part of the claims whose messages waited while a worker was missing that had crashed.
     crash_share: float = 0.0
+    #: By the types of messages, the one with the longest runs first; empty if no type is known.
+    types: tuple[TypeRuns, ...] = ()
 
     @property
     def begin_ms(self) -> int:
@@ -126,7 +150,7 @@ def build_history(
     rows = sorted(without_claims_ahead(recorded, slots), key=lambda row: (row.message_id, row.claim))
     loads = _Load(rows)
     slowdown = find_slowdown([(loads.at_claim(row), row.run_ms) for row in rows if row.outcome == "done"])
-    arrivals, followers = _arrivals(rows, loads)
+    arrivals, followers, followers_by_type = _arrivals(rows, loads)
     lease = policy.lease_ms or DEFAULT_POLICY.lease_ms or 0
     renews = find_renewals(rows, lease)
     claims = sorted(rows, key=lambda row: (row.claimed_ms, row.message_id))
@@ -135,20 +159,26 @@ def build_history(
         tuple(row.claimed_ms - row.wait_ms for row in claims), tuple(row.wait_ms for row in claims), workers,
         Surroundings(
             () if policy.rate_count is not None else _pickups(claims, loads, workers.capacity), followers,
-            () if renews else _long_runs(rows, lease), lease, slowdown,
+            () if renews else _long_runs(rows, lease), lease, slowdown, followers_by_type,
         ),
         policy, renews, tuple(pauses), tuple(sorted(never_claimed_ms)),
-        find_crash_share(rows, lease) if renews else 0.0,
+        find_crash_share(rows, lease) if renews else 0.0, find_types(rows),
     )  # fmt: skip
 
 
 # ---- messages -----------------------------------------------------------------------------------------------
 
 
-def _arrivals(rows: Sequence[Delivery], loads: _Load) -> tuple[list[Arrival], dict[str | None, Sequence[Attempt]]]:
-    """Return messages with their attempts, and by error type the attempts that followed one. Rows are in order."""
+def _arrivals(
+    rows: Sequence[Delivery], loads: _Load
+) -> tuple[list[Arrival], dict[str | None, Sequence[Attempt]], dict[tuple[str, str | None], Sequence[Attempt]]]:
+    """Return messages with their attempts, and the attempts that followed an error: by it, and by type and error.
+
+    Rows are in order.
+    """
     found: list[Arrival] = []
     followers: dict[str | None, list[Attempt]] = defaultdict(list)
+    by_type: dict[tuple[str, str | None], list[Attempt]] = defaultdict(list)
     attempts: list[Attempt] = []
     for number, row in enumerate(rows):
         # After a redrive its counts begin anew: it is another message to the queue.
@@ -158,13 +188,45 @@ def _arrivals(rows: Sequence[Delivery], loads: _Load) -> tuple[list[Arrival], di
         following = rows[number + 1] if number + 1 < len(rows) else None
         goes_on = following is not None and following.message_id == row.message_id and following.cause != "redriven"
         attempt = _attempt(row, following if goes_on else None, loads.at_claim(row))
-        if attempts and attempts[-1].end == "failed" and len(followers[attempts[-1].error]) < DRAWN_MAX:
-            followers[attempts[-1].error].append(attempt)
+        if attempts and attempts[-1].end == "failed":
+            error = attempts[-1].error
+            if len(followers[error]) < DRAWN_MAX:
+                followers[error].append(attempt)
+            if row.type_name is not None and len(by_type[row.type_name, error]) < DRAWN_MAX:
+                by_type[row.type_name, error].append(attempt)
         attempts.append(attempt)
         if not goes_on:
             priority = PRIORITY_DEFAULT if first.priority is None else first.priority
-            found.append(Arrival(first.claimed_ms - first.wait_ms, tuple(attempts), priority, first.group))
-    return found, dict(followers)
+            ready = first.claimed_ms - first.wait_ms
+            found.append(Arrival(ready, tuple(attempts), priority, first.group, first.type_name))
+    of_types: dict[tuple[str, str | None], Sequence[Attempt]] = {
+        key: pool for key, pool in by_type.items() if len(pool) >= DRAWN_OF_TYPE_MIN
+    }
+    return found, dict(followers), of_types
+
+
+def find_types(rows: Iterable[Delivery]) -> tuple[TypeRuns, ...]:
+    """Return what was recorded by the types of messages; nothing if no type is known."""
+    by_type: dict[str | None, list[Delivery]] = defaultdict(list)
+    for row in rows:
+        by_type[row.type_name].append(row)
+    if not by_type.keys() - {None}:
+        return ()
+    found = []
+    for name, own in by_type.items():
+        runs, waits = sorted(row.run_ms for row in own if row.outcome == "done"), sorted(row.wait_ms for row in own)
+        found.append(
+            TypeRuns(
+                name, len({row.message_id for row in own}), len(own), sum(row.error_type is not None for row in own),
+                _share_of(runs, 0.5), _share_of(runs, 0.95), _share_of(runs, 0.999), _share_of(waits, 0.95),
+            )
+        )  # fmt: skip
+    return tuple(sorted(found, key=lambda one: (-one.run_p95_ms, one.type_name or "")))
+
+
+def _share_of(ordered: Sequence[int], share: float) -> float:
+    """Return the value that this share of the values does not exceed; 0 of none."""
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else 0.0
 
 
 def _attempt(row: Delivery, following: Delivery | None, load: int) -> Attempt:
@@ -417,10 +479,11 @@ def _long_runs(rows: Sequence[Delivery], lease_ms: int) -> tuple[int, ...]:
 
 
 def scale_traffic(
-    arrivals: Sequence[Arrival], factors: Mapping[int | None, float], *, seed: int = 0
+    arrivals: Sequence[Arrival], factors: Mapping[int | str | None, float], *, seed: int = 0
 ) -> tuple[Arrival, ...]:
-    """Return arrivals with more or less traffic: a factor for all, and for days of the week (0 is Monday, in UTC).
+    """Return arrivals with more or less traffic: a factor for all, for days of the week, and for types of messages.
 
+    Days are numbers (0 is Monday, in UTC), types are texts.
     A copy of a message comes between it and the next one, so bursts stay bursts.
     """
     random, found = Random(seed), []
@@ -428,6 +491,7 @@ def scale_traffic(
         factor = factors.get(None, 1.0)
         if len(factors) > 1 or None not in factors:
             factor *= factors.get(datetime.fromtimestamp(one.ready_ms / 1000, UTC).weekday(), 1.0)
+            factor *= 1.0 if one.type_name is None else factors.get(one.type_name, 1.0)
         copies = int(factor) + (random.random() < factor - int(factor))
         gap = arrivals[number + 1].ready_ms - one.ready_ms if number + 1 < len(arrivals) else 0
         for copy in range(copies):

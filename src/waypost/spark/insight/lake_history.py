@@ -11,8 +11,8 @@ import pyarrow.dataset as ds
 from msgspec import Struct
 
 from waypost.errors import InvalidInput
-from waypost.policy import PolicyRecord
-from waypost.spark.insight.history import Delivery, History, build_history
+from waypost.policy import GROUP_FIELDS, PolicyRecord
+from waypost.spark.insight.history import RECORDED, Delivery, History, build_history
 from waypost.spark.lake.lake import Lake, State
 from waypost.spark.lake.tables import BRONZE_JOURNAL, SILVER_DELIVERIES, SILVER_OPEN_MESSAGES, LakeTable
 from waypost.values import FINAL_EVENTS
@@ -20,7 +20,7 @@ from waypost.values import FINAL_EVENTS
 #: Deliveries of a history at most, the newest: more of them say the same, and take a minute to serve.
 DELIVERIES_MAX: Final = 1_000_000
 #: Settings of a queue that its waits depend on.
-SERVING: Final = ("lease_ms", "max_deliveries", "max_running", "rate_count", "rate_per_ms")
+SERVING: Final = ("lease_ms", "max_deliveries", "max_running", "rate_count", "rate_per_ms", *sorted(GROUP_FIELDS))
 
 
 class Rows(Protocol):
@@ -46,7 +46,7 @@ class Window(Struct, frozen=True):
     until_ms: int = 2**53
 
 
-def read_deliveries(lake: Rows, window: Window, columns: Iterable[str] = Delivery._fields) -> Any:
+def read_deliveries(lake: Rows, window: Window, columns: Iterable[str] = RECORDED) -> Any:
     """Return the ended deliveries of a window as an Arrow table; those whose claim was not seen are left out."""
     chosen = (
         (ds.field("queue") == window.queue)
@@ -142,9 +142,26 @@ def read_pauses(lake: Rows, window: Window) -> list[tuple[int, int]]:
     return [(begin, end) for begin, end in found if end >= window.since_ms]
 
 
-def to_deliveries(rows: Any) -> list[Delivery]:
-    """Return rows of an Arrow table as deliveries."""
-    return [Delivery(*row) for row in zip(*(rows.column(name).to_pylist() for name in Delivery._fields), strict=True)]
+def read_types(lake: Lake, queue: str) -> Any:
+    """Return the types of messages that were ingested into a lake, as an Arrow table; None if there are none."""
+    from waypost.spark.lake.ingest import STEPS, folder_of
+
+    name = folder_of(queue)
+    if name not in lake.files.folders(STEPS):
+        return None
+    table = LakeTable(f"messages/{name}", {"id": "STRING", "type_name": "STRING"})
+    ingested = Lake(lake.files.address, steps=f"{STEPS}/{name}", tables=(table,))
+    rows = ingested.arrow(table, ["id", "type_name"], ds.field("type_name").is_valid())
+    return rows if rows.num_rows else None
+
+
+def to_deliveries(rows: Any, types: Any = None) -> list[Delivery]:
+    """Return rows of an Arrow table as deliveries, with the types of their messages from `read_types`."""
+    columns = [rows.column(name).to_pylist() for name in RECORDED]
+    if types is not None:
+        places = pc.index_in(rows.column("message_id"), value_set=types.column("id").combine_chunks())
+        columns.append(types.column("type_name").take(places).to_pylist())
+    return [Delivery(*row) for row in zip(*columns, strict=True)]
 
 
 def read_history(lake: Lake, window: Window, policy: PolicyRecord) -> History:
@@ -155,7 +172,7 @@ def read_history(lake: Lake, window: Window, policy: PolicyRecord) -> History:
             f"the lake {lake.files.address} has no queue {window.queue}; it has {_names(known)}: run "
             "`waypost pipeline run` first"
         )
-    deliveries = to_deliveries(read_deliveries(lake, window))
+    deliveries = to_deliveries(read_deliveries(lake, window), read_types(lake, window.queue))
     now = max((row.ended_ms for row in deliveries), default=0)
     return build_history(
         window.queue, deliveries, policy=policy, pauses=read_pauses(lake, window),

@@ -58,6 +58,8 @@ class Arrival:
     attempts: tuple[Attempt, ...]
     priority: int = PRIORITY_DEFAULT
     group: str | None = None
+    #: The type of the message, where it is known.
+    type_name: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,8 @@ class Surroundings:
     recorded_lease_ms: int = 60_000
     #: By how much a run takes longer for each further delivery that is under way.
     slowdown: float = 0.0
+    #: The same as `followers` by the type of the message and the error, where enough of them are known.
+    followers_by_type: dict[tuple[str, str | None], Sequence[Attempt]] = field(default_factory=dict)
 
 
 NO_SURROUNDINGS: Final = Surroundings()
@@ -380,7 +384,11 @@ class _Server:
         self.position[message] += 1
         if self.position[message] < len(self.arrivals[message].attempts):
             return
-        pool = self.surroundings.followers.get(attempt.error) if attempt.end == "failed" else None
+        pool: Sequence[Attempt] | None = None
+        if attempt.end == "failed":
+            type_name, around = self.arrivals[message].type_name, self.surroundings
+            pool = None if type_name is None else around.followers_by_type.get((type_name, attempt.error))
+            pool = pool or around.followers.get(attempt.error)
         if pool:
             self.drawn[message] = pool[int(self.random.random() * len(pool))]
         else:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from waypost.spark.insight.history import Delivery
+from waypost.spark.insight.history import RECORDED
 from waypost.spark.lake.lake import Lake, State
 from waypost.spark.lake.tables import (
     BRONZE_JOURNAL,
@@ -28,8 +28,8 @@ CLAIMS_TOGETHER_MAX: Final = 1_000_000
 #: The events that advice and models read, and the columns of each table.
 EVENTS: Final = ("configured", "paused", "resumed", "dead", "redriven", "dead_trimmed")
 COLUMNS: Final[Mapping[str, Sequence[str]]] = {
-    BRONZE_JOURNAL.name: ("queue", "at_ms", "number", "event", "cause"),
-    SILVER_DELIVERIES.name: ("queue", *Delivery._fields),
+    BRONZE_JOURNAL.name: ("queue", "at_ms", "number", "event", "group", "cause"),
+    SILVER_DELIVERIES.name: ("queue", *RECORDED),
     SILVER_MESSAGES.name: ("queue", "message_id", "schedule", "published_ms", "due_ms", "claimed_ms", "ended_ms"),
     SILVER_OPEN_MESSAGES.name: (
         "queue", "message_id", "schedule", "published_ms", "due_ms", "claimed_ms", "ended_ms", "claimed",

@@ -20,7 +20,17 @@ import msgspec
 from waypost.errors import InvalidInput
 from waypost.policy import PolicyRecord
 from waypost.spark.insight.lake_history import SERVING, Window, changed_ms, read_changes, read_history
-from waypost.spark.insight.whatif import Answer, Outcome, Scenario, answer, check_fit, check_scenario, run_scenario
+from waypost.spark.insight.whatif import (
+    Answer,
+    Outcome,
+    Scenario,
+    answer,
+    check_fit,
+    check_scenario,
+    check_types,
+    parse_traffic,
+    run_scenario,
+)
 from waypost.spark.lake.lake import Lake
 from waypost.spark.source.bulk import open_bulk
 from waypost.spark.source.credentials import Place
@@ -71,6 +81,8 @@ def simulate(
     fit = check_fit(history)
     if not fit.is_good:
         return answer(history, {}, fit)
+    for one in scenarios:
+        check_types(history, parse_traffic(one.traffic))
     if spark is None or len(scenarios) == 1:
         return answer(history, dict(serve_here(history, scenarios)), fit)
     return answer(history, serve_as_tasks(spark, place, window, known, scenarios), fit)

@@ -26,7 +26,7 @@ from waypost.policy import (
     RetryPolicy,
     policy_changes,
 )
-from waypost.spark.insight.history import History, scale_traffic
+from waypost.spark.insight.history import History, TypeRuns, scale_traffic
 from waypost.spark.insight.queue_model import Arrival, Capacity, Served, Settings, serve
 
 #: The model may be off by this part of the recorded 95th percentile, or by this time: no one adds workers for that.
@@ -43,9 +43,16 @@ SAMPLES_LEFT_OUT: Final = 0.05
 DAYS_MIN: Final = 4
 BLOCKS: Final = 12
 DAY_MS: Final = 86_400_000
+#: Where the types of messages come from.
+TYPES_NEEDED: Final = (
+    "The journal does not have the types of messages: ingest them (`waypost pipeline ingest`; the queue needs "
+    "journal=full)"
+)
 #: The most workers that are tried to reach a target.
 WORKERS_MAX: Final = 4_096
 DAYS: Final = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
+#: How traffic of a type of messages is given.
+TYPE_PREFIX: Final = "type:"
 RETRIES: Final[dict[str, type[Any]]] = {
     "exponential": Exponential, "linear": Linear, "constant": Constant, "none": NoRetry,
 }  # fmt: skip
@@ -89,6 +96,15 @@ class Fit(Struct, frozen=True):
         return compared if self.problem is None else f"{compared}: {self.problem}"
 
 
+class TypeWaits(Struct, frozen=True):
+    """The waits of the messages of a type; None for those whose type is not known."""
+
+    type_name: str | None
+    claims: int
+    p50_ms: float
+    p95_ms: float
+
+
 class Outcome(Struct, frozen=True):
     """What the model says of one scenario. Times are in milliseconds."""
 
@@ -114,6 +130,8 @@ class Outcome(Struct, frozen=True):
     backlog_gone_ms: float | None = None
     #: Whether a target was reached.
     reached: bool | None = None
+    #: By the types of messages, where they are known.
+    types: tuple[TypeWaits, ...] = ()
 
 
 class Answer(Struct, frozen=True):
@@ -132,6 +150,8 @@ class Answer(Struct, frozen=True):
     outcomes: tuple[Outcome, ...] = ()
     #: What to know when reading the outcomes.
     notes: tuple[str, ...] = ()
+    #: What was recorded by the types of messages; empty if no type is known.
+    types: tuple[TypeRuns, ...] = ()
 
 
 # ---- texts --------------------------------------------------------------------------------------------------
@@ -166,16 +186,23 @@ def parse_retry(text: str) -> RetryPolicy:
     return policy
 
 
-def parse_traffic(text: str) -> dict[int | None, float]:
-    """Return factors of traffic by day of the week, None for all, from `2x`, `friday=2x` or `1.5x,monday=3x`."""
-    factors: dict[int | None, float] = {}
+def parse_traffic(text: str) -> dict[int | str | None, float]:
+    """Return factors of traffic: None for all, a number for a day of the week, a text for a type of messages.
+
+    They are given as `2x`, `friday=2x`, `type:shop.Order=2x` or `1.5x,monday=3x`.
+    """
+    factors: dict[int | str | None, float] = {}
     for part in text.split(","):
         day, separator, value = part.strip().rpartition("=")
-        number = None
-        if separator:
+        number: int | str | None = None
+        if day.startswith(TYPE_PREFIX):
+            number = day.removeprefix(TYPE_PREFIX)
+        elif separator:
             found = [place for place, name in enumerate(DAYS) if len(day) >= 3 and name.startswith(day.lower())]
             if not found:
-                raise InvalidInput(f"traffic of a day is as in friday=2x, not {part.strip()!r}")
+                raise InvalidInput(
+                    f"traffic of a day is as in friday=2x, not {part.strip()!r}; of a type as in type:shop.Order=2x"
+                )
             number = found[0]
         try:
             factor = float(value.strip().lower().removesuffix("x"))
@@ -283,6 +310,15 @@ def run_scenario(history: History, scenario: Scenario, *, seed: int = 0) -> Outc
     return structs.replace(_outcome(history, arrivals, scenario, high, seed), reached=reaches(high))
 
 
+def check_types(history: History, factors: Mapping[int | str | None, float]) -> None:
+    """Refuse more traffic of a type that the history does not have."""
+    known = [one.type_name for one in history.types if one.type_name is not None]
+    for name in factors:
+        if isinstance(name, str) and name not in known:
+            there = f"the types are {', '.join(known[:20])}" if known else f"no type is known. {TYPES_NEEDED}"
+            raise InvalidInput(f"no message of type {name!r} was recorded in queue {history.queue}; {there}")
+
+
 def _outcome(
     history: History, arrivals: Sequence[Arrival], scenario: Scenario, workers: int | None, seed: int
 ) -> Outcome:
@@ -299,8 +335,22 @@ def _outcome(
         scenario, workers or history.workers.count, slots, p50, p95, p99, min(low, p95), max(high, p95), served.claims,
         served.counts["done"], served.counts["dead"], served.counts["failed"], served.counts["expired"],
         served.waiting_max, min(1.0, served.busy_ms / (slots * length)),
-        time_to_drain(history, arrivals, settings, seed=seed),
+        time_to_drain(history, arrivals, settings, seed=seed), types=waits_by_type(history, arrivals, served),
     )  # fmt: skip
+
+
+def waits_by_type(history: History, arrivals: Sequence[Arrival], served: Served) -> tuple[TypeWaits, ...]:
+    """Return the waits by the types of messages, in the order of the history."""
+    if not history.types:
+        return ()
+    waits: dict[str | None, list[float]] = {}
+    for message, wait in zip(served.message, served.wait_ms, strict=True):
+        waits.setdefault(arrivals[message].type_name, []).append(wait)
+    return tuple(
+        TypeWaits(one.type_name, len(own), share_of(own, 0.5), share_of(own, 0.95))
+        for one in history.types
+        if (own := waits.get(one.type_name))
+    )
 
 
 def interval(served: Served, share: float = 0.95) -> tuple[float, float]:
@@ -360,7 +410,7 @@ def answer(history: History, outcomes: Mapping[int, Outcome], fit: Fit) -> Answe
     return Answer(
         history.queue, fit, history.workers.count, history.workers.concurrency, len(history.backlog_ms),
         history.begin_ms, history.end_ms, round(history.surroundings.slowdown, 4),
-        tuple(outcomes[place] for place in sorted(outcomes)) if fit.is_good else (), tuple(notes),
+        tuple(outcomes[place] for place in sorted(outcomes)) if fit.is_good else (), tuple(notes), history.types,
     )  # fmt: skip
 
 

@@ -51,7 +51,11 @@ class Audit(msgspec.Struct, frozen=True):
         parts = [f"{self.requested:,} asked"]
         parts += [f"{count:,} {name}" for name in ENDS if (count := self.ended.get(name))]
         names = {"known": "known already", "gone": "not dead any more", "refused": "refused"}
-        parts += [f"{count:,} {text}" for name, text in names.items() if (count := self.sent.get(name))]
+        if "redriven" in self.sent:
+            # These letters have ended, or not, as the others have: others redrove or purged them.
+            names = {"gone": "not by this redrive", "unsure": "perhaps not by this redrive"}
+        of_them = "of them " if "redriven" in self.sent else ""
+        parts += [f"{of_them}{count:,} {text}" for name, text in names.items() if (count := self.sent.get(name))]
         if duplicates := self.sent.get("duplicate"):
             parts.append(f"{duplicates:,} with a key in use")
         if self.not_ended:
@@ -76,7 +80,7 @@ def audit(records: Records, lake: Lake, place: Place) -> Audit:
             events = newest_states(lake, bulk, queue, ids)
             ended.update(Counter(state for state in events.column("state").to_pylist() if state in ENDS))
             found += events.num_rows
-    sent = sum(state.counts.get(name, 0) for name in ("queued", "delayed", "redriven"))
+    sent = sum(state.counts.get(name, 0) for name in ("queued", "delayed", "redriven", "unsure"))
     return Audit(
         records.name, state.phase, plan.counts, plan.rows, state.next_row, state.counts, dict(sorted(ended.items())),
         max(0, found - ended.total()), max(0, sent - found), state.reasons,

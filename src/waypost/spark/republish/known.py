@@ -6,7 +6,7 @@ store's journal, behind the last event that the lake has.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -19,6 +19,7 @@ from waypost.errors import InvalidInput, StoreFailed
 from waypost.operations.flow import Flow, Together
 from waypost.spark.lake.keys import EVENT_COLUMNS, published_keys, read_keys
 from waypost.spark.lake.lake import Lake, Seen
+from waypost.spark.lake.tables import BRONZE_JOURNAL
 from waypost.spark.source.bulk import Bulk
 from waypost.times import format_datetime, to_datetime
 
@@ -28,6 +29,8 @@ LEVELS: Final = ("all", "full")
 LOCATED_TOGETHER: Final = 64
 #: What is read of events behind the lake: their keys, and changes of how much is journalled.
 TAIL_COLUMNS: Final = (*EVENT_COLUMNS, "cause")
+#: What is read of events that may have redriven a letter.
+REDRIVEN_COLUMNS: Final = ("message_id", "event", "number", "operation_id")
 #: Keys of other backfills count from this long before a plan was made: planning takes time, and clocks differ.
 OTHERS_MS: Final = 24 * 3_600_000
 
@@ -248,6 +251,41 @@ def find_sent(lake: Lake, bulk: Bulk, post: Waypost, doubt: Doubt) -> set[str]:
             "Choose with --in-doubt send (some may come twice) or --in-doubt skip (some may be missing)"
         )
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """The letters of a chunk in doubt that were redriven by it, and whether there may be more of them."""
+
+    redriven: Set[str] = frozenset()
+    may_miss: bool = False
+
+
+NOTHING_EARLIER: Final = Earlier()
+
+
+def find_redriven(
+    lake: Lake, bulk: Bulk, queue: str, ids: Sequence[str], after: int, sessions: Sequence[str]
+) -> Earlier:
+    """Return which letters these sessions have redriven after an event of the journal: by the lake, and behind it."""
+    wanted, level = pa.array(ids, pa.string()), 0
+    mine = (pc.field("event") == "redriven") & pc.is_in(pc.field("message_id"), value_set=wanted)
+    columns = ["message_id", "operation_id"]
+    parts = [lake.arrow(BRONZE_JOURNAL, columns, (pc.field("queue") == queue) & (pc.field("number") > after) & mine)]
+    start, newest = max(after, lake.state.offsets.get(queue, 0)), bulk.bounds(queue)[1]
+    batches = bulk.journal(queue, start, newest, (*REDRIVEN_COLUMNS, "cause")) if newest > start else ()
+    for batch in batches:
+        level = max(level, find_level(batch))
+        parts.append(pa.Table.from_batches([batch]).filter(mine).select(columns))
+    # An operation is named by its session and its number.
+    found = {
+        id
+        for part in parts
+        for id, operation in zip(*(part.column(name).to_pylist() for name in columns), strict=True)
+        if operation is not None and operation.partition(".")[0] in sessions
+    }
+    is_open = not bulk.unnumbered(queue).isdisjoint(ids)
+    return Earlier(found, is_open or find_loss(lake, bulk, queue, after, level) is not None)
 
 
 def _in_store(post: Waypost, queue: str, ids: Sequence[str]) -> list[str]:

@@ -54,12 +54,16 @@ class Publisher:
         self._write = WriteOptions(place, queue, None, "keep", 0, 0.0, is_json=plan.is_json, redact=link.options.redact)
         self._body_type = StructType.fromJson(json.loads(plan.body_type or "{}"))["body"].dataType
 
-    def begin_chunk(self) -> int:
-        """Check that all keys are known that were published since the plan was made; return the newest event."""
+    def intend(self, rows: pa.Table, first: int, at_ms: int) -> Intent:
+        """Check that all keys are known that were published since the plan was made."""
         newest = self._sender.journal_newest()
         self._read_on()
         self._check_history()
-        return newest
+        return Intent(first, rows.num_rows, at_ms, newest)
+
+    def resume(self, intent: Intent) -> Intent:
+        """Return the same: the messages of a chunk are known by their ids."""
+        return intent
 
     def settle(self, rows: pa.Table, intent: Intent, is_in_doubt: bool) -> Sent:
         """Publish the rows of a chunk; part of them if a stop is asked for."""

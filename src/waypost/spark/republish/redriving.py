@@ -1,7 +1,8 @@
 """Redriving dead letters in the store; or publishing copies to another queue, while the letters stay dead.
 
 A letter is meant as it was when it was chosen: by its id and its token, which grows with every claim. One that was
-redriven meanwhile and died again is left alone, so a chunk that is sent twice redrives nothing twice.
+redriven meanwhile and died again is left alone, so a chunk that is sent twice redrives nothing twice. After a kill the
+journal tells which letters of the chunk this plan has redriven, by the sessions that were recorded before.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
+from msgspec.structs import replace
 
 from waypost import codec
 from waypost.client.internals import context_of, run_flow
@@ -19,7 +22,7 @@ from waypost.operations.flow import Flow, Together
 from waypost.policy import CHUNK_MESSAGES_MAX
 from waypost.redaction import find_redact, journal_copy
 from waypost.spark.republish.ids import HEADER
-from waypost.spark.republish.known import LOCATED_TOGETHER
+from waypost.spark.republish.known import LOCATED_TOGETHER, NOTHING_EARLIER, Earlier, find_redriven
 from waypost.spark.republish.pace import Pace
 from waypost.spark.republish.run import Sent
 from waypost.spark.republish.sending import Link, Sender
@@ -66,9 +69,22 @@ class Redriver:
         self._sender = None if target is None else Sender(link, target)
         self._paces: dict[str, Pace] = {}
 
-    def begin_chunk(self) -> int:
-        """Return the newest event of the journal that copies go to; a letter itself is known by its token."""
-        return 0 if self._sender is None else self._sender.journal_newest()
+    def intend(self, rows: pa.Table, first: int, at_ms: int) -> Intent:
+        """Return the newest events of the journals that copies go to, or that letters are redriven in."""
+        if self._sender is not None:
+            return Intent(first, rows.num_rows, at_ms, self._sender.journal_newest())
+        newest = {queue: self._link.bulk.bounds(queue)[1] for queue in pc.unique(rows.column("queue")).to_pylist()}
+        return Intent(first, rows.num_rows, at_ms, 0, newest, (self._session,))
+
+    def resume(self, intent: Intent) -> Intent:
+        """Return a chunk in doubt with this session too: it may redrive letters of it, and be killed."""
+        if self._sender is not None or self._session in intent.sessions:
+            return intent
+        return replace(intent, sessions=(*intent.sessions, self._session))
+
+    @property
+    def _session(self) -> str:
+        return context_of(self._link.post).session.id.hex()
 
     def settle(self, rows: pa.Table, intent: Intent, is_in_doubt: bool) -> Sent:
         """Redrive or copy the letters of a chunk; part of them if a stop is asked for."""
@@ -76,7 +92,7 @@ class Redriver:
         was_sent: set[str] = set()
         if is_in_doubt and self._sender is not None:
             was_sent = self._sender.find_sent([letter_key(one) for one in letters], intent)
-        sent, published = Sent(), list[str]()
+        sent, published, earlier = Sent(), list[str](), dict[str, Earlier]()
         while sent.rows < len(letters) and not self._link.stop.is_set():
             queue = letters[sent.rows][0]
             pace = self._pace(queue)
@@ -84,7 +100,9 @@ class Redriver:
             size = min(pace.slice_rows, CHUNK_MESSAGES_MAX)
             part = [one for one in letters[sent.rows : sent.rows + size] if one[0] == queue]
             if self._sender is None:
-                self._redrive(queue, part, sent)
+                if is_in_doubt and queue not in earlier:
+                    earlier[queue] = self._find_earlier(queue, [one[1] for one in letters if one[0] == queue], intent)
+                self._redrive(queue, part, sent, earlier.get(queue, NOTHING_EARLIER))
             elif not self._copy(self._sender, part, was_sent, sent, published):
                 break
             sent.rows += len(part)
@@ -100,14 +118,23 @@ class Redriver:
             self._paces[target] = self._link.pace(target)
         return self._paces[target]
 
-    def _redrive(self, queue: str, part: Sequence[Letter], sent: Sent) -> None:
-        dead = [one.id for one in read_letters(self._link, part)]
+    def _find_earlier(self, queue: str, ids: Sequence[str], intent: Intent) -> Earlier:
+        """Return which letters of a queue a process has redriven that was killed in this chunk."""
+        return find_redriven(self._link.lake, self._link.bulk, queue, ids, intent.queues.get(queue, 0), intent.sessions)
+
+    def _redrive(self, queue: str, part: Sequence[Letter], sent: Sent, earlier: Earlier) -> None:
+        left = [one for one in part if one[1] not in earlier.redriven]
+        dead = [one.id for one in read_letters(self._link, left)]
         moved = duplicates = 0
         if dead:
             flow = manage.redrive(context_of(self._link.post), queue, ids=dead, reason=None, limit=None, rate=None)
             found = run_flow(self._link.post, flow)
             moved, duplicates = len(found.moved), len(found.duplicates)
-        sent.counts.update(redriven=moved, duplicate=duplicates, gone=len(part) - moved - duplicates)
+        gone = len(left) - moved - duplicates
+        sent.counts.update(
+            redriven=moved + len(part) - len(left), duplicate=duplicates, gone=0 if earlier.may_miss else gone,
+            unsure=gone if earlier.may_miss else 0,
+        )  # fmt: skip
 
     def _copy(
         self, sender: Sender, part: Sequence[Letter], was_sent: set[str], sent: Sent, published: list[str]

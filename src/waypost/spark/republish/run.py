@@ -114,8 +114,12 @@ class Sent(msgspec.Struct):
 class Verb(Protocol):
     """What is done with the rows of a plan."""
 
-    def begin_chunk(self) -> int:
-        """Check that a chunk may be sent, and return the newest event of the journal before it is."""
+    def intend(self, rows: pa.Table, first: int, at_ms: int) -> Intent:
+        """Check that a chunk may be sent, and return what is to be recorded before it is."""
+        ...
+
+    def resume(self, intent: Intent) -> Intent:
+        """Return what is to be recorded before a chunk in doubt is continued."""
         ...
 
     def settle(self, rows: pa.Table, intent: Intent, is_in_doubt: bool) -> Sent:
@@ -153,11 +157,16 @@ class Runner:
                 self._records.commit("finished", replace(state, phase="finished", intent=None))
                 return self._state()
             if not in_doubt:
-                at_ms, newest = time.time_ns() // 1_000_000, self._verb.begin_chunk()
-                state = replace(state, phase="running", intent=Intent(state.next_row, chunk.num_rows, at_ms, newest))
+                intent = self._verb.intend(chunk, state.next_row, time.time_ns() // 1_000_000)
+                state = replace(state, phase="running", intent=intent)
                 self._records.commit("intent", state)
-            assert state.intent is not None
-            sent = self._verb.settle(chunk, state.intent, in_doubt)
+            else:
+                assert state.intent is not None
+                intent = self._verb.resume(state.intent)
+                if intent != state.intent:
+                    state = replace(state, intent=intent)
+                    self._records.commit("intent", state)
+            sent = self._verb.settle(chunk, intent, in_doubt)
             is_whole = sent.rows == chunk.num_rows
             # What is left of a chunk in doubt is still in doubt; what is left of another one was not sent.
             keep = state.intent if (in_doubt or sent.is_in_doubt) and not is_whole else None

@@ -50,6 +50,10 @@ class Intent(msgspec.Struct, frozen=True):
     rows: int
     at_ms: int
     journal: int
+    #: For letters that are redriven in place, the same by their queues; and the sessions that may have redriven them,
+    #: by which the journal tells these from letters that others have redriven.
+    queues: dict[str, int] = msgspec.field(default_factory=dict)
+    sessions: tuple[str, ...] = ()
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -82,7 +86,7 @@ class State(msgspec.Struct, frozen=True):
     #: Rows before this one are settled.
     next_row: int = 0
     intent: Intent | None = None
-    #: What became of the rows: queued, delayed, duplicate, known, refused; redriven, duplicate, gone.
+    #: What became of the rows: queued, delayed, duplicate, known, refused; redriven, duplicate, gone, unsure.
     counts: dict[str, int] = msgspec.field(default_factory=dict)
     #: Why rows were refused, the first of them.
     reasons: tuple[str, ...] = ()

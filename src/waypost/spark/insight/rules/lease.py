@@ -4,8 +4,19 @@ from __future__ import annotations
 
 from typing import Final
 
-from waypost.spark.insight.advice import Advice, Facts, Measured, Rule, by_message, rank, round_up_seconds, sql_text
-from waypost.spark.insight.history import find_renewals
+from waypost.spark.insight.advice import (
+    Advice,
+    Facts,
+    Measured,
+    Rule,
+    by_message,
+    count_types,
+    name_type,
+    rank,
+    round_up_seconds,
+    sql_text,
+)
+from waypost.spark.insight.history import Delivery, find_renewals
 
 KIND: Final = "lease"
 CLAIMS_MIN: Final = 100
@@ -16,19 +27,19 @@ NEAR: Final = 0.7
 FIELDS: Final = ("lease_ms",)
 
 
-def needless(facts: Facts) -> int:
-    """Return how many claims expired of messages that ended done later."""
-    found = 0
+def needless(facts: Facts) -> list[Delivery]:
+    """Return the claims that expired of messages that ended done later."""
+    found: list[Delivery] = []
     for rows in by_message(facts.deliveries).values():
         if any(row.outcome == "done" for row in rows):
-            found += sum(row.outcome == "expired" for row in rows)
+            found += [row for row in rows if row.outcome == "expired"]
     return found
 
 
 def measure(facts: Facts, subject: str) -> Measured | None:
     """Return the part of claims that expired of messages that ended done later."""
     count = len(facts.deliveries)
-    return Measured(needless(facts) / count, count) if count >= CLAIMS_MIN else None
+    return Measured(len(needless(facts)) / count, count) if count >= CLAIMS_MIN else None
 
 
 def find(facts: Facts) -> list[Advice]:
@@ -36,7 +47,8 @@ def find(facts: Facts) -> list[Advice]:
     lease_ms, measured = facts.policy.lease_ms, measure(facts, "")
     if measured is None or lease_ms is None or find_renewals(facts.deliveries, lease_ms):
         return []  # a worker that renews its leases loses them by crashes, however long they are
-    expired = needless(facts)
+    cut_off = needless(facts)
+    expired, types = len(cut_off), count_types(cut_off)
     runs = [row.run_ms for row in facts.deliveries if row.outcome == "done"]
     p999 = rank(runs, 0.999)
     if expired < EXPIRED_MIN or measured.value < SHARE_MIN or p999 < NEAR * lease_ms:
@@ -46,8 +58,9 @@ def find(facts: Facts) -> list[Advice]:
     return [
         Advice(
             KIND, facts.queue, "", f"{expired:,} leases ended before their handlers: P99.9 of run times is "
-            f"{p999 / 1000:.1f} s, the lease {lease_ms / 1000:g} s",
-            {"expired_then_done": expired, "claims": measured.sample, "run_p999_ms": round(p999), "lease_ms": lease_ms},
+            f"{p999 / 1000:.1f} s, the lease {lease_ms / 1000:g} s{name_type(cut_off)}",
+            {"expired_then_done": expired, "claims": measured.sample, "run_p999_ms": round(p999), "lease_ms": lease_ms,
+             **({"expired_by_type": types} if types else {})},
             measured.sample,
             "SELECT count(*) FROM silver_deliveries AS d JOIN silver_messages AS m "
             "ON m.queue = d.queue AND m.message_id = d.message_id "

@@ -10,7 +10,17 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Final
 
-from waypost.spark.insight.advice import DAY_MS, Advice, Facts, Measured, Rule, by_message, sql_text
+from waypost.spark.insight.advice import (
+    DAY_MS,
+    Advice,
+    Facts,
+    Measured,
+    Rule,
+    by_message,
+    count_types,
+    name_type,
+    sql_text,
+)
 from waypost.spark.insight.history import Delivery
 
 KIND: Final = "retries"
@@ -24,11 +34,12 @@ DELIVERIES_MIN: Final = 2
 
 
 class Retried:
-    """What became of messages with an error: how many died, their retries, on which days, and how many ended done."""
+    """What became of messages with an error: how many died, on which days, their retries, and how many ended done."""
 
     def __init__(self) -> None:
         self.messages = self.retries = self.helped = 0
         self.days: set[int] = set()
+        self.useless: list[Delivery] = []
 
 
 def is_dead(rows: Sequence[Delivery], limit: int | None) -> bool:
@@ -59,6 +70,7 @@ def by_error(facts: Facts) -> dict[str, Retried]:
             for row in rows[:-1]:
                 if row.outcome == "retried":
                     found[row.error_type or "unknown"].retries += 1
+                    found[row.error_type or "unknown"].useless.append(row)
     return found
 
 
@@ -97,9 +109,11 @@ def find(facts: Facts) -> list[Advice]:
         found.append(
             Advice(
                 KIND, facts.queue, error,
-                f"none of {one.retries:,} retries after {error} was successful, on {len(one.days)} days",
+                f"none of {one.retries:,} retries after {error} was successful, on {len(one.days)} days"
+                f"{name_type(one.useless)}",
                 {"error_type": error, "messages": one.messages, "retries": one.retries, "successful": 0,
-                 "days": len(one.days), "attempts_wasted": wasted},
+                 "days": len(one.days), "attempts_wasted": wasted,
+                 **({"retries_by_type": types} if (types := count_types(one.useless)) else {})},
                 one.messages,
                 "SELECT b.error_type, count(*) AS retries, sum(CASE WHEN d.outcome = 'done' THEN 1 ELSE 0 END) AS done "
                 "FROM silver_deliveries AS b JOIN silver_deliveries AS d "
