@@ -32,6 +32,7 @@ from tests.show.lakes import (
 )
 from tests.web.hostile import HOSTILE_TEXTS
 from waypost import NoRetry, Waypost
+from waypost.charts import TimeRange
 from waypost.cli.main import main
 from waypost.errors import InvalidInput
 from waypost.formatting import printable
@@ -50,8 +51,10 @@ from waypost.spark.lake.report.series import (
     POINTS_MAX,
     STACKS_MAX,
     Letters,
+    ReportData,
     View,
     build_data,
+    even_out,
     longest_waits,
     step_for,
 )
@@ -448,7 +451,7 @@ def test_late_timers_and_open_advice_are_findings(tmp_path: Path) -> None:
     assert timers.text == "Timers of refunds were claimed up to 90 s (p99) after they were due."
     assert advice.text == "1 piece of advice is open."
     assert advice.command == f"waypost pipeline advise --lake {lake} --apply"
-    assert "post.configure(&#x27;refunds&#x27;, lease=60)" in text_of(lake)
+    assert "<span>post.configure(&#x27;refunds&#x27;,</span> <span>lease=60)</span>" in text_of(lake)
 
 
 # ---- the audit -------------------------------------------------------------------------------------------------------
@@ -580,6 +583,17 @@ def test_the_command_writes_the_page_beside_the_tables_and_prints_its_path(
     assert command("--lake", str(lake), "--output", str(tmp_path / "mine.html"), "--json") == 0
     assert json.loads(capsys.readouterr().out) == {"report": str(tmp_path / "mine.html")}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["lake", "mine.html"]
+
+
+def test_the_first_and_the_last_step_look_like_whole_ones_but_never_like_a_peak() -> None:
+    time = TimeRange(0, 600_000, 4)
+    data = ReportData(time, View("all"), begin_ms=300_000, end_ms=1_860_000)
+    # Half of the first step and a tenth of the last one are known.
+    assert even_out(data, time, [50, 100, 100, 10]) == [100, 100, 100, 100]
+    assert even_out(data, time, [1, 1, 1, 1]) == [1, 1, 1, 1]
+    assert even_out(data, time, [0, 0, 0, 7]) == [0, 0, 0, 7]
+    assert even_out(data, time, [30, 100, 100, 0]) == [60, 100, 100, 0]
+    assert even_out(data, TimeRange(0, 600_000, 2), [1, 5]) == [1, 5]
 
 
 def test_a_folder_that_is_no_lake_gives_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,8 +21,11 @@ LOG_DURATIONS = (
 )  # fmt: skip
 #: From this spread on, small and large values are both visible only on a logarithmic axis.
 LOG_SPREAD = 60.0
-TICKS_MAX = 4
+#: With steps of 1, 2 and 5 there are at least two lines if up to five are allowed.
+TICKS_MAX = 5
 TIME_TICKS_MAX = 6
+#: Between these lengths times are read by months.
+MONTHS_FROM, MONTHS_TO = 45 * DAY, 1_000 * DAY
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
 
@@ -118,11 +121,30 @@ def duration_axis(smallest: float, largest: float) -> Axis:
 def time_ticks(start_ms: int, end_ms: int, most: int = TIME_TICKS_MAX) -> list[tuple[int, str]]:
     """Return readable times between two times with their texts, down to seconds."""
     length = max(1, end_ms - start_ms)
+    if MONTHS_FROM <= length < MONTHS_TO:
+        return _month_ticks(start_ms, end_ms, most)
     step = next(step for step in DURATIONS if step >= SECOND and (length / step <= most or step == DURATIONS[-1]))
     # Days from Monday on, as weeks are read.
     origin = 4 * DAY if step % (7 * DAY) == 0 else 0
     first = origin + -(-(start_ms - origin) // step) * step
     return [(at, _tick_text(at, step)) for at in range(first, end_ms + 1, step)]
+
+
+def _month_ticks(start_ms: int, end_ms: int, most: int) -> list[tuple[int, str]]:
+    """Return first days of months, and the days in their middle if there is room; or of fewer months."""
+    first, last = (datetime.fromtimestamp(at / 1000, UTC) for at in (start_ms, end_ms))
+    months = range(first.year * 12 + first.month - 1, last.year * 12 + last.month)
+    days = [datetime(one // 12, one % 12 + 1, day, tzinfo=UTC) for one in months for day in (1, 15)]
+    inside = [day for day in days if start_ms <= day.timestamp() * 1000 <= end_ms]
+    if len(inside) > most:
+        inside = [day for day in inside if day.day == 1]
+        every = next((every for every in (1, 2, 3, 6) if len(inside) / every <= most), 12)
+        inside = [day for day in inside if (day.month - 1) % every == 0]
+    return [(int(day.timestamp() * 1000), _day_text(day)) for day in inside]
+
+
+def _day_text(day: datetime) -> str:
+    return str(day.year) if (day.month, day.day) == (1, 1) else f"{day.day} {MONTHS[day.month - 1]}"
 
 
 def _tick_text(at_ms: int, step: int) -> str:

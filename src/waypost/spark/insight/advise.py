@@ -151,7 +151,7 @@ def advise(
     rows = [judged_row(one, past[one.id], now_ms) for one in judged if one.verdict in FINAL]
     over = {one.id for one in judged if one.verdict in FINAL}
     rows += [
-        _row("advised", one, now_ms[one.queue])
+        make_row("advised", one, now_ms[one.queue])
         for one in found if one.id in over or not _is_same(past.get(one.id), one)
     ]  # fmt: skip
     # Before anything is changed, and then after each change: an error leaves a record of what was done.
@@ -262,7 +262,8 @@ def append_rows(records: Lake, rows: Sequence[Mapping[str, Any]]) -> None:
     retry_conflicts(records, commit)
 
 
-def _row(record: str, advice: Advice, at_ms: int) -> dict[str, Any]:
+def make_row(record: str, advice: Advice, at_ms: int) -> dict[str, Any]:
+    """Return a record of advice, for `append_rows`."""
     return {
         "at_ms": at_ms, "recorded_ms": time.time_ns() // 1_000_000, "record": record, "id": advice.id,
         "kind": advice.kind, "queue": advice.queue, "subject": advice.subject, "title": advice.title,
@@ -272,7 +273,7 @@ def _row(record: str, advice: Advice, at_ms: int) -> dict[str, Any]:
 
 
 def _record_applied(records: Lake, at_ms: int, advice: Advice) -> None:
-    append_rows(records, [_row("applied", advice, at_ms)])
+    append_rows(records, [make_row("applied", advice, at_ms)])
 
 
 def _is_same(row: Mapping[str, Any] | None, advice: Advice) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -35,7 +36,7 @@ from waypost.charts.time_chart import BARS_MAX, STEPS_MAX, Kind
 from waypost.formatting import format_count, printable
 from waypost.release import VERSION
 from waypost.spark.lake.report.findings import Finding, act_on, find
-from waypost.spark.lake.report.gold import Gold, Verdict, WorkerStep
+from waypost.spark.lake.report.gold import AdviceRow, Gold, Verdict, WorkerStep
 from waypost.spark.lake.report.series import (
     FAILURES,
     LETTERS_MAX,
@@ -44,12 +45,19 @@ from waypost.spark.lake.report.series import (
     ReportData,
     View,
     build_data,
+    even_out,
 )
 
 #: A page with the charts of more queues would be larger than this; the table has all of them.
 BYTES_MAX = 470_000
 FINDINGS_MAX = 8
+#: Commands of one piece of advice that are shown.
+COMMANDS_MAX = 3
+#: An argument of a command, with its quotes.
+ARGUMENT = re.compile(r"(?:[^\s']|'[^']*')+|\S+")
 SMALL_HEIGHT = 120
+#: Longer figures are written smaller.
+TILE_CHARACTERS = 8
 MEASURE_TITLES = {"wait": "Wait", "run": "Run time", "late": "Lateness of timers"}
 MEASURE_NOTES = {
     "wait": "from ready to claimed", "run": "from claimed to settled", "late": "from due to claimed",
@@ -127,6 +135,8 @@ def _findings(findings: Sequence[Finding], data: ReportData) -> str:
             f"{format_count(data.all.totals['published'], 'message was', 'messages were')} published in "
             f"{format_count(len(data.queues) + data.unlisted, 'queue')}."
         )
+        if not data.time.count:
+            figures = "The lake has no events: <code>waypost pipeline run</code> loads them from the store."
         kind = "calm" if data.time.count else "none"
         return f'<section class="card findings {kind}" aria-label="Findings"><h2>{text}</h2><p>{figures}</p></section>'
     rows = "".join(_finding(one) for one in findings[:FINDINGS_MAX])
@@ -148,7 +158,15 @@ def _findings(findings: Sequence[Finding], data: ReportData) -> str:
 
 def command_of(text: str) -> str:
     """A command as HTML: lines are broken between its arguments, not inside of them."""
-    return f"<code>{' '.join(f'<span>{text_of(part)}</span>' for part in text.split(' '))}</code>"
+    return f"<code>{' '.join(f'<span>{text_of(part)}</span>' for part in ARGUMENT.findall(text))}</code>"
+
+
+def commands_of(text: str) -> str:
+    """Several commands as HTML, each in a line of its own; the first of many."""
+    lines = text.splitlines()
+    shown = "".join(f"<div>{command_of(line)}</div>" for line in lines[:COMMANDS_MAX])
+    left = len(lines) - COMMANDS_MAX
+    return shown + (f'<div class="muted">and {left:,} more like these</div>' if left > 0 else "")
 
 
 def _finding(one: Finding) -> str:
@@ -176,7 +194,8 @@ def _tiles(data: ReportData) -> str:
         ("run time, p99", format_duration(whole.overall.get("run", {}).get("p99")), ""),
     ]
     tiles = "".join(
-        f'<div class="card"><dt class="muted">{name}</dt><dd class="{kind}">{value}</dd></div>'
+        f'<div class="card"><dt class="muted">{name}</dt>'
+        f'<dd class="{kind}{" long" if len(value) > TILE_CHARACTERS else ""}">{value}</dd></div>'
         for name, value, kind in figures
     )
     return f'<dl class="tiles">{tiles}</dl>'
@@ -190,21 +209,23 @@ def is_counted(time: TimeRange) -> bool:
     return time.count <= BARS_MAX
 
 
-def per_time(time: TimeRange, values: Sequence[float]) -> tuple[list[float], str]:
-    """Return counts as they are read: of each step if there are few of them, per second or minute otherwise."""
+def per_time(time: TimeRange, total: float) -> tuple[float, str]:
+    """Return by what counts are multiplied, and how they are read: per step, second or minute.
+
+    Few steps show what happened in each; more of them show a rate, of which `total` decides about the unit.
+    """
     if is_counted(time):
-        return list(values), f"messages in {format_duration(time.step_ms)}"
-    per_second = sum(values) / max(1, time.count) * 1000 / time.step_ms >= 1
-    size = 1_000 if per_second else MINUTE
-    return [value * size / time.step_ms for value in values], f"messages per {'second' if per_second else 'minute'}"
+        return 1.0, f"messages in {format_duration(time.step_ms)}"
+    per_second = total / max(1, time.count) * 1000 / time.step_ms >= 1
+    return (1_000 if per_second else MINUTE) / time.step_ms, f"messages per {'second' if per_second else 'minute'}"
 
 
-def _flow(view: View, time: TimeRange) -> TimeChart:
-    published, note = per_time(time, view.counts["published"])
-    factor = sum(published) / (sum(view.counts["published"]) or 1.0)
-    done = [value * factor for value in view.counts["done"]]
-    if not sum(published):
-        done, note = per_time(time, view.counts["done"])
+def _flow(view: View, time: TimeRange, data: ReportData) -> TimeChart:
+    factor, note = per_time(time, sum(view.counts["published"]) or sum(view.counts["done"]))
+    published, done = (
+        [value * factor for value in (counts if is_counted(time) else even_out(data, time, counts))]
+        for counts in (view.counts["published"], view.counts["done"])
+    )
     series = [
         Series("published", color_of("published"), published, f"{sum(view.counts['published']):,.0f}"),
         Series("done", color_of("done"), done, f"{sum(view.counts['done']):,.0f}", is_filled=True),
@@ -256,7 +277,7 @@ def _charts(data: ReportData) -> str:
     time, whole = data.time, data.all
     if not time.count:
         return ""
-    found, none = [(_flow(whole, time), "")], []
+    found, none = [(_flow(whole, time, data), "")], []
     if any(whole.backlog):
         found.append((_backlog(whole, time, at_least=not data.is_whole), ""))
     else:
@@ -434,8 +455,9 @@ def _row(number: int, view: View, findings: Sequence[Finding], data: ReportData)
         ("Run p99", run or 0.0, format_duration(run)),
     )
     text = f"{view.totals['published']:,} published, {view.totals['done']:,} done, {view.totals['dead']:,} died"
-    bars = {color_of("done"): view.counts["done"], color_of("dead"): view.counts["dead"]}
-    drawn = sparkline(bars, text, line=view.counts["published"], line_color=color_of("published"), width=128)
+    done, published = (even_out(data, data.queue_time, view.counts[name]) for name in ("done", "published"))
+    bars = {color_of("done"): done, color_of("dead"): view.counts["dead"]}
+    drawn = sparkline(bars, text, line=published, line_color=color_of("published"), width=128)
     figures = "".join(f"<td{_attributes(label, value)}>{written}</td>" for label, value, written in cells)
     return (
         f'<tr class="queue"><th scope="row">{_level(level)}<a href="#q{number}">{text_of(view.name)}</a></th>'
@@ -464,14 +486,14 @@ def _detail(number: int, view: View, findings: Sequence[Finding], data: ReportDa
         f'<tr class="detail" id="q{number}"><td colspan="9"><a class="close" href="#queues">Close</a>'
         f'{f"""<ul class="list">{listed}</ul>""" if listed else ""}'
         f'{f"""<div class="charts">{drawn}</div>""" if drawn else ""}'
-        f'<dl class="facts">{figures}{marks}</dl></td></tr>'
+        f'{f"""<dl class="facts">{figures}{marks}</dl>""" if figures or marks else ""}</td></tr>'
     )
 
 
 def _queue_charts(view: View, data: ReportData) -> list[TimeChart]:
     """The charts of one queue, without those that would be empty."""
     time = data.queue_time
-    found = [_flow(view, time)]
+    found = [_flow(view, time, data)]
     failed = [
         Series(name, color_of(name), view.counts[name], f"{view.totals[name]:,}")
         for name in FAILURES
@@ -493,16 +515,22 @@ def _advice(gold: Gold) -> str:
         return ""
     rows = "".join(
         f'<tr><th scope="row">{text_of(one.queue)}</th><td data-label="Advice">{text_of(one.title)}</td>'
-        f'<td data-label="What to do"><code>{text_of(one.call)}</code></td>'
-        f'<td data-label="State">{"applied" if one.is_applied else "open"}'
-        f"{f'<br>undo: <code>{text_of(one.undo)}</code>' if one.is_applied and one.undo else ''}</td></tr>"
+        f'<td data-label="What to do">{commands_of(one.call)}</td>'
+        f'<td data-label="State">{_advice_state(one)}</td></tr>'
         for one in gold.advice[:LETTERS_MAX]
     )
     return (
-        '<section class="card" aria-label="Advice"><h2>Advice</h2><table class="letters"><thead><tr>'
+        '<section class="card" aria-label="Advice"><h2>Advice</h2><table class="letters advice"><thead><tr>'
         '<th scope="col">Queue</th><th scope="col">Advice</th><th scope="col">What to do</th><th scope="col">State</th>'
         f"</tr></thead><tbody>{rows}</tbody></table></section>"
     )
+
+
+def _advice_state(one: AdviceRow) -> str:
+    if not one.is_applied:
+        return "open"
+    undo = f'<div class="muted">to undo</div>{commands_of(one.undo)}' if one.undo else ""
+    return f"applied{undo}"
 
 
 def _audit(verdict: Verdict | None) -> str:

@@ -107,10 +107,26 @@ class ReportData:
     is_whole: bool = True
     #: The end of what is known, within the last step.
     end_ms: int = 0
+    #: Its beginning, within the first step.
+    begin_ms: int = 0
     #: How many of the queues that are not listed have failures.
     unlisted_failed: int = 0
     #: Whether it is known since when messages are ready.
     is_ready_known: bool = True
+
+
+def even_out(data: ReportData, time: TimeRange, values: Sequence[float]) -> list[float]:
+    """Return counts of steps in which the first and the last are as those of whole steps: less of them may be known.
+
+    They become at most as large as the step beside them, so that the only message of an hour makes no peak.
+    """
+    found = list(values)
+    for place, beside in ((0, 1), (len(found) - 1, len(found) - 2)) if len(found) > 2 else ():
+        start = time.start_ms + place * time.step_ms
+        known = min(start + time.step_ms, data.end_ms) - max(start, data.begin_ms)
+        whole = found[place] * time.step_ms / max(1, known)
+        found[place] = max(found[place], min(whole, found[beside]))
+    return found
 
 
 def step_for(first_ms: int, last_ms: int, most: int = POINTS_MAX) -> int:
@@ -158,7 +174,7 @@ def build_data(gold: Gold) -> ReportData:
     time = time_range(gold, POINTS_MAX)
     if time.count == 0:
         return ReportData(time, View(ALL))
-    queue_time = time_range(gold, QUEUE_POINTS_MAX)
+    queue_time, span = time_range(gold, QUEUE_POINTS_MAX), gold.span_ms
     found = [_totals(row) for row in gold.grouped("minutes", None, ("queue",), COUNTS)]
     found.sort(key=lambda view: (-view.size, view.name))
     every = {view.name: view for view in found}
@@ -197,7 +213,7 @@ def build_data(gold: Gold) -> ReportData:
         setattr(whole, table, _largest(stacks))
     return ReportData(
         time, whole, tuple(listed), queue_time, _letters(gold), gold.workers, gold.worker_step_ms,
-        max(0, len(found) - LISTED_MAX), gold.is_whole, gold.end_ms,
+        max(0, len(found) - LISTED_MAX), gold.is_whole, gold.end_ms, time.start_ms if span is None else span[0],
         unlisted_failed=sum(1 for view in found if view.failed and view.name not in by_name),
         is_ready_known=gold.open_messages is not None,
     )  # fmt: skip
