@@ -55,6 +55,8 @@ MORE_TESTS := tests/spark/test_object_store.py::test_a_pipeline_does_everything_
 	tests/spark/test_jobs.py::test_a_cancel_a_timeout_and_a_stop_cancel_the_jobs \
 	tests/spark/test_scheduled.py::test_the_worker_command_runs_what_waits_and_serves_the_lag \
 	tests/spark/test_backfill.py::test_an_import_against_a_large_history_that_is_killed_again_and_again_publishes_each_new_key_once \
+	tests/spark/test_backfill_runs.py::test_a_redrive_that_is_killed_at_any_point_redrives_each_letter_once_and_counts_it \
+	tests/spark/test_backfill_runs.py::test_copies_that_are_killed_at_any_point_are_published_once_and_counted \
 	tests/upgrade/test_side_by_side.py::test_an_upgrade_is_reverted \
 	tests/upgrade/test_side_by_side.py::test_a_migration_that_is_killed_goes_on_when_it_is_run_again
 everything: .venv/ready system

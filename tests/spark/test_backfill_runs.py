@@ -18,6 +18,8 @@ import pytest
 from msgspec.structs import replace
 
 from tests.spark.shop import Shop
+from waypost import Waypost
+from waypost.client.internals import context_of
 from waypost.errors import InvalidInput
 from waypost.identity import Session
 from waypost.policy import CHUNK_MESSAGES_MAX, HEADERS_MAX
@@ -32,6 +34,7 @@ from waypost.spark.republish.audit import audit
 from waypost.spark.republish.carry_out import carry_out
 from waypost.spark.republish.ids import HEADER, BackfillIds
 from waypost.spark.republish.inputs import SQL
+from waypost.spark.republish.known import Earlier, find_redriven
 from waypost.spark.republish.pace import CHECK_SECONDS, SLOWER_MAX, Pace
 from waypost.spark.republish.publish import SLICE_BYTES, cut_rows
 from waypost.spark.republish.redriving import CHOSEN
@@ -552,6 +555,22 @@ def test_a_redrive_that_is_killed_at_any_point_redrives_each_letter_once_and_cou
     assert records.state is not None
     assert {name: count for name, count in records.state.counts.items() if count} == {"redriven": 1_999, "gone": 1}
     assert audit(records, lake, orders.place).text == "2,000 asked, 2,000 done, of them 1 not by this redrive"
+
+
+def test_the_journal_of_every_store_tells_which_letters_a_session_has_redriven(shop: Shop, tmp_path: Path) -> None:
+    lake = new_lake(shop, tmp_path / "lake")
+    shop.post.publish_many("orders", range(6))
+    work_off(shop, dead=6)
+    letters = [one.id for one in shop.stored("dead")]
+    with shop.bulk() as bulk, Waypost(shop.url, namespace=shop.namespace) as other:
+        before = bulk.bounds("orders")[1]
+        shop.post.redrive("orders", ids=letters[:2])
+        other.redrive("orders", ids=letters[2:5])
+        for post, found in ((shop.post, letters[:2]), (other, letters[2:5])):
+            sessions = [context_of(post).session.id.hex()]
+            assert find_redriven(lake, bulk, "orders", letters, before, sessions) == Earlier(set(found))
+            later = bulk.bounds("orders")[1]
+            assert find_redriven(lake, bulk, "orders", letters, later, sessions) == Earlier(set())
 
 
 def test_letters_of_a_killed_redrive_are_unsure_if_its_events_are_gone(orders: Shop, tmp_path: Path) -> None:
