@@ -255,7 +255,7 @@ class _Readable(Generic[T]):
     def body(self) -> T:
         """The body, as the queue's type if it has one. Raises `Undecodable` if it is not of that type."""
         if self._body is _UNREAD:
-            self._body = self.decode(self._as_type) if self._as_type is not None else self._decode(None)
+            self._body = self._decode(self._as_type)
         return self._body  # type: ignore[no-any-return]
 
     def decode(self, type: type[S]) -> S:
@@ -263,7 +263,12 @@ class _Readable(Generic[T]):
         return self._decode(type)  # type: ignore[no-any-return]
 
     def _decode(self, as_type: Any) -> Any:
-        plain = codec.plain_body(self._data) if self._envelope is None else None
+        plain = None
+        if self._envelope is None:
+            body = codec.decode_plain(self._data, as_type)
+            if body is not codec.NOT_PLAIN:
+                return body
+            plain = codec.plain_body(self._data)
         content_type, data = plain or (self.open().content_type, self.open().data)
         try:
             return codec.decode_body(content_type, data, as_type)

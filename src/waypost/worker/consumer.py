@@ -27,7 +27,7 @@ from waypost.values import Claimed, Drained, Settlement
 from waypost.wake.port import ALL_SLEEPERS
 from waypost.wake.wakeups import hash_key
 from waypost.worker.handler import Handler, current_slot
-from waypost.worker.handler_calls import Caller, Ending, Slot
+from waypost.worker.handler_calls import Caller, Ending, Slot, Unfinished
 from waypost.worker.handler_log import done_level, log_done, log_failure
 from waypost.worker.poller import Liveness, Poller
 from waypost.worker.settler import Settler
@@ -501,7 +501,9 @@ class Consumer:
                 self._busy += 1
                 result, error = None, None
                 try:
-                    result = await self._caller.call(slot, messages)
+                    result = self._caller.begin(slot, messages)
+                    if type(result) is Unfinished:
+                        result = await result.rest
                 except BaseException as failure:
                     error = failure
                 self._busy -= 1

@@ -131,6 +131,15 @@ class SuspendedCoroutine:
             return stop.value
 
 
+class Unfinished:
+    """A handler call that has not ended: `rest` returns its result."""
+
+    __slots__ = ("rest",)
+
+    def __init__(self, rest: Coroutine[Any, Any, Any]) -> None:
+        self.rest = rest
+
+
 Work = tuple[Callable[[], Any], "asyncio.Future[Any]"]
 
 
@@ -200,8 +209,9 @@ class Caller:
         self._handler = handler
         self._context = context
         self._executor = executor
-        #: Call the handler for some messages; without publish middleware there is no overhead.
-        self.call = self._call if context.publish_middleware is None else self._call_and_pass
+        #: Whether continuations go through publish middleware, and whether a call never ends where it begins.
+        self._passes_on = context.publish_middleware is not None
+        self._ends_later = self._passes_on or handler.process or not handler.is_async
         #: Called for each message of a batch that its process could not decode; it is no longer part of the call.
         self._on_unreadable = on_unreadable
         #: Called when a call has begun to wait on the event loop.
@@ -216,39 +226,62 @@ class Caller:
         #: The handler with its middleware around it; None without middleware, to avoid the overhead.
         self._around = handler.through_middleware(self._call_function) if handler.middleware else None
 
-    async def _call_and_pass(self, slot: Slot, messages: list[Message[Any]]) -> Any:
-        """The same, with the publish middleware for continuations."""
-        returned = await self._call(slot, messages)
-        if any(message._then for message in messages) and not isinstance(returned, Outcome):
+    def begin(self, slot: Slot, messages: list[Message[Any]]) -> Any:
+        """Call the handler for some messages; return its result, or an `Unfinished` call to wait for.
+
+        A handler that never waits ends here: it needs neither a coroutine of ours nor an iteration of the event loop.
+        """
+        if self._ends_later:
+            return Unfinished(self._call(slot, messages))
+        coroutine, context = self._begin(messages)
+        try:
+            waits_for = context.run(coroutine.send, None)
+        except StopIteration as stop:
+            return stop.value
+        return Unfinished(self._finish(slot, messages, SuspendedCoroutine(coroutine, context, waits_for)))
+
+    async def _call(self, slot: Slot, messages: list[Message[Any]]) -> Any:
+        """The same in a thread or a process, or with the publish middleware for continuations."""
+        if self.processes is not None:
+            returned = await self._in_process(slot, messages)
+        elif self._threads is not None:
+            function, arguments = self._function_for(messages)
+            returned = await self._threads.run(partial(copy_context().run, function, *arguments))
+        else:
+            coroutine, context = self._begin(messages)
+            try:
+                waits_for = context.run(coroutine.send, None)
+            except StopIteration as stop:
+                returned = stop.value
+            else:
+                returned = await self._finish(slot, messages, SuspendedCoroutine(coroutine, context, waits_for))
+        if self._passes_on and any(message._then for message in messages) and not isinstance(returned, Outcome):
             self._on_wait()
             for message in messages:
                 if message.settled is None:
                     await drive_async(self._executor, pass_sent_on(self._context, message))
         return returned
 
-    async def _call(self, slot: Slot, messages: list[Message[Any]]) -> Any:
-        """Call the handler for these messages and return its result."""
-        handler = self._handler
-        if self.processes is not None:
-            return await self._in_process(slot, messages)
-        function, arguments = handler.function, (messages,) if self._around is not None else handler.arguments(messages)
+    def _function_for(self, messages: list[Message[Any]]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """Return what is called, and with which arguments."""
         if self._around is not None:
-            function = self._around
-        # Each call has its own context: values that a handler sets must not reach the next one.
+            return self._around, (messages,)
+        return self._handler.function, self._handler.arguments(messages)
+
+    def _begin(self, messages: list[Message[Any]]) -> tuple[Coroutine[Any, Any, Any], Context]:
+        """Return the coroutine of a call, and its own context: values that a handler sets must not reach the next."""
+        function, arguments = self._function_for(messages)
         context = copy_context()
-        if self._threads is not None:
-            return await self._threads.run(partial(context.run, function, *arguments))
-        coroutine = context.run(function, *arguments)
-        try:
-            waits_for = context.run(coroutine.send, None)
-        except StopIteration as stop:
-            return stop.value
+        return context.run(function, *arguments), context
+
+    async def _finish(self, slot: Slot, messages: list[Message[Any]], suspended: SuspendedCoroutine) -> Any:
+        """Wait for a handler that waits."""
         self._on_wait()
-        if not handler.can_be_stopped:
-            return await SuspendedCoroutine(coroutine, context, waits_for)
-        alarm = self._loop.call_later(handler.time_limit(messages), slot.cancel, "timeout")
+        if not self._handler.can_be_stopped:
+            return await suspended
+        alarm = self._loop.call_later(self._handler.time_limit(messages), slot.cancel, "timeout")
         try:
-            return await SuspendedCoroutine(coroutine, context, waits_for)
+            return await suspended
         finally:
             alarm.cancel()
 
