@@ -20,7 +20,6 @@ from waypost.store.memory import MemoryStore
 from waypost.store.port import Store
 from waypost.testing.bench import StoreMaker, fresh_namespace
 from waypost.testing.clock import ManualClock
-from waypost.testing.conformance.groups import NeedsGroups
 from waypost.testing.servers import RedisServer, ValkeyServer
 
 if TYPE_CHECKING:
@@ -224,17 +223,3 @@ def pgbouncer_url(postgres: PostgresServer) -> Iterator[str]:
 def pgbouncer_make(postgres_namespaces: PostgresNamespaces, pgbouncer_url: str) -> Iterator[StoreMaker]:
     with postgres_namespaces.maker(pgbouncer_url) as make:
         yield make
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests of groups on SQLite, which refuses their settings (`tests/unit/test_groups.py`)."""
-    left_out = [
-        item
-        for item in items
-        if isinstance(item, pytest.Function)
-        and item.cls is not None
-        and issubclass(item.cls, NeedsGroups)
-        and "sqlite" in item.callspec.id
-    ]
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if item not in set(left_out)]

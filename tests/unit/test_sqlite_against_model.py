@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,11 +16,11 @@ from waypost.values import Settlement
 
 
 @pytest.fixture
-def pair_for(tmp_path: Path) -> Iterator[Callable[[int], Pair]]:
+def pair_for(tmp_path: Path) -> Iterator[Callable[..., Pair]]:
     made: list[Pair] = []
 
-    def make(seed: int) -> Pair:
-        made.append(Pair(lambda clock: SqliteStore(tmp_path / f"{seed}.db", clock=clock), seed))
+    def make(seed: int, **options: Any) -> Pair:
+        made.append(Pair(lambda clock: SqliteStore(tmp_path / f"{seed}.db", clock=clock), seed, **options))
         return made[-1]
 
     yield make
@@ -38,6 +39,14 @@ def test_random_programs_have_the_same_history_on_both(pair_for: Callable[[int],
     for _ in range(150):
         pair.check(pair.step())
     assert pair.both(lambda store: store.queues()) == ["billing", "orders"]
+
+
+@pytest.mark.promise("STORE-4", "QUEUE-5", "QUEUE-6", "QUEUE-7")
+@pytest.mark.parametrize("seed", range(5))
+def test_random_programs_with_groups_have_the_same_history_on_both(pair_for: Callable[..., Pair], seed: int) -> None:
+    pair = pair_for(seed, groups=("g", "h", "ü"))
+    for _ in range(150):
+        pair.check(pair.step())
 
 
 @pytest.mark.promise("STORE-4", "LEASE-4", "LEASE-5", "TIMER-4")

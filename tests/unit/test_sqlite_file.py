@@ -30,7 +30,7 @@ from waypost.store.port import Call, Draft, Store
 from waypost.store.sqlite import SqliteStore, shrink
 from waypost.store.sqlite.connection import check_library
 from waypost.store.sqlite.executor import SqliteExecutor
-from waypost.store.sqlite.schema import ADDED, ADDED_TABLES, TABLES, Spelling, prefix_of
+from waypost.store.sqlite.schema import ADDED, ADDED_INDEXES, ADDED_TABLES, TABLES, Spelling, prefix_of
 from waypost.testing.clock import ClockTime
 from waypost.values import Settlement
 
@@ -163,6 +163,8 @@ def test_a_file_of_the_first_release_gets_the_tables_and_columns_that_it_lacks(p
     with Waypost(f"sqlite:///{path}") as post:
         post.publish("orders", 1)
     with closing(sqlite3.connect(path)) as connection:
+        for index in ADDED_INDEXES:
+            connection.execute(f'DROP INDEX "wp_{index}"')
         for table, column in ADDED:
             connection.execute(f"ALTER TABLE wp_{table} DROP COLUMN {column}")
         for table in ADDED_TABLES:
@@ -175,6 +177,9 @@ def test_a_file_of_the_first_release_gets_the_tables_and_columns_that_it_lacks(p
         post.publish("orders", 2)
         assert (post.ledger("orders").ready, post.ledger("orders").over_cap) == (2, 0)
         assert post.save_record("notes", "one", b"x").saved
+        post.configure("orders", order="group")
+        post.publish("orders", 3, group="g")
+        assert [group.ready for group in post.groups("orders").groups] == [2, 1]
     with closing(sqlite3.connect(path)) as connection:
         for table, column in ADDED:
             assert column in {row[1] for row in connection.execute(f"PRAGMA table_info(wp_{table})")}

@@ -10,8 +10,9 @@ import msgspec
 from waypost.policy import CHANGES_KEPT, PolicyRecord
 from waypost.store.port import Draft, format_changes
 from waypost.store.sqlite.check import usable
+from waypost.store.sqlite.groups import configured
 from waypost.store.sqlite.moves import end, forget_completed, make_claimable
-from waypost.store.sqlite.peek import ORDERS
+from waypost.store.sqlite.peek import BY_GROUP, ORDERS
 from waypost.store.sqlite.publish import count_over_cap, find_windows, publish
 from waypost.store.sqlite.queue_records import COLUMNS, Holder, QueueRecords, as_list
 from waypost.store.sqlite.schema import DEAD, STATE_NUMBERS
@@ -58,7 +59,7 @@ def redrive(records: QueueRecords, limit: int, operation: str, ids: Sequence[str
             records.holders[record.key] = Holder(record)
         record.deliveries = record.attempts = record.cancel_requested = 0
         record.reason = record.error_type = record.error = record.ended_ms = None
-        record.cause = "redriven"
+        record.cause, record.position = "redriven", 0
         records.count_up("redriven")
         records.note("redriven", operation, record)
         make_claimable(records, record, records.now)
@@ -84,9 +85,12 @@ def purge(records: QueueRecords, state: MessageState, limit: int, operation: str
     """Remove messages of one state, in the order of its listing, up to a bound."""
     if state == "done":
         return Purged(forget_completed(records, limit), records.numbers["completed"] > 0)
+    index, order, where = str(state), ORDERS[state], ""
+    if state == "ready" and records.groups is not None and records.groups.takes_turns:
+        index, order, where = "group", BY_GROUP, " AND m.rank IS NOT NULL"
     query = (
-        f"SELECT {COLUMNS} FROM {{message}} m INDEXED BY {{message:{state}}} "
-        f"WHERE m.queue = ? AND m.state = {STATE_NUMBERS[state]} ORDER BY {ORDERS[state]} LIMIT ?"
+        f"SELECT {COLUMNS} FROM {{message}} m INDEXED BY {{message:{index}}} "
+        f"WHERE m.queue = ? AND m.state = {STATE_NUMBERS[state]}{where} ORDER BY {order} LIMIT ?"
     )
     parameters: tuple[object, ...] = (records.number, limit + 1)
     if ids:
@@ -108,6 +112,7 @@ def configure(records: QueueRecords, changes: Mapping[str, Any]) -> PolicyRecord
     records.make()
     before, text = records.policy, format_changes(changes)
     records.set_policy(before.changed(changes))
+    configured(records, before)
     records.note("configured", None, cause=text)
     if records.policy != before:
         _keep_change(records, "configured", text)

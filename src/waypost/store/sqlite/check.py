@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from waypost.policy import HEAD_OFFSET, PRIORITY_DEFAULT, PRIORITY_MAX
+from waypost.store.sqlite import groups
+from waypost.store.sqlite.grouping import NO_GROUP, RANK_FIRST
 from waypost.store.sqlite.queue_records import COLUMNS, STATE_COUNTERS, QueueRecords
 from waypost.store.sqlite.schema import DEAD, LEASED, READY
 from waypost.values import REDELIVERY_CAUSES, CheckPage, Damage, DamageKind
@@ -15,12 +17,15 @@ ROWS_MAX = 500
 #: The state of a message that was set aside: it is in no index, so no other step finds it.
 SET_ASIDE = 9
 #: Columns of a row, by their place in `COLUMNS`, that hold whole numbers.
-NUMBERS = (2, 3, 4, 5, 6, 7, 10, 11, 12, 17, 18)
+NUMBERS = (2, 3, 4, 5, 6, 7, 10, 11, 12, 17, 18, 26)
 #: Columns that hold a text or nothing.
 TEXTS = (8, 9, 14, 19, 21, 22, 23, 24)
 
+#: The place of the rank, a number or nothing.
+RANK = 25
+
 #: The place of the body, or of its length, in a row that has it.
-BODY = 25
+BODY = 27
 
 #: Whether the columns have valid values that a claim does not read. Numbers are smaller than texts, and texts than
 #: bytes: a comparison takes SQLite a fifth of the time of `typeof`.
@@ -38,6 +43,7 @@ _TO_HEAD = """
     UPDATE {message} SET state = {READY}, priority = ?, position = ?, ready_ms = ?, published_ms = ?, size = ?, key = ?,
         "group" = ?, token = ?, deliveries = ?, attempts = ?, nonce = x'', worker = NULL, claimed_ms = NULL,
         lease_end_ms = NULL, lease_ms = 0, cancel_requested = 0, cause = ?, ended_ms = NULL, reason = NULL,
+        rank = ?, holds = 0,
         error_type = CASE typeof(error_type) WHEN 'text' THEN error_type END,
         error = CASE typeof(error) WHEN 'text' THEN error END, chain = ?
     WHERE seq = ?"""
@@ -54,6 +60,8 @@ def is_sound(row: Sequence[Any]) -> bool:
     for place in TEXTS:
         if row[place] is not None and type(row[place]) is not str:
             return False
+    if row[RANK] is not None and type(row[RANK]) is not int:
+        return False
     # A ready message that was claimed before has the cause of being ready again.
     explained = row[2] != READY or row[10] == 0 or row[19] in REDELIVERY_CAUSES
     # A row that is about to be handed out has its body behind its columns.
@@ -69,6 +77,8 @@ def usable(records: QueueRecords, rows: list[tuple[Any, ...]]) -> list[tuple[Any
             if not is_sound(row):
                 records.step.execute(_ASIDE, (SET_ASIDE, row[0]))
                 records.numbers[STATE_COUNTERS[row[2]]] -= 1
+                if records.groups is not None and row[RANK] is not None:
+                    records.groups.count(_text(row[9]), row[2], -1)
                 records.damaged.append(str(row[1]))
     return sound
 
@@ -84,8 +94,16 @@ def check(records: QueueRecords, after: str | None, *, mend: bool) -> CheckPage:
             damages.append(Damage(records.name, found[0], str(row[1]), found[1], done))
     if len(rows) == ROWS_MAX:
         return CheckPage(len(rows), damages, str(rows[-1][1]))
+    damages += groups.check(records, mend=mend)
     damages += _check_counts(records, mend=mend)
     return CheckPage(len(rows), damages, None)
+
+
+def _rank(records: QueueRecords, priority: int, group: str | None) -> int | None:
+    """Return the rank of a message that is put at the head of its group."""
+    if records.groups is None or not records.policy.grouped:
+        return None
+    return RANK_FIRST if records.groups.is_ordered(group) else records.groups.rank_of(priority, group)
 
 
 def _what_is_wrong(row: tuple[Any, ...]) -> tuple[DamageKind, str] | None:
@@ -136,9 +154,13 @@ def _mend(records: QueueRecords, row: tuple[Any, ...], kind: DamageKind) -> str:
             (
                 priority, records.now - HEAD_OFFSET, records.now, _number(row[6], records.now), row[-1], key,
                 _text(row[9]),
-                token, _number(row[11], 0), _number(row[12], 0), cause if token else None, _text(row[24]), seq,
+                token, _number(row[11], 0), _number(row[12], 0), cause if token else None,
+                _rank(records, priority, _text(row[9])), _text(row[24]), seq,
             ),
         )  # fmt: skip
+        if records.groups is not None and records.policy.grouped:
+            # Whether it was counted is not known: the counts of all groups are corrected at the end.
+            records.groups.join(_text(row[9]) or NO_GROUP)
         records.freshly_ready += 1
         records.messages.pop(str(message_id), None)
         records.note("promoted", None, records.find(str(message_id)), cause="mended")

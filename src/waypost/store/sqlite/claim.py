@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import repeat
 from types import NoneType
 from typing import Any
@@ -9,10 +10,13 @@ from typing import Any
 from waypost.identity import Operation
 from waypost.policy import BURY_MAX, POLL_SOON_MS_MAX, PRIORITY_MAX, PROMOTE_MAX, RECLAIM_MAX, SLEEPER_TTL_MS
 from waypost.store.sqlite.check import OTHERS_SOUND, is_sound, usable
+from waypost.store.sqlite.grouping import Grouping
+from waypost.store.sqlite.groups import convert
 from waypost.store.sqlite.known import KnownLeases
 from waypost.store.sqlite.moves import bury, end, ends_otherwise, make_claimable, to_head, trim_dead
-from waypost.store.sqlite.queue_records import COLUMNS, QueueRecords, Record, as_list, consecutive
+from waypost.store.sqlite.queue_records import COLUMNS, QueueRecords, Record, as_list, consecutive, is_scattered
 from waypost.store.sqlite.schema import DELAYED, LEASED, READY
+from waypost.store.sqlite.turns import Turns, join_again, next_allowed
 from waypost.store.sqlite.wake import POLLS_SOON
 from waypost.values import REDELIVERY_CAUSES, Claimed, Lease
 
@@ -26,10 +30,18 @@ _READY = f"""
     SELECT {COLUMNS}, e.data
     FROM {{message}} m INDEXED BY {{message:ready}} CROSS JOIN {{envelope}} e ON e.seq = m.seq
     WHERE m.queue = ? AND m.state = {READY} ORDER BY m.priority DESC, m.position, m.id LIMIT ?"""
-_LEASE = """
+_LEASE_SET = """
     UPDATE {message} SET state = {LEASED}, token = token + 1, deliveries = deliveries + 1,
-        nonce = ?, worker = ?, claimed_ms = ?, lease_end_ms = ?, lease_ms = ?
-    WHERE seq BETWEEN ? AND ?"""
+        nonce = ?, worker = ?, claimed_ms = ?, lease_end_ms = ?, lease_ms = ?"""
+_LEASE = f"{_LEASE_SET} WHERE seq BETWEEN ? AND ?"
+_LEASE_LISTED = f"{_LEASE_SET} WHERE seq IN (SELECT value FROM json_each(?))"
+_DATA_LISTED = "SELECT e.seq, e.data FROM json_each(?) j CROSS JOIN {envelope} e ON e.seq = j.value"
+_ROWS_LISTED = f"""
+    SELECT {COLUMNS}, e.data FROM json_each(?) j CROSS JOIN {{message}} m ON m.seq = j.value
+    CROSS JOIN {{envelope}} e ON e.seq = m.seq ORDER BY j.key"""
+_ROW_CHECKED = f"""
+    SELECT {COLUMNS}, CASE typeof(e.data) WHEN 'blob' THEN length(e.data) END
+    FROM {{message}} m LEFT JOIN {{envelope}} e ON e.seq = m.seq WHERE m.seq = ?"""
 #: What a claim needs of messages that it only leases; the other columns must have valid values.
 _READY_PLAIN = f"""
     SELECT m.seq, m.id, m.priority, m.ready_ms, m.published_ms, m.size, m.token, m.deliveries, m.attempts, m.key,
@@ -79,10 +91,15 @@ def claim(
     leases: list[Lease] = []
     next_rate_ms, more = None, False
     if not records.paused:
+        convert(records)
         promote_due(records, operation_id)
         _reclaim(records, operation_id)
+        if records.groups is not None and records.groups.takes_turns:
+            join_again(records, records.groups)
         leases, more = _lease(records, _room(records, limit), bytes_max, nonce, worker, operation_id, known)
         next_rate_ms = _next_rate(records)
+        if next_rate_ms is None and records.groups is not None and records.groups.takes_turns:
+            next_rate_ms = next_allowed(records, records.groups)
     trim_dead(records)
     if sleeper is not None and len(leases) < limit and not more:
         step.execute(_SLEEPERS_OLD, (records.number, now))
@@ -108,7 +125,7 @@ def claim_again(records: QueueRecords, ids: list[str], held: bytes, nonce: bytes
 def _claimed(records: QueueRecords, leases: list[Lease], next_rate_ms: int | None, more: bool) -> Claimed:
     return Claimed(
         leases, records.next_due(), records.next_lease(), next_rate_ms, records.paused, 0, records.policy.lease_ms,
-        more, damaged=tuple(records.damaged),
+        more, damaged=tuple(records.damaged), grouped=records.policy.grouped,
     )  # fmt: skip
 
 
@@ -168,7 +185,9 @@ def _lease(
     records: QueueRecords, room: int, bytes_max: int, nonce: bytes, worker: str, operation: str, known: KnownLeases
 ) -> tuple[list[Lease], bool]:
     """Lease messages in order, up to the first that does not fit; return also whether there is one."""
-    if records.policy.lease_ms is not None:
+    if records.groups is not None and records.groups.takes_turns:
+        return _lease_in_turn(records, records.groups, room, bytes_max, nonce, worker, operation, known)
+    if records.policy.lease_ms is not None and records.groups is None:
         found = _fitting_plain(records, room, bytes_max)
         if found is not None:
             rows, more = found
@@ -187,6 +206,51 @@ def _lease(
         records.flush_and_forget()
     _count_rate(records, len(leases))
     return leases, more
+
+
+def _lease_in_turn(
+    records: QueueRecords,
+    groups: Grouping,
+    room: int,
+    left: int,
+    nonce: bytes,
+    worker: str,
+    operation: str,
+    known: KnownLeases,
+) -> tuple[list[Lease], bool]:
+    """The same in a queue that takes turns between groups."""
+    leases: list[Lease] = []
+    buried = 0
+    limit = records.policy.max_deliveries
+    while True:
+        groups.flush()
+        turns = Turns(records, groups, room - len(leases), left, started=bool(leases))
+        turns.plan()
+        if turns.rows and not _are_plain(turns.rows, limit):
+            turns = Turns(records, groups, room - len(leases), left, started=bool(leases))
+            turns.plan(each_is_sound=lambda row: _are_plain([row], limit))
+        left = turns.left
+        turns.write(counted=records.policy.lease_ms is not None)
+        if turns.rows:
+            seqs = as_list([row[0] for row in turns.rows])
+            if records.policy.lease_ms is None:
+                rows = records.step.execute(_ROWS_LISTED, (seqs,)).fetchall()
+                _lease_round(records, rows, 0, leases, nonce, worker, operation)
+                records.flush_and_forget()
+                _count_rate(records, len(rows))
+            else:
+                data = dict(records.step.execute(_DATA_LISTED, (seqs,)).fetchall())
+                rows = [(*row[:-1], data[row[0]]) for row in turns.rows]
+                leases += _lease_plain(records, rows, nonce, worker, operation, known)
+        if turns.odd is None:
+            return leases, turns.more
+        (row,) = records.step.execute(_ROW_CHECKED, (turns.odd,)).fetchall()
+        if usable(records, [row]):
+            if buried == BURY_MAX:
+                return leases, False
+            buried += 1
+            bury(records, records.hold(row[:-1]), "max_deliveries", operation)
+            records.flush_and_forget()
 
 
 def _count_rate(records: QueueRecords, leased: int) -> None:
@@ -239,7 +303,7 @@ def _lease_plain(
         *rows, strict=True
     )
     leased = (nonce, worker, now, end_ms, policy.lease_ms)
-    records.step.execute_many(_LEASE, [(*leased, first, last) for first, last in consecutive(seqs)])
+    _lease_rows(records, leased, seqs)
     numbers = records.numbers
     numbers["ready"] -= count
     numbers["leased"] += count
@@ -328,16 +392,28 @@ def _lease_round(
         leases.append(_lease_of(record, row[-1]))
         if lease_end_ms is None:
             end(records, record, "done", operation, cause="at_most_once")
-        else:
+        elif records.groups is None:
             records.move(record, LEASED)
             leased.append(record.seq)
+        else:
+            # The message may get its rank here, so that its whole row is written.
+            record.lease_ms = policy.lease_ms or 0
+            records.move(record, LEASED)
+            records.touch(record)
     if claims:
         records.count_up("claims", claims)
         records.count_waits(total_wait, longest_wait)
     if leased:
-        written = (nonce, worker, now, lease_end_ms, policy.lease_ms)
-        records.step.execute_many(_LEASE, [(*written, first, last) for first, last in consecutive(leased)])
+        _lease_rows(records, (nonce, worker, now, lease_end_ms, policy.lease_ms), leased)
     return buried
+
+
+def _lease_rows(records: QueueRecords, written: tuple[Any, ...], seqs: Sequence[int]) -> None:
+    ranges = consecutive(seqs)
+    if is_scattered(ranges):
+        records.step.execute(_LEASE_LISTED, (*written, as_list(seqs)))
+    else:
+        records.step.execute_many(_LEASE, [(*written, first, last) for first, last in ranges])
 
 
 def _lease_of(r: Record, envelope: bytes) -> Lease:

@@ -53,30 +53,42 @@ _ENDING = """
     ON CONFLICT DO UPDATE SET how = excluded.how, until_ms = excluded.until_ms"""
 
 
-def placed(records: QueueRecords, ready_ms: int) -> tuple[int, int]:
-    """The state and position of a message that may be claimed from `ready_ms` on."""
+def place(records: QueueRecords, record: Record, ready_ms: int) -> int:
+    """Return the state of a message that may be claimed from `ready_ms` on; one that is ready gets its position.
+
+    In an ordered group it keeps its position, if it has one.
+    """
+    groups = records.groups
     if ready_ms > records.now:
-        return DELAYED, 0
-    records.freshly_ready += 1
-    position = records.numbers["sequence"] = records.numbers["sequence"] + 1
-    return READY, position
+        if groups is not None and not groups.is_ordered(record.group):
+            record.position = 0
+        return DELAYED
+    if groups is None or not groups.keeps_place(record):
+        record.position = records.numbers["sequence"] = records.numbers["sequence"] + 1
+        if groups is not None:
+            groups.joined(record)
+    if groups is None or groups.is_worth_waking(record):
+        records.freshly_ready += 1
+    return READY
 
 
 def make_claimable(records: QueueRecords, record: Record, ready_ms: int) -> None:
     """Put a message at the end of its priority, or among the timers if it is not due."""
     record.ready_ms = ready_ms
-    state, position = placed(records, ready_ms)
-    if state == READY:
-        record.position = position
-    records.move(record, state)
+    records.move(record, place(records, record, ready_ms))
     records.touch(record)
 
 
 def to_head(records: QueueRecords, record: Record, ready_ms: int, cause: str) -> None:
-    """Put a message before all others of its priority, in the order of `ready_ms`."""
+    """Put a message before all others of its priority, in the order of `ready_ms`; back into an ordered group."""
+    groups = records.groups
     record.cause, record.ready_ms = cause, ready_ms
-    record.position = ready_ms - HEAD_OFFSET
-    records.freshly_ready += 1
+    if groups is None or not groups.keeps_place(record):
+        record.position = ready_ms - HEAD_OFFSET
+        if groups is not None:
+            groups.joined(record)
+    if groups is None or groups.is_worth_waking(record):
+        records.freshly_ready += 1
     records.move(record, READY)
     records.touch(record)
 

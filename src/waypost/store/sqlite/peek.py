@@ -23,10 +23,13 @@ ORDERS: dict[MessageState, str] = {
     "dead": "m.ended_ms, m.id",
     "done": "m.number",
 }
+#: The order of ready messages in a queue that takes turns between groups.
+BY_GROUP = 'm."group", m.rank, m.position, m.id'
 #: The columns of a listing's order as values, for the cursor.
 PLACES: dict[MessageState, tuple[str, ...]] = {
     state: tuple(column.removesuffix(" DESC") for column in order.split(", ")) for state, order in ORDERS.items()
 }
+PLACES_BY_GROUP = ("coalesce(m.\"group\", '')", "m.rank", "m.position", "m.id")
 
 _STORED = (
     'm.id, {state}, m.key, m."group", m.priority, m.token, m.deliveries, m.attempts, m.published_ms, m.ready_ms, e.data'
@@ -42,17 +45,20 @@ def peek(
     A filter without an index is applied to a bounded number of messages: the caller goes on behind them.
     """
     wanted = {name: value for name, value in filters.items() if value is not None}
+    by_group = state == "ready" and records.groups is not None and records.groups.takes_turns
     indexed = {name: value for name, value in wanted.items() if _index_of(state, name) is not None}
     others = {name: value for name, value in wanted.items() if name not in indexed}
     seen_max = SCANNED_MAX if others else limit
-    seen = _seen(records, state, seen_max, read_cursor(cursor, len(PLACES[state])), indexed, others)
+    after = read_cursor(cursor, len(PLACES_BY_GROUP if by_group else PLACES[state]))
+    seen = (_seen_by_group if by_group else _seen)(records, state, seen_max, after, indexed, others)
     fitting = [row for row in seen if row[0]]
     limit = _within_bytes(records, [row[1] for row in fitting[:limit]])
     messages = _read(records, state, [row[1] for row in fitting[:limit]])
     if len(fitting) > limit:
         return Page(messages, _cursor(fitting[limit - 1]))
     # There is a next page if anything at all comes after, even if none of it fits the filters.
-    more = len(seen) == seen_max and _seen(records, state, 1, list(seen[-1][2:]), {}, {})
+    look_on = _seen_by_group if by_group else _seen
+    more = len(seen) == seen_max and look_on(records, state, 1, list(seen[-1][2:]), {}, {})
     return Page(messages, _cursor(seen[-1]) if more else None)
 
 
@@ -118,6 +124,45 @@ def _seen(
     if len(same) < limit:
         same += select(limit - len(same), " AND m.priority < ?", after[:1])
     return same
+
+
+def _seen_by_group(
+    records: QueueRecords,
+    state: MessageState,
+    limit: int,
+    after: list[Any] | None,
+    indexed: dict[str, str],
+    others: dict[str, str],
+) -> list[tuple[Any, ...]]:
+    """The same for ready messages of a queue that takes turns between groups."""
+    group = others.get("group") if len(others) == 1 else None
+    others = {} if group is not None else others
+
+    def select(number: int, behind: str, place: list[Any]) -> list[tuple[Any, ...]]:
+        index = next((found for found in (_index_of(state, name) for name in indexed) if found), "message:group")
+        fits = " AND ".join(f'm."{name}" IS ?' for name in others) or "1"
+        where = "".join(f' AND m."{name}" = ?' for name in indexed) + behind
+        where += " AND m.state < {WAITING}" if index == "message:owner" else ""
+        query = (
+            f"SELECT {fits}, m.seq, {', '.join(PLACES_BY_GROUP)} FROM {{message}} m INDEXED BY {{{index}}} "
+            f"WHERE m.queue = ? AND m.state = {STATE_NUMBERS[state]} AND m.rank IS NOT NULL{where} "
+            f"ORDER BY {BY_GROUP} LIMIT ?"
+        )
+        parameters = (*others.values(), records.number, *indexed.values(), *place, number)
+        return records.step.execute(query, parameters).fetchall()
+
+    same_group = ' AND m."group" IS ?'
+    if after is None:
+        return select(limit, "", []) if group is None else select(limit, same_group, [group])
+    name, *place = after
+    if group is not None and group != name:
+        return select(limit, same_group, [group]) if group > str(name) else []
+    found = select(limit, f"{same_group} AND (m.rank, m.position, m.id) > (?, ?, ?)", [name or None, *place])
+    if len(found) < limit and group is None:
+        # Messages without a group come first.
+        behind = (' AND m."group" > ?', [name]) if name else (' AND m."group" IS NOT NULL', [])
+        found += select(limit - len(found), *behind)
+    return found
 
 
 def _read(records: QueueRecords, state: MessageState, numbers: list[int]) -> list[Stored]:

@@ -11,7 +11,8 @@ from waypost.errors import QueueFull
 from waypost.policy import ARRIVAL_TTL_MS, BURY_MAX, PRIORITY_MAX, PRIORITY_MIN
 from waypost.store.port import Draft
 from waypost.store.repeats import id_in_use
-from waypost.store.sqlite.moves import begin, end, make_claimable, notify_chain, placed
+from waypost.store.sqlite.groups import oldest_of_longest, over_group_caps
+from waypost.store.sqlite.moves import begin, end, make_claimable, notify_chain, place
 from waypost.store.sqlite.queue_records import (
     COLUMNS,
     ENVELOPE_BYTES_MAX,
@@ -37,6 +38,9 @@ _ARRIVAL_SET = """
 _DROPPABLE = f"""
     SELECT {COLUMNS} FROM {{message}} m INDEXED BY {{message:ready}}
     WHERE m.queue = ? AND m.state = {READY} AND m.priority = ? ORDER BY m.position, m.id LIMIT ?"""
+
+#: Why a message is claimable again that was claimed since it joined its ordered group: it keeps its place there.
+CLAIMED_BEFORE = frozenset(("expired", "released", "retried", "snoozed"))
 
 #: What to do with a draft, and the id of the message that it concerns.
 Plan = tuple[str, str]
@@ -77,11 +81,13 @@ def _are_plain(records: QueueRecords, drafts: Sequence[Draft]) -> bool:
     cap = records.policy.max_pending
     if not drafts or (cap is not None and _pending(records) + len(drafts) > cap):
         return False
-    priority, group = drafts[0].priority, drafts[0].group
+    if records.groups is not None and records.groups.has_caps:
+        return False
+    priority = drafts[0].priority
     for draft in drafts:
         if (
             draft.key is not None or draft.delay_ms or draft.at_ms is not None or draft.forwarded or draft.after
-            or draft.chain is not None or draft.priority != priority or draft.group != group
+            or draft.chain is not None or draft.priority != priority
             or not 0 < len(draft.envelope) <= ENVELOPE_BYTES_MAX
         ):  # fmt: skip
             return False
@@ -94,11 +100,11 @@ def _publish_plain(
     """Store drafts that need no decision, all at once."""
     records.make()
     ids, envelopes = [draft.id for draft in drafts], [draft.envelope for draft in drafts]
-    priority, group, count = drafts[0].priority, drafts[0].group, len(drafts)
-    records.add_ready(records.step.take_seq(count), ids, envelopes, priority, group)
+    priority, groups, count = drafts[0].priority, [draft.group for draft in drafts], len(drafts)
+    records.add_ready(records.step.take_seq(count), ids, envelopes, priority, groups)
     records.count_up("published", count)
     records.note_many(
-        "published", operation, ids, priority=priority, group=group, token=0, deliveries=0, attempts=0,
+        "published", operation, ids, priority=priority, group=groups, token=0, deliveries=0, attempts=0,
         cause=None, size=[len(envelope) for envelope in envelopes], schedule=schedule,
         body=[_copy(draft) for draft in drafts] if records.policy.journal == "full" else None,
     )  # fmt: skip
@@ -152,29 +158,46 @@ def _plan(records: QueueRecords, draft: Draft, arrived: set[str], windows: dict[
 
 def _make_room(records: QueueRecords, drafts: Sequence[Draft], plans: list[Plan], operation: str | None) -> None:
     cap = records.policy.max_pending
-    if cap is None:
+    groups = records.groups if records.policy.grouped else None
+    capped_groups = groups is not None and groups.has_caps
+    if cap is None and not capped_groups:
         return
-    added = sum(
-        action in ("new", "park") and not _passes_cap(draft) for draft, (action, _) in zip(drafts, plans, strict=True)
-    )
-    pending = _pending(records)
-    over = min(pending + added - cap, added + BURY_MAX)
-    if added == 0 or over <= 0:
-        return
-    # A known id is refused as such, whether the queue is full or not.
-    stored = [
-        draft.id for draft, (action, _) in zip(drafts, plans, strict=True) if action in ("new", "park", "replace")
+    added = [
+        draft
+        for draft, (action, _) in zip(drafts, plans, strict=True)
+        if action in ("new", "park") and not _passes_cap(draft)
     ]
-    records.load(stored)
-    for id in stored:
-        if id in records.messages:
-            raise id_in_use(records.name, id)
+    if not added:
+        return
+    if capped_groups or (cap is not None and _pending(records) + len(added) > cap):
+        # A known id is refused as such, whether the queue is full or not.
+        stored = [
+            draft.id for draft, (action, _) in zip(drafts, plans, strict=True) if action in ("new", "park", "replace")
+        ]
+        records.load(stored)
+        for id in stored:
+            if id in records.messages:
+                raise id_in_use(records.name, id)
+    spared = {holder_id for _, holder_id in plans}
+    doomed = over_group_caps(records, [draft.group for draft in added], spared) if capped_groups else []
+    spared.update(record.id for record in doomed)
+    for record in doomed + _over_cap(records, len(added), len(doomed), spared):
+        end(records, record, "dropped", operation, cause="overload")
+
+
+def _over_cap(records: QueueRecords, added: int, dropped: int, spared: set[str]) -> list[Record]:
+    """Return what must be dropped so that the queue has no more than `max_pending`; raises `QueueFull`."""
+    cap, pending = records.policy.max_pending, _pending(records)
+    if cap is None:
+        return []
+    over = min(pending - dropped + added - cap, added + BURY_MAX)
+    if over <= 0:
+        return []
     if records.policy.overload == "drop_oldest":
-        droppable = _oldest(records, over, {holder_id for _, holder_id in plans})
+        in_turns = records.groups is not None and records.groups.takes_turns
+        droppable = oldest_of_longest(records, over, spared) if in_turns else _oldest(records, over, spared)
         if len(droppable) == over:
-            for record in droppable:
-                end(records, record, "dropped", operation, cause="overload")
-            return
+            return droppable
     raise QueueFull(
         f"queue {records.name} holds {pending} messages that wait and its max_pending is {cap}; "
         "retry later, raise max_pending or add workers"
@@ -258,7 +281,7 @@ def _store(
     elif draft.after:
         cause, waits = "blocked", True
     if not waits:
-        record.state, record.position = placed(records, ready_ms)
+        record.state = place(records, record, ready_ms)
     records.add(record, envelope)
     if draft.chain is not None or draft.after:
         begin(records, record, draft.after)
@@ -285,6 +308,8 @@ def _extend(records: QueueRecords, holder_id: str, ready_ms: int, operation: str
         record.ready_ms = ready_ms if ready_ms > records.now else record.published_ms
         records.touch(record)
     else:
+        if record.cause not in CLAIMED_BEFORE:
+            record.position = 0  # never claimed: it joins its group again when it is due
         make_claimable(records, record, ready_ms)
     records.note("postponed", operation, record, due_ms=ready_ms)
     return Published(holder_id, "extended", records.name)

@@ -29,6 +29,7 @@ from waypost.store.sqlite.entries import (
     sweep_events,
     write_entries,
 )
+from waypost.store.sqlite.grouping import Grouping
 from waypost.store.sqlite.remove import RemovalMark, read_mark, write_mark
 from waypost.store.sqlite.schema import DEAD, LEASED, WAITING
 from waypost.values import MINUTE_COUNTERS, MINUTE_MAXIMA, SIDE_EVENTS, EventName, is_side_effect
@@ -53,7 +54,7 @@ _FRESH_NUMBERS = dict.fromkeys(NUMBERS, 0) | {"journal_first": 1, "journal_swept
 COLUMNS = (
     'm.seq, m.id, m.state, m.priority, m.position, m.ready_ms, m.published_ms, m.size, m.key, m."group", m.token, '
     "m.deliveries, m.attempts, m.nonce, m.worker, m.claimed_ms, m.lease_end_ms, m.lease_ms, m.cancel_requested, "
-    "m.cause, m.ended_ms, m.reason, m.error_type, m.error, m.chain"
+    "m.cause, m.ended_ms, m.reason, m.error_type, m.error, m.chain, m.rank, m.holds"
 )
 
 #: How many trimmed rows of the journal one step deletes: more than a step adds, but few enough not to block others.
@@ -74,16 +75,24 @@ _READY_INSERT = """
     INSERT INTO {message} (seq, queue, id, state, priority, position, ready_ms, published_ms, size, "group")
     SELECT ?1 + j.key, ?2, j.value, {READY}, ?3, ?4 + j.key, ?5, ?5, length(e.data), ?6
     FROM json_each(?7) j CROSS JOIN {envelope} e ON e.seq = ?1 + j.key"""
+#: The same with a group for each message, and a rank.
+_READY_INSERT_GROUPS = """
+    INSERT INTO {message} (seq, queue, id, state, priority, position, ready_ms, published_ms, size, rank, "group")
+    SELECT ?1 + j.key, ?2, json_extract(j.value, '$[0]'), {READY}, ?3, ?4 + j.key, ?5, ?5, length(e.data),
+        CASE WHEN json_extract(j.value, '$[1]') IS NULL THEN ?6 ELSE ?7 END, json_extract(j.value, '$[1]')
+    FROM json_each(?8) j CROSS JOIN {envelope} e ON e.seq = ?1 + j.key"""
 _MESSAGE_COLUMNS = (
     "seq", "queue", "id", "state", "priority", "position", "ready_ms", "published_ms", "size", "key", "group",
-    "chain",
+    "chain", "rank",
 )  # fmt: skip
 _MESSAGE_UPDATE = """
     UPDATE {message} SET state = ?, position = ?, ready_ms = ?, token = ?, deliveries = ?, attempts = ?, nonce = ?,
         worker = ?, claimed_ms = ?, lease_end_ms = ?, lease_ms = ?, cancel_requested = ?, cause = ?,
-        ended_ms = ?, reason = ?, error_type = ?, error = ?
+        ended_ms = ?, reason = ?, error_type = ?, error = ?, rank = ?, holds = ?
     WHERE seq = ?"""
 _MESSAGES_DELETE = "DELETE FROM {message} WHERE seq BETWEEN ? AND ?"
+_MESSAGES_DELETE_LISTED = "DELETE FROM {message} WHERE seq IN (SELECT value FROM json_each(?))"
+_ENVELOPES_DELETE_LISTED = "DELETE FROM {envelope} WHERE seq IN (SELECT value FROM json_each(?))"
 _READERS = "SELECT name, read_to FROM {reader} WHERE queue = ?"
 _NEXT_DUE = "SELECT min(ready_ms) FROM {message} INDEXED BY {message:delayed} WHERE queue = ? AND state = {DELAYED}"
 _NEXT_LEASE = "SELECT min(lease_end_ms) FROM {message} INDEXED BY {message:leased} WHERE queue = ? AND state = {LEASED}"
@@ -146,6 +155,9 @@ class Record(Struct, gc=False):
     error_type: str | None = None
     error: str | None = None
     chain: str | None = None
+    #: Its place in its group before its position; None if no group counts it. See `grouping.py`.
+    rank: int | None = None
+    holds: int = 0
 
     def ready_after_wait(self, now: int) -> int:
         """Return when it may be claimed if it need not wait any more: now, unless it was published with a delay.
@@ -213,6 +225,11 @@ def consecutive(numbers: Iterable[int]) -> list[tuple[int, int]]:
     return ranges
 
 
+def is_scattered(ranges: Sequence[tuple[int, int]]) -> bool:
+    """Return whether rows are so many ranges that a statement with a list of them is faster."""
+    return len(ranges) > 4
+
+
 class QueueRecords:
     """A queue in hand. `number` is 0 when it is not in the file."""
 
@@ -231,6 +248,7 @@ class QueueRecords:
         "_touched",
         "damaged",
         "freshly_ready",
+        "groups",
         "holders",
         "mark",
         "messages",
@@ -256,7 +274,7 @@ class QueueRecords:
         self.mark = RemovalMark(gone=True) if row is None else read_mark(row[-1])
         self._mark_before = None if row is None else structs.replace(self.mark)
         if row is not None:
-            row = row[:-1]
+            grouping, row = row[-2], row[:-2]
             self.number, _, self.policy_text, paused = row[:4]
             self.paused = bool(paused)
             self.numbers = dict(zip(NUMBERS, row[4:], strict=False))
@@ -278,6 +296,8 @@ class QueueRecords:
         self._entries: list[Entry] = []
         self._minute: dict[str, int] = {}
         self._follow(read_policy(self.policy_text))
+        #: None in a queue that never took turns between groups, or has been converted back.
+        self.groups = None if row is None or grouping is None else Grouping(self, grouping)
 
     def _follow(self, policy: PolicyRecord) -> None:
         self.policy = policy
@@ -305,6 +325,7 @@ class QueueRecords:
         }  # fmt: skip
         self.paused = False
         self.set_policy(policy)
+        self.groups = None
         self.mark = mark
 
     # ---- counting ----------------------------------------------------------------------------------------
@@ -334,6 +355,8 @@ class QueueRecords:
 
     def move(self, record: Record, state: int) -> None:
         """A new state for a message, with the depth of both states."""
+        if self.groups is not None:
+            self.groups.move(record, state)
         self.numbers[STATE_COUNTERS[record.state]] -= 1
         self.numbers[STATE_COUNTERS[state]] += 1
         record.state = state
@@ -352,6 +375,7 @@ class QueueRecords:
         *,
         message_id: str | None = None,
         key: str | None = None,
+        group: str | None = None,
         worker: str | None = None,
         due_ms: int | None = None,
         cause: str | None = None,
@@ -372,7 +396,7 @@ class QueueRecords:
         self.numbers["journal_last"] += 1
         if record is None:
             self._events.append((
-                event, message_id, key, None, None, None, None, None, worker, due_ms, cause, reason, error_type,
+                event, message_id, key, group, None, None, None, None, worker, due_ms, cause, reason, error_type,
                 run_ms, wait_ms, size, operation, None, schedule, body, error,
             ))  # fmt: skip
         else:
@@ -489,6 +513,8 @@ class QueueRecords:
 
     def add(self, record: Record, envelope: bytes) -> None:
         """A message that is new in this queue."""
+        if self.groups is not None:
+            self.groups.add(record)
         self.numbers[STATE_COUNTERS[record.state]] += 1
         self.messages[record.id] = record
         self._added[record.id] = (record, envelope)
@@ -499,6 +525,8 @@ class QueueRecords:
 
     def remove(self, record: Record, *, keep_envelope: bool = False) -> None:
         """The message leaves the queue."""
+        if self.groups is not None:
+            self.groups.remove(record)
         self.numbers[STATE_COUNTERS[record.state]] -= 1
         self.messages.pop(record.id, None)
         self._touched.pop(record.id, None)
@@ -527,7 +555,7 @@ class QueueRecords:
                         (
                             r.state, r.position, r.ready_ms, r.token, r.deliveries, r.attempts, r.nonce,
                             r.worker, r.claimed_ms, r.lease_end_ms, r.lease_ms, r.cancel_requested, r.cause,
-                            r.ended_ms, r.reason, r.error_type, r.error, r.seq,
+                            r.ended_ms, r.reason, r.error_type, r.error, r.rank, r.holds, r.seq,
                         )
                         for r in changed.values()
                     ],
@@ -539,7 +567,7 @@ class QueueRecords:
             rows = [
                 (
                     r.seq, queue, r.id, r.state, r.priority, r.position, r.ready_ms, r.published_ms, r.size,
-                    r.key, r.group, r.chain,
+                    r.key, r.group, r.chain, r.rank,
                 )
                 for r, _ in self._added.values()
             ]  # fmt: skip
@@ -548,7 +576,7 @@ class QueueRecords:
             self._added.clear()
 
     def add_ready(
-        self, first: int, ids: Sequence[str], envelopes: Sequence[bytes], priority: int, group: str | None
+        self, first: int, ids: Sequence[str], envelopes: Sequence[bytes], priority: int, groups: Sequence[str | None]
     ) -> None:
         """Add messages that are ready now and have neither key nor chain, by one statement for each table.
 
@@ -559,12 +587,20 @@ class QueueRecords:
         starts = accumulate(map(len, envelopes), initial=1)
         places = [start << _LENGTH_BITS | len(data) for start, data in zip(starts, envelopes, strict=False)]
         step.execute(_ENVELOPES_INSERT, (first, b"".join(envelopes), as_list(places)))
-        values = (first, self.number, priority, numbers["sequence"] + 1, self.now, group, as_list(ids))
+        values = (first, self.number, priority, numbers["sequence"] + 1, self.now)
+        grouping = self.groups if self.policy.grouped else None
         with self._ids_unused(list(enumerate(ids, first))):
-            step.execute(_READY_INSERT, values)
+            if grouping is not None:
+                ranks = (-1 - priority, grouping.rank_of(priority, ""))
+                step.execute(_READY_INSERT_GROUPS, (*values, *ranks, as_list(list(zip(ids, groups, strict=True)))))
+            elif groups.count(groups[0]) == count:
+                step.execute(_READY_INSERT, (*values, groups[0], as_list(ids)))
+            else:
+                pairs = as_list(list(zip(ids, groups, strict=True)))
+                step.execute(_READY_INSERT_GROUPS, (*values, None, None, pairs))
         numbers["sequence"] += count
         numbers["ready"] += count
-        self.freshly_ready += count
+        self.freshly_ready += count if grouping is None else grouping.add_ready(groups)
 
     @contextmanager
     def _ids_unused(self, added: list[tuple[int, str]]) -> Iterator[None]:
@@ -585,11 +621,16 @@ class QueueRecords:
         ids = [id for _, id in added]
         return next((id for id in ids if ids.count(id) > 1), "")
 
-    def remove_rows(self, seqs: Iterable[int]) -> None:
+    def remove_rows(self, seqs: Sequence[int]) -> None:
         """Delete messages and their envelopes."""
         runs = consecutive(seqs)
-        self.step.execute_many(_MESSAGES_DELETE, runs)
-        self.step.execute_many(_ENVELOPES_DELETE, runs)
+        if is_scattered(runs):
+            listed = (as_list(seqs),)
+            self.step.execute(_MESSAGES_DELETE_LISTED, listed)
+            self.step.execute(_ENVELOPES_DELETE_LISTED, listed)
+        else:
+            self.step.execute_many(_MESSAGES_DELETE, runs)
+            self.step.execute_many(_ENVELOPES_DELETE, runs)
 
     def flush_and_forget(self) -> None:
         """Write the messages in hand and hold none: the next read sees the file."""
@@ -625,6 +666,8 @@ class QueueRecords:
     def flush(self) -> None:
         """Write all that the step gathered for this queue."""
         self.flush_messages()
+        if self.groups is not None:
+            self.groups.save()
         last, policy = self.numbers["journal_last"], self.policy
         if last - self.numbers["journal_first"] + 1 >= policy.journal_max + policy.journal_slack:
             self._cut_journal(last - policy.journal_max + 1, "hard_cap")

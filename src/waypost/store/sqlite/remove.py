@@ -43,7 +43,7 @@ _ENVELOPE = "DELETE FROM {envelope} WHERE seq = ?"
 #: What goes at once. Sessions, their results and arrivals stay until they run out: a repeat of them may still come.
 _GOES = (
     "journal", "entry", "reader", "window", "result", "chain", "member", "watcher", "waiter", "ending", "sleeper",
-    "rate", "minute", "schedule",
+    "rate", "minute", "schedule", "group",
 )  # fmt: skip
 _RUN_OUT = """
     SELECT q.number, q.name FROM {meta} m JOIN {queue} q ON q.name = substr(m.name, 9)
@@ -56,7 +56,7 @@ _MARKS_RUN_OUT = """
     DELETE FROM {meta} WHERE name >= 'removal:' AND name < 'removal;' AND json_extract(value, '$.until') <= ?
         AND NOT json_extract(value, '$.gone')"""
 _ALL = (*_GOES, "session", "replay", "arrival")
-_CHANGES_DROP = "UPDATE {queue} SET changes = NULL WHERE number = ?"
+_CHANGES_DROP = "UPDATE {queue} SET changes = NULL, grouping = NULL WHERE number = ?"
 _QUEUE_DROP = "DELETE FROM {queue} WHERE number = ?"
 
 

@@ -43,9 +43,14 @@ ADDED = {
     ("worker", "request"): "TEXT",
     ("worker", "request_ms"): "INTEGER",
     ("schedule", "state"): "BLOB",
+    ("queue", "grouping"): "BLOB",
+    ("message", "rank"): "INTEGER",
+    ("message", "holds"): "INTEGER NOT NULL DEFAULT 0",
 } | {("minute", counter): "INTEGER" for counter in MINUTE_COUNTERS[MINUTE_COUNTERS_FIRST:]}
 #: Tables that the first release did not have; they are made in the same way.
-ADDED_TABLES = ("record", "entry")
+ADDED_TABLES = ("record", "entry", "group")
+#: Indexes of other tables that the first release did not have.
+ADDED_INDEXES = ("message:group", "message:held")
 #: Every table with its columns, read from the file that creates them.
 TABLES: dict[str, tuple[str, ...]] = {
     table: tuple(re.findall(r'^    "?([a-z_]+)"? [A-Z]', body, re.MULTILINE))
@@ -128,7 +133,10 @@ def _columns(connection: sqlite3.Connection, spelling: Spelling, table: str) -> 
 def is_complete(connection: sqlite3.Connection, spelling: Spelling) -> bool:
     """Whether it has our schema, with all tables and columns that this release adds."""
     return not (
-        _missing_columns(connection, spelling) or _missing_tables(connection, spelling) or _is_old(connection, spelling)
+        _missing_columns(connection, spelling)
+        or _missing_tables(connection, spelling)
+        or _missing_indexes(connection, spelling)
+        or _is_old(connection, spelling)
     )
 
 
@@ -146,6 +154,11 @@ def _missing_tables(connection: sqlite3.Connection, spelling: Spelling) -> list[
     return [table for table in ADDED_TABLES if not _columns(connection, spelling, table)]
 
 
+def _missing_indexes(connection: sqlite3.Connection, spelling: Spelling) -> list[str]:
+    here = {name for (name,) in connection.execute("SELECT name FROM main.sqlite_master WHERE type = 'index'")}
+    return [index for index in ADDED_INDEXES if spelling.name(index) not in here]
+
+
 def complete(connection: sqlite3.Connection, spelling: Spelling) -> None:
     """Bring the schema of an older release to ours, in the transaction in progress."""
     if _is_old(connection, spelling):
@@ -154,6 +167,10 @@ def complete(connection: sqlite3.Connection, spelling: Spelling) -> None:
     for table, column in _missing_columns(connection, spelling):
         kind = ADDED[table, column]
         connection.execute(f'ALTER TABLE main."{spelling.name(table)}" ADD COLUMN {column} {kind}')
+    for index in _missing_indexes(connection, spelling):
+        for statement in _statements():
+            if f"INDEX {{{index}}}" in statement:
+                connection.execute(spelling[statement])
     for table in _missing_tables(connection, spelling):
         for statement in _statements():
             if f"{{{table}}}" in statement:

@@ -47,7 +47,8 @@ CREATE TABLE {queue} (
     duplicates INTEGER NOT NULL DEFAULT 0,
     transferred INTEGER NOT NULL DEFAULT 0,
     over_cap INTEGER NOT NULL DEFAULT 0,
-    changes BLOB
+    changes BLOB,
+    grouping BLOB
 );
 
 CREATE TABLE {envelope} (seq INTEGER PRIMARY KEY, data BLOB NOT NULL);
@@ -78,7 +79,10 @@ CREATE TABLE {message} (
     reason TEXT,
     error_type TEXT,
     error TEXT,
-    chain TEXT
+    chain TEXT,
+    -- Only in a queue that takes turns between groups: see `grouping.py`.
+    rank INTEGER,
+    holds INTEGER NOT NULL DEFAULT 0
 );
 CREATE UNIQUE INDEX {message:id} ON {message} (queue, id);
 CREATE INDEX {message:ready} ON {message} (queue, priority DESC, position, id) WHERE state = {READY};
@@ -90,6 +94,35 @@ CREATE INDEX {message:reason} ON {message} (queue, reason, ended_ms, id) WHERE s
 -- Who has a key, and the next generation that waits for it: at most one of each, or the step fails.
 CREATE UNIQUE INDEX {message:owner} ON {message} (queue, key) WHERE key IS NOT NULL AND state < {WAITING};
 CREATE UNIQUE INDEX {message:parked} ON {message} (queue, key) WHERE key IS NOT NULL AND state = {WAITING};
+-- The ready messages of each group, and the delayed ones that have a place in an ordered group.
+CREATE INDEX {message:group} ON {message} (queue, "group", rank, position, id)
+    WHERE state = {READY} AND rank IS NOT NULL;
+CREATE INDEX {message:held} ON {message} (queue, "group", rank, position, id) WHERE holds > 0;
+
+-- The groups of queues that take turns between them, '' for messages without one: how many messages each has, its
+-- number in the line, its settings, the claims that its rate counts and when it allows the next one.
+CREATE TABLE {group} (
+    queue INTEGER NOT NULL,
+    name TEXT NOT NULL,
+    turn INTEGER,
+    ready INTEGER NOT NULL DEFAULT 0,
+    leased INTEGER NOT NULL DEFAULT 0,
+    others INTEGER NOT NULL DEFAULT 0,
+    own INTEGER NOT NULL DEFAULT 0,
+    weight INTEGER NOT NULL DEFAULT 1,
+    paused INTEGER NOT NULL DEFAULT 0,
+    max_running INTEGER,
+    rate_count INTEGER,
+    rate_per_ms INTEGER,
+    max_pending INTEGER,
+    claims BLOB,
+    claims_until INTEGER,
+    limited_until INTEGER,
+    PRIMARY KEY (queue, name)
+) WITHOUT ROWID;
+CREATE INDEX {group:turn} ON {group} (queue, turn, name) WHERE turn IS NOT NULL;
+CREATE INDEX {group:limited} ON {group} (queue, limited_until) WHERE limited_until IS NOT NULL;
+CREATE INDEX {group:until} ON {group} (queue, claims_until) WHERE claims_until IS NOT NULL;
 
 -- Completed messages, kept if the queue's policy says so.
 CREATE TABLE {completed} (

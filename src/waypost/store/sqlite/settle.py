@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from waypost.store.port import Hold, Target, cut_error, error_to_keep, forwarded_draft
+from waypost.store.sqlite.grouping import HOLDS
 from waypost.store.sqlite.known import KnownLease, KnownLeases
 from waypost.store.sqlite.moves import bury, end, ends_otherwise, make_claimable, to_head
 from waypost.store.sqlite.publish import publish
@@ -80,6 +81,8 @@ def _settle_plain(records: QueueRecords, settlements: Sequence[Settlement], oper
     """End deliveries at once that are all done and still held, with nothing else to do; whether these are."""
     if records.policy.completed_max or not settlements or records.is_awaited:
         return False
+    if records.groups is not None and not records.groups.counts_all:
+        return False
     for settlement in settlements:
         if settlement.outcome != "done" or settlement.result is not None or settlement.then:
             return False
@@ -93,6 +96,8 @@ def _settle_plain(records: QueueRecords, settlements: Sequence[Settlement], oper
     now, count = records.now, len(ids)
     seqs, tokens, priorities, groups, deliveries, attempts, sizes, claimed, workers = zip(*leases, strict=True)
     records.remove_rows(seqs)
+    if records.groups is not None:
+        records.groups.end_leases(groups)
     records.numbers["leased"] -= count
     records.count_up("done", count)
     ran = [now - claimed_ms for claimed_ms in claimed]
@@ -202,6 +207,8 @@ def _not_done(records: QueueRecords, record: Record, settlement: Settlement, ope
         error=cut_error(settlement.error) if status == "retried" else None,
     )  # fmt: skip
     make_claimable(records, record, ready_ms)
+    if record.state == DELAYED and records.groups is not None and records.groups.is_ordered(record.group):
+        record.holds = HOLDS
     return status
 
 

@@ -15,7 +15,8 @@ from waypost.values import Notice
 T = TypeVar("T")
 
 _QUEUE = """
-    SELECT q.*, (SELECT value FROM {meta} WHERE name = 'removal:' || q.name) FROM {queue} q WHERE q.name = ?"""
+    SELECT q.*, q.grouping, (SELECT value FROM {meta} WHERE name = 'removal:' || q.name)
+    FROM {queue} q WHERE q.name = ?"""
 _QUEUE_NEW = "INSERT INTO {queue} (name, policy) VALUES (?, ?)"
 _SEQ_LAST = "SELECT max(seq) FROM {envelope}"
 _RESERVE_KEPT = "SELECT 1 FROM {reserve}"

@@ -23,10 +23,8 @@ from waypost.store.port import (
     NaturalChannel,
     Registration,
     Target,
-    WithoutGroups,
     Woken,
     add_wakes,
-    check_group_settings,
     check_purge,
     dead_cursor,
     poll_parts,
@@ -36,6 +34,7 @@ from waypost.store.sqlite import (
     admin,
     chains,
     claim,
+    groups,
     journal,
     locate,
     peek,
@@ -57,7 +56,7 @@ from waypost.store.sqlite.queue_records import QueueRecords
 from waypost.store.sqlite.schema import NO_STATE, Spelling
 from waypost.store.sqlite.step import SqliteCall, Step
 from waypost.store.sqlite.transactions import SqliteTransactions
-from waypost.store.sqlite.wake import waking
+from waypost.store.sqlite.wake import pick_sleepers, waking, waking_groups
 from waypost.values import (
     CancelStatus,
     ChainState,
@@ -69,6 +68,7 @@ from waypost.values import (
     ExtendStatus,
     Fired,
     FoundMessage,
+    GroupPage,
     Links,
     MessageState,
     Notice,
@@ -112,11 +112,11 @@ def wall_clock_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-class SqliteStore(WithoutGroups):
+class SqliteStore:
     """Keeps everything in one file, for all processes of one machine. `clock` is for tests."""
 
     kind = "sqlite"
-    capabilities = Capabilities(reach="machine", durability="each commit is on the disk")
+    capabilities = Capabilities(reach="machine", durability="each commit is on the disk", groups=True)
     blocking_waits = None
 
     def __init__(
@@ -270,7 +270,9 @@ class SqliteStore(WithoutGroups):
 
     def cancel(self, queue: str, targets: Sequence[Target], operation: Operation) -> Call[Woken[list[CancelStatus]]]:
         def work(records: QueueRecords) -> Woken[list[CancelStatus]]:
-            return _with_notices(records, Woken(settle.cancel(records, targets, str(operation)), {}))
+            return _with_notices(
+                records, _groups_woken(records, lambda: settle.cancel(records, targets, str(operation)))
+            )
 
         return self._once("cancel", queue, operation, replays.CANCELLED, work)
 
@@ -397,7 +399,9 @@ class SqliteStore(WithoutGroups):
         check_purge(state, ids)
 
         def work(records: QueueRecords) -> Woken[Purged]:
-            return _with_notices(records, Woken(admin.purge(records, state, limit, str(operation), ids), {}))
+            return _with_notices(
+                records, _groups_woken(records, lambda: admin.purge(records, state, limit, str(operation), ids))
+            )
 
         return self._once("purge", queue, operation, replays.PURGED, work)
 
@@ -411,8 +415,6 @@ class SqliteStore(WithoutGroups):
         return SqliteCall("check", run, writes=mend)
 
     def configure(self, queue: str, changes: Mapping[str, Any]) -> Call[Woken[PolicyRecord]]:
-        changes = check_group_settings(self.kind, changes)
-
         def run(step: Step) -> Woken[PolicyRecord]:
             records = step.queue_for_writing(queue)
             return _woken(records, lambda: admin.configure(records, changes), also=lambda: admin.worth_waking(records))
@@ -432,6 +434,35 @@ class SqliteStore(WithoutGroups):
             return _woken(records, lambda: changed, also=lambda: admin.worth_resuming(records) if changed else 0)
 
         return SqliteCall("resume", run)
+
+    # ---- groups --------------------------------------------------------------------------------------------
+
+    def groups(self, queue: str, limit: int, *, cursor: str | None = None, group: str | None = None) -> Call[GroupPage]:
+        def run(step: Step) -> GroupPage:
+            return groups.page(step.queue_for_reading(queue), limit, cursor, group)
+
+        return SqliteCall("groups", run, writes=False)
+
+    def configure_group(self, queue: str, group: str, changes: Mapping[str, Any]) -> Call[Woken[bool]]:
+        def run(step: Step) -> Woken[bool]:
+            records = step.queue_for_writing(queue)
+            changed = groups.configure_group(records, group, changes)
+            names = pick_sleepers(records, groups.worth_configuring(records, group) if changed else 0)
+            return Woken(changed, {queue: names} if names else {})
+
+        return SqliteCall("configure_group", run)
+
+    def skip_held(self, queue: str, group: str, operation: Operation) -> Call[Woken[str | None]]:
+        def work(records: QueueRecords) -> Woken[str | None]:
+            return _groups_woken(records, lambda: groups.skip_held(records, group, str(operation)))
+
+        return self._once("skip_held", queue, operation, replays.SKIPPED, work)
+
+    def strand_group(self, queue: str, group: str) -> SqliteCall[None]:
+        """For tests: take a group that can go on out of the line, so that no claim finds its messages."""
+        return SqliteCall("damage", lambda step: groups.strand(step, queue, group))
+
+    # ---- removal -------------------------------------------------------------------------------------------
 
     def remove(self, queue: str, operation: Operation) -> Call[Removal]:
         return SqliteCall("remove", lambda step: remove.remove(step, queue, operation))
@@ -560,6 +591,11 @@ class SqliteStore(WithoutGroups):
 
 def _woken(records: QueueRecords, work: Callable[[], T], *, also: Callable[[], int] = lambda: 0) -> Woken[T]:
     result, names = waking(records, work, also=also)
+    return Woken(result, {records.name: names} if names else {})
+
+
+def _groups_woken(records: QueueRecords, work: Callable[[], T]) -> Woken[T]:
+    result, names = waking_groups(records, work)
     return Woken(result, {records.name: names} if names else {})
 
 

@@ -27,13 +27,38 @@ def waking(records: QueueRecords, work: Callable[[], T], *, also: Callable[[], i
     """Do the work of a step, and pick the sleepers that what it made claimable is worth."""
     earliest = records.next_due()
     records.freshly_ready = 0
+    _begin(records)
     result = work()
     soonest = records.next_due()
     earlier = soonest is not None and (earliest is None or soonest < earliest)
-    return result, _wake(records, records.freshly_ready + earlier + also())
+    return result, pick_sleepers(records, records.freshly_ready + earlier + _worth_of_groups(records) + also())
 
 
-def _wake(records: QueueRecords, count: int) -> list[str]:
+def waking_groups(records: QueueRecords, work: Callable[[], T]) -> tuple[T, list[str]]:
+    """Do the work of a step that makes no message claimable, but can end what holds a group."""
+    _begin(records)
+    result = work()
+    return result, pick_sleepers(records, _worth_of_groups(records))
+
+
+def _begin(records: QueueRecords) -> None:
+    if records.groups is not None:
+        records.groups.fresh.clear()
+        records.groups.freed.clear()
+
+
+def _worth_of_groups(records: QueueRecords) -> int:
+    """Return how many sleepers the groups are worth that can go on, if there may be a sleeper at all."""
+    groups = records.groups
+    if groups is None or not groups.freed:
+        return 0
+    is_known = records.numbers["sleepers_known_until"] > records.now
+    if is_known and records.step.execute(_SLEEPERS_FIRST, (records.number, records.now, 1)).fetchone() is None:
+        return 0
+    return groups.worth_waking()
+
+
+def pick_sleepers(records: QueueRecords, count: int) -> list[str]:
     """Take up to `count` sleepers out of the memory, the last to fall asleep first; `*` if the memory is gone."""
     if count == 0 or records.paused:
         return []

@@ -17,15 +17,6 @@ from waypost.testing.conformance.damage import check
 from waypost.values import GroupRecord, Lease
 
 
-class NeedsGroups:
-    """Tests of stores that can treat groups apart."""
-
-    @pytest.fixture(autouse=True)
-    def _needs_groups(self, bench: Bench) -> None:
-        if not bench.store.capabilities.groups:
-            pytest.skip("this store cannot treat groups apart yet")
-
-
 def names(leases: Sequence[Lease]) -> str:
     """Return the groups of leases, in order: one letter each, `-` for none."""
     return "".join(lease.group or "-" for lease in leases)
@@ -47,7 +38,7 @@ def fill(bench: Bench, groups: str) -> list[str]:
     return [one.id for one in bench.publish_drafts([bench.draft(group=None if g == "-" else g) for g in groups])]
 
 
-class TestTurns(NeedsGroups):
+class TestTurns:
     """Claims take turns between the groups that have something to hand out."""
 
     @pytest.mark.promise("QUEUE-6")
@@ -182,7 +173,7 @@ class TestTurns(NeedsGroups):
         assert names(bench.claim(10)) == "ababab"
 
 
-class TestGroupOrder(NeedsGroups):
+class TestGroupOrder:
     """The messages of an ordered group are handed out one at a time, in order."""
 
     @pytest.mark.promise("QUEUE-5")
@@ -416,7 +407,7 @@ class TestGroupOrder(NeedsGroups):
         assert order == {group: list(range(at, 48, 4)) for at, group in enumerate("abcd")}
 
 
-class TestGroupLimits(NeedsGroups):
+class TestGroupLimits:
     """Limits of each group, decided inside the claim or the publish."""
 
     @pytest.mark.promise("QUEUE-7")
@@ -575,7 +566,7 @@ class TestGroupLimits(NeedsGroups):
         assert Counter(names(held)) == {"a": 4, "b": 4}
 
 
-class TestGroupSettings(NeedsGroups):
+class TestGroupSettings:
     """Settings of queues and of single groups, pauses, listings."""
 
     @pytest.mark.promise("QUEUE-2", "QUEUE-5", "QUEUE-7")
@@ -680,7 +671,7 @@ class TestGroupSettings(NeedsGroups):
         assert bench.groups() == []
 
 
-class TestGroupSwitches(NeedsGroups):
+class TestGroupSwitches:
     """Settings that change under a live queue: nothing is lost, and no order."""
 
     @pytest.mark.promise("QUEUE-2", "QUEUE-6")

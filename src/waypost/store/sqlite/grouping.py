@@ -1,0 +1,382 @@
+"""The groups of one queue inside one step: how many messages each has, who joins the line, whom that wakes.
+
+A queue that takes turns between groups (see `memory/groups.py`) has a row for each group in `group`, and each of its
+messages a `rank`. `rank` is NULL in other queues: such a message is in no index of groups and in no count. Where it is
+not, the row of the message's group counts it, whatever the queue's settings say by now. So counts are right while a
+queue is converted.
+
+The messages of a group are claimed by rank, position and id. Ranks are the priorities, the highest first; below them
+those that were leased when an order was switched on, and above them those that joined an ordered group. So switching an
+order on rewrites no message that is ready: they come first, in the order in which they would have been claimed.
+
+Changes are gathered here and written by a statement for all groups that change in the same way: nearly always one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+from msgspec import Struct, structs
+
+from waypost.policy import GROUP_RATE_PARTS, GROUP_STRIDE, PolicyRecord
+from waypost.store.sqlite.schema import DEAD, DELAYED, LEASED, READY, WAITING
+from waypost.values import GroupLimit
+
+if TYPE_CHECKING:
+    from waypost.store.sqlite.queue_records import QueueRecords, Record
+
+#: The messages without a group, as a row of `group` has them.
+NO_GROUP = ""
+#: The rank of messages that joined an ordered group, and of those that were leased when the order was switched on.
+RANK_ORDERED, RANK_FIRST = 0, -100
+#: The rank of a message that no order holds, in SQL: its priority, the highest first.
+RANK_BY_PRIORITY = "-1 - priority"
+#: `holds` of a delayed message with a place in an ordered group: it holds the group, or others may pass it.
+HOLDS, HAS_PLACE = 1, 2
+#: The count that each state of a message goes into: ready, leased, others.
+_COUNTS = {READY: 0, LEASED: 1, DELAYED: 2, WAITING: 2}
+
+_COUNT = """
+    INSERT INTO {group} (queue, name, ready, leased, others) SELECT ?1, j.value, ?2, ?3, ?4 FROM json_each(?5) j WHERE 1
+    ON CONFLICT (queue, name) DO UPDATE SET
+        ready = ready + excluded.ready, leased = leased + excluded.leased, others = others + excluded.others"""
+_JOIN = """
+    UPDATE {group} SET turn = ?2 + ?3 / weight
+    WHERE queue = ?1 AND name IN (SELECT value FROM json_each(?4)) AND turn IS NULL"""
+#: Groups whose leases are limited by a setting of their own.
+_JOIN_LIMITED = f"{_JOIN} AND max_running IS NOT NULL"
+_JOIN_ALL = "UPDATE {group} SET turn = ?2 + ?3 / weight WHERE queue = ?1 AND turn IS NULL AND ready > 0"
+_FORGET = """
+    DELETE FROM {group} WHERE queue = ?1 AND name IN (SELECT value FROM json_each(?2)) AND ready <= 0 AND leased <= 0
+        AND others <= 0 AND turn IS NULL AND limited_until IS NULL AND claims IS NULL AND own = 0"""
+_SAVE = "UPDATE {queue} SET grouping = ? WHERE number = ?"
+#: The columns of a group, in the order of the fields of `GroupRow`.
+GROUP_COLUMNS = (
+    "g.name, g.turn, g.ready, g.leased, g.others, g.weight, g.paused, g.max_running, g.rate_count, g.rate_per_ms, "
+    "g.max_pending, g.claims, g.limited_until"
+)
+#: The first delayed message that holds a group.
+HELD_BY = """(
+    SELECT m.id FROM {message} m INDEXED BY {message:held}
+    WHERE m.queue = g.queue AND m."group" = g.name AND m.holds > 0 AND m.holds = 1
+    ORDER BY m.rank, m.position, m.id LIMIT 1)"""
+_NAMED = f"""
+    SELECT {GROUP_COLUMNS}, {HELD_BY} FROM {{group}} g
+    WHERE g.queue = ? AND g.name IN (SELECT value FROM json_each(?))"""
+
+_encode = msgspec.json.Encoder().encode
+_decode_claims = msgspec.json.Decoder(dict[int, int]).decode
+
+
+class GroupingRecord(Struct, omit_defaults=True):
+    """What a queue remembers of its groups as a whole, in its row."""
+
+    #: The number of the last turn.
+    turn: int = 0
+    #: The pass over the messages that is not over, and the last id that it has converted.
+    conversion: Literal["join", "unorder", "leave"] | None = None
+    converted_to: str = ""
+    #: The time of the last claim that knew of a group at its rate: an earlier one shows that the clock was set back.
+    clock_ms: int = 0
+    #: Whether the times until which groups are limited may be wrong, because settings have changed.
+    check_limits: bool = False
+    #: How many groups have settings of their own; limits of leases and of pending messages among them.
+    own: int = 0
+    own_running: int = 0
+    own_pending: int = 0
+
+
+_decode = msgspec.json.Decoder(GroupingRecord).decode
+
+
+class GroupRow(Struct):
+    """A group, as its row is."""
+
+    name: str
+    turn: int | None
+    ready: int
+    leased: int
+    others: int
+    weight: int
+    paused: int
+    max_running: int | None
+    rate_count: int | None
+    rate_per_ms: int | None
+    max_pending: int | None
+    claims: bytes | None
+    limited_until: int | None
+    #: The first delayed message that holds it, if that matters.
+    held_by: str | None = None
+
+    def most_running(self, policy: PolicyRecord) -> int | None:
+        """Return the limit of its leases, other than by its order."""
+        return None if self.name == NO_GROUP else self.max_running or policy.group_max_running
+
+    def rate(self, policy: PolicyRecord) -> tuple[int, int] | None:
+        """Return how many of its messages may be claimed in how many milliseconds."""
+        if self.name == NO_GROUP:
+            return None
+        if self.rate_count is not None and self.rate_per_ms is not None:
+            return self.rate_count, self.rate_per_ms
+        if policy.group_rate_count is not None and policy.group_rate_per_ms is not None:
+            return policy.group_rate_count, policy.group_rate_per_ms
+        return None
+
+    def claims_in_window(self, now: int, per_ms: int) -> dict[int, int]:
+        """Return how many of its messages were claimed in each part of the window, by the part's last millisecond."""
+        if self.claims is None:
+            return {}
+        claimed = {at: number for at, number in _decode_claims(self.claims).items() if at + per_ms > now}
+        if any(at > end_of_part(now, per_ms) for at in claimed):
+            # The clock was set back. The whole window counts from now on, not until the clock reaches the old time.
+            claimed = {end_of_part(now, per_ms): sum(claimed.values())}
+            self.claims = _encode(claimed)
+        return claimed
+
+    def count_claim(self, policy: PolicyRecord, now: int) -> None:
+        """Count a claimed message for its rate."""
+        rate = self.rate(policy)
+        if rate is not None:
+            claimed = self.claims_in_window(now, rate[1])
+            end = end_of_part(now, rate[1])
+            claimed[end] = claimed.get(end, 0) + 1
+            self.claims = _encode(claimed)
+
+    def limit_at(self, policy: PolicyRecord, now: int) -> tuple[GroupLimit | None, int | None]:
+        """Return the limit that it is at, if any, and when its rate allows the next message."""
+        most = self.most_running(policy)
+        if most is not None and self.leased >= most:
+            return "max_running", None
+        rate = self.rate(policy)
+        if rate is None or self.claims is None:
+            return None, None
+        count, per_ms = rate
+        claimed = self.claims_in_window(now, per_ms)
+        used = sum(claimed.values())
+        for at, number in sorted(claimed.items()):
+            if used < count:
+                break
+            used -= number
+            if used < count:
+                return "rate", at + per_ms
+        return None, None
+
+    def can_go_on(self, policy: PolicyRecord, now: int) -> bool:
+        """Return whether a claim may take a message of it now."""
+        if self.paused or self.ready <= 0 or self.limit_at(policy, now)[0] is not None:
+            return False
+        if policy.order is None or self.name == NO_GROUP:
+            return True
+        return self.leased <= 0 and (policy.on_failure == "pass" or self.held_by is None)
+
+
+def end_of_part(now: int, per_ms: int) -> int:
+    """Return the last millisecond of the part of a rate's window in which a time lies."""
+    part_ms = -(-per_ms // GROUP_RATE_PARTS)
+    return now - now % part_ms + part_ms - 1
+
+
+class Grouping:
+    """The groups of a queue that takes turns between them, or is being converted."""
+
+    __slots__ = ("_before", "_changes", "_forget", "_join", "_join_limited", "freed", "fresh", "records", "state")
+
+    def __init__(self, records: QueueRecords, data: bytes | None) -> None:
+        self.records = records
+        self.state = GroupingRecord() if data is None else _decode(data)
+        self._before = None if data is None else structs.replace(self.state)
+        #: By how much the counts of each group change: ready, leased, others.
+        self._changes: dict[str, list[int]] = {}
+        self._join: set[str] = set()
+        self._join_limited: set[str] = set()
+        self._forget: set[str] = set()
+        #: In the current step: ordered groups with messages that became ready, and groups that may go on.
+        self.fresh: set[str] = set()
+        self.freed: set[str] = set()
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether claims choose by turns: not before all messages have a rank."""
+        return self.records.policy.grouped and self.state.conversion != "join"
+
+    @property
+    def counts_all(self) -> bool:
+        """Whether all messages are counted: not while the queue is converted."""
+        return self.records.policy.grouped and self.state.conversion in (None, "unorder")
+
+    @property
+    def has_caps(self) -> bool:
+        """Whether any group has a limit of pending messages."""
+        return self.records.policy.group_max_pending is not None or self.state.own_pending > 0
+
+    # ---- messages ------------------------------------------------------------------------------------------
+
+    def is_ordered(self, group: str | None) -> bool:
+        """Whether a group is ordered."""
+        return self.records.policy.order is not None and group is not None
+
+    def rank_of(self, priority: int, group: str | None) -> int:
+        """Return the rank of a message that joins its group."""
+        return RANK_ORDERED if self.is_ordered(group) else -1 - priority
+
+    def keeps_place(self, record: Record) -> bool:
+        """Whether a message returns to its place in an ordered group."""
+        return record.rank is not None and record.position != 0 and self.is_ordered(record.group)
+
+    def joined(self, record: Record) -> None:
+        """A message got a new position: its rank, if it is counted already, is that of one that joins its group."""
+        if record.rank is not None:
+            record.rank = self.rank_of(record.priority, record.group)
+
+    def is_worth_waking(self, record: Record) -> bool:
+        """Whether a message that became ready is worth a sleeper: an ordered group hands out one, however many did."""
+        if not self.is_ordered(record.group):
+            return True
+        name = record.group or NO_GROUP
+        known = name in self.fresh
+        self.fresh.add(name)
+        return not known
+
+    def add(self, record: Record) -> None:
+        """A new message."""
+        if self.records.policy.grouped:
+            record.rank = self.rank_of(record.priority, record.group)
+            self.count(record.group, record.state, 1)
+
+    def add_ready(self, groups: Sequence[str | None]) -> int:
+        """New messages of these groups that are ready; return how many sleepers they are worth."""
+        counts = Counter(groups)
+        for group, number in counts.items():
+            self.count(group, READY, number)
+        if self.records.policy.order is None:
+            return len(groups)
+        fresh = {group for group in counts if group is not None} - self.fresh
+        self.fresh |= fresh
+        return counts[None] + len(fresh)
+
+    def move(self, record: Record, state: int) -> None:
+        """A message goes from its state into another one, or into the queue's dead letters."""
+        before = record.state
+        if record.rank is not None:
+            self.count(record.group, before, -1)
+        if before == LEASED or (state == DEAD and record.holds == HOLDS):
+            self.release(record.group)
+        if state != DELAYED:
+            record.holds = 0
+        elif not record.holds and self.keeps_place(record):
+            record.holds = HAS_PLACE
+        if state == DEAD or not self.records.policy.grouped:
+            record.rank = None
+        elif record.rank is None:
+            # One that was ready before the queue was converted has its place before those that join now.
+            ready = before == READY and state != READY
+            record.rank = -1 - record.priority if ready else self.rank_of(record.priority, record.group)
+        if record.rank is not None:
+            self.count(record.group, state, 1)
+
+    def remove(self, record: Record) -> None:
+        """A message leaves the queue."""
+        if record.state == LEASED or record.holds == HOLDS:
+            self.release(record.group)
+        if record.rank is not None:
+            self.count(record.group, record.state, -1)
+
+    def count(self, group: str | None, state: int, by: int) -> None:
+        """Count messages of a group in a state; a group with more ready messages joins the line."""
+        place = _COUNTS.get(state)
+        if place is None:
+            return
+        name = group or NO_GROUP
+        self._changes.setdefault(name, [0, 0, 0])[place] += by
+        if by < 0:
+            self._forget.add(name)
+        elif state == READY:
+            self._join.add(name)
+
+    def release(self, group: str | None) -> None:
+        """A lease of a group ended, or what held it: it may be able to go on."""
+        policy = self.records.policy
+        if group is None or not policy.grouped:
+            return
+        if policy.order is not None or policy.group_max_running is not None:
+            self.freed.add(group)
+            self._join.add(group)
+        elif self.state.own_running:
+            self.freed.add(group)
+            self._join_limited.add(group)
+
+    def end_leases(self, groups: Sequence[str | None]) -> None:
+        """Leased messages of these groups are done, and removed."""
+        for group, number in Counter(groups).items():
+            self.count(group, LEASED, -number)
+            self.release(group)
+
+    # ---- writing -------------------------------------------------------------------------------------------
+
+    def join(self, name: str) -> None:
+        """Put a group into the line that has a row."""
+        self._join.add(name)
+
+    def join_all(self) -> None:
+        """Put all groups with ready messages into the line."""
+        self.flush()
+        self.records.step.execute(_JOIN_ALL, (self.records.number, self.state.turn, GROUP_STRIDE))
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Delete the rows of these groups if nothing is to be remembered."""
+        self._forget.update(names)
+
+    def flush(self) -> None:
+        """Write all changes of groups: the next read sees them."""
+        execute, number = self.records.step.execute, self.records.number
+        if self._changes:
+            alike: dict[tuple[int, ...], list[str]] = {}
+            for name, change in self._changes.items():
+                if any(change):
+                    alike.setdefault(tuple(change), []).append(name)
+            for counts, names in alike.items():
+                execute(_COUNT, (number, *counts, _as_list(names)))
+            self._changes.clear()
+        if self._join:
+            execute(_JOIN, (number, self.state.turn, GROUP_STRIDE, _as_list(self._join)))
+            self._join.clear()
+        if self._join_limited:
+            execute(_JOIN_LIMITED, (number, self.state.turn, GROUP_STRIDE, _as_list(self._join_limited)))
+            self._join_limited.clear()
+        if self._forget:
+            execute(_FORGET, (number, _as_list(self._forget)))
+            self._forget.clear()
+
+    def save(self) -> None:
+        """Write all that the step gathered."""
+        self.flush()
+        if self.state != self._before:
+            self.records.step.execute(_SAVE, (_encode(self.state), self.records.number))
+
+    # ---- reading -------------------------------------------------------------------------------------------
+
+    def rows(self, names: Iterable[str]) -> list[GroupRow]:
+        """Return the rows of these groups that there are."""
+        self.records.flush_messages()
+        self.flush()
+        found = self.records.step.execute(_NAMED, (self.records.number, _as_list(names))).fetchall()
+        return [GroupRow(*row) for row in found]
+
+    def worth_waking(self) -> int:
+        """Return how many sleepers the groups are worth that can go on since a step ended leases or holds of them.
+
+        Those with messages that became ready in the same step are counted already.
+        """
+        names = self.freed - self.fresh
+        policy, now = self.records.policy, self.records.now
+        if not names or not policy.grouped:
+            return 0
+        always = policy.order is not None or policy.group_max_running is not None
+        return sum((always or row.max_running is not None) and row.can_go_on(policy, now) for row in self.rows(names))
+
+
+def _as_list(names: Iterable[Any]) -> str:
+    return _encode(list(names)).decode()
