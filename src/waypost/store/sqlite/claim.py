@@ -226,22 +226,22 @@ def _lease_in_turn(
         groups.flush()
         turns = Turns(records, groups, room - len(leases), left, started=bool(leases))
         turns.plan()
-        if turns.rows and not _are_plain(turns.rows, limit):
+        data = _bodies(records, turns.rows)
+        if len(data) < len(turns.rows) or (turns.rows and not _are_plain(turns.rows, limit)):
             turns = Turns(records, groups, room - len(leases), left, started=bool(leases))
-            turns.plan(each_is_sound=lambda row: _are_plain([row], limit))
+            turns.plan(is_sound=lambda row, data=data: row[0] in data and _are_plain([row], limit))  # type: ignore[misc]
+            data = _bodies(records, turns.rows)
         left = turns.left
         turns.write(counted=records.policy.lease_ms is not None)
-        if turns.rows:
+        if turns.rows and records.policy.lease_ms is None:
             seqs = as_list([row[0] for row in turns.rows])
-            if records.policy.lease_ms is None:
-                rows = records.step.execute(_ROWS_LISTED, (seqs,)).fetchall()
-                _lease_round(records, rows, 0, leases, nonce, worker, operation)
-                records.flush_and_forget()
-                _count_rate(records, len(rows))
-            else:
-                data = dict(records.step.execute(_DATA_LISTED, (seqs,)).fetchall())
-                rows = [(*row[:-1], data[row[0]]) for row in turns.rows]
-                leases += _lease_plain(records, rows, nonce, worker, operation, known)
+            rows = records.step.execute(_ROWS_LISTED, (seqs,)).fetchall()
+            _lease_round(records, rows, 0, leases, nonce, worker, operation)
+            records.flush_and_forget()
+            _count_rate(records, len(rows))
+        elif turns.rows:
+            rows = [(*row, data[row[0]]) for row in turns.rows]
+            leases += _lease_plain(records, rows, nonce, worker, operation, known)
         if turns.odd is None:
             return leases, turns.more
         (row,) = records.step.execute(_ROW_CHECKED, (turns.odd,)).fetchall()
@@ -251,6 +251,12 @@ def _lease_in_turn(
             buried += 1
             bury(records, records.hold(row[:-1]), "max_deliveries", operation)
             records.flush_and_forget()
+
+
+def _bodies(records: QueueRecords, rows: list[tuple[Any, ...]]) -> dict[int, bytes]:
+    """Return the envelopes of these messages, by their rows, as far as they are sound."""
+    found = records.step.execute(_DATA_LISTED, (as_list([row[0] for row in rows]),)) if rows else ()
+    return {seq: data for seq, data in found if type(data) is bytes}
 
 
 def _count_rate(records: QueueRecords, leased: int) -> None:

@@ -43,16 +43,21 @@ _COUNT = """
     INSERT INTO {group} (queue, name, ready, leased, others) SELECT ?1, j.value, ?2, ?3, ?4 FROM json_each(?5) j WHERE 1
     ON CONFLICT (queue, name) DO UPDATE SET
         ready = ready + excluded.ready, leased = leased + excluded.leased, others = others + excluded.others"""
+#: The same for groups of which a lease ended, in one pass: they are seldom in line.
+_COUNT_AND_JOIN = """
+    UPDATE {group} SET ready = ready + ?2, leased = leased + ?3, others = others + ?4,
+        turn = coalesce(turn, ?5 + ?6 / weight)
+    WHERE queue = ?1 AND name IN (SELECT value FROM json_each(?7))"""
 _JOIN = """
     UPDATE {group} SET turn = ?2 + ?3 / weight
     WHERE queue = ?1 AND name IN (SELECT value FROM json_each(?4)) AND turn IS NULL"""
 #: Groups whose leases are limited by a setting of their own.
 _JOIN_LIMITED = f"{_JOIN} AND max_running IS NOT NULL"
 _JOIN_ALL = "UPDATE {group} SET turn = ?2 + ?3 / weight WHERE queue = ?1 AND turn IS NULL AND ready > 0"
-_FORGET = """
-    DELETE FROM {group} WHERE queue = ?1 AND name IN (SELECT value FROM json_each(?2)) AND ready <= 0 AND leased <= 0
-        AND others <= 0 AND turn IS NULL AND limited_until IS NULL AND claims IS NULL AND own = 0"""
 _SAVE = "UPDATE {queue} SET grouping = ? WHERE number = ?"
+#: Rows of which nothing is to be remembered: as the index of them has it.
+EMPTY = """
+    ready = 0 AND leased = 0 AND others = 0 AND turn IS NULL AND limited_until IS NULL AND claims IS NULL AND own = 0"""
 #: The columns of a group, in the order of the fields of `GroupRow`.
 GROUP_COLUMNS = (
     "g.name, g.turn, g.ready, g.leased, g.others, g.weight, g.paused, g.max_running, g.rate_count, g.rate_per_ms, "
@@ -150,9 +155,14 @@ class GroupRow(Struct):
         most = self.most_running(policy)
         if most is not None and self.leased >= most:
             return "max_running", None
+        until = self.rate_until(policy, now)
+        return (None, None) if until is None else ("rate", until)
+
+    def rate_until(self, policy: PolicyRecord, now: int) -> int | None:
+        """Return when its rate allows the next message; None if it allows one now."""
         rate = self.rate(policy)
         if rate is None or self.claims is None:
-            return None, None
+            return None
         count, per_ms = rate
         claimed = self.claims_in_window(now, per_ms)
         used = sum(claimed.values())
@@ -161,8 +171,8 @@ class GroupRow(Struct):
                 break
             used -= number
             if used < count:
-                return "rate", at + per_ms
-        return None, None
+                return at + per_ms
+        return None
 
     def can_go_on(self, policy: PolicyRecord, now: int) -> bool:
         """Return whether a claim may take a message of it now."""
@@ -182,7 +192,7 @@ def end_of_part(now: int, per_ms: int) -> int:
 class Grouping:
     """The groups of a queue that takes turns between them, or is being converted."""
 
-    __slots__ = ("_before", "_changes", "_forget", "_join", "_join_limited", "freed", "fresh", "records", "state")
+    __slots__ = ("_before", "_changes", "_join", "_join_limited", "freed", "fresh", "records", "state")
 
     def __init__(self, records: QueueRecords, data: bytes | None) -> None:
         self.records = records
@@ -192,7 +202,6 @@ class Grouping:
         self._changes: dict[str, list[int]] = {}
         self._join: set[str] = set()
         self._join_limited: set[str] = set()
-        self._forget: set[str] = set()
         #: In the current step: ordered groups with messages that became ready, and groups that may go on.
         self.fresh: set[str] = set()
         self.freed: set[str] = set()
@@ -248,9 +257,15 @@ class Grouping:
 
     def add_ready(self, groups: Sequence[str | None]) -> int:
         """New messages of these groups that are ready; return how many sleepers they are worth."""
-        counts = Counter(groups)
+        counts, changes = Counter(groups), self._changes
         for group, number in counts.items():
-            self.count(group, READY, number)
+            name = group or NO_GROUP
+            change = changes.get(name)
+            if change is None:
+                changes[name] = [number, 0, 0]
+            else:
+                change[0] += number
+            self._join.add(name)
         if self.records.policy.order is None:
             return len(groups)
         fresh = {group for group in counts if group is not None} - self.fresh
@@ -291,9 +306,7 @@ class Grouping:
             return
         name = group or NO_GROUP
         self._changes.setdefault(name, [0, 0, 0])[place] += by
-        if by < 0:
-            self._forget.add(name)
-        elif state == READY:
+        if state == READY and by > 0:
             self._join.add(name)
 
     def release(self, group: str | None) -> None:
@@ -310,9 +323,17 @@ class Grouping:
 
     def end_leases(self, groups: Sequence[str | None]) -> None:
         """Leased messages of these groups are done, and removed."""
+        changes, policy = self._changes, self.records.policy
+        releases = policy.order is not None or policy.group_max_running is not None or self.state.own_running > 0
         for group, number in Counter(groups).items():
-            self.count(group, LEASED, -number)
-            self.release(group)
+            name = group or NO_GROUP
+            change = changes.get(name)
+            if change is None:
+                changes[name] = [0, -number, 0]
+            else:
+                change[1] -= number
+            if releases:
+                self.release(group)
 
     # ---- writing -------------------------------------------------------------------------------------------
 
@@ -325,20 +346,22 @@ class Grouping:
         self.flush()
         self.records.step.execute(_JOIN_ALL, (self.records.number, self.state.turn, GROUP_STRIDE))
 
-    def forget(self, names: Iterable[str]) -> None:
-        """Delete the rows of these groups if nothing is to be remembered."""
-        self._forget.update(names)
-
     def flush(self) -> None:
         """Write all changes of groups: the next read sees them."""
         execute, number = self.records.step.execute, self.records.number
         if self._changes:
             alike: dict[tuple[int, ...], list[str]] = {}
+            join = self._join
             for name, change in self._changes.items():
                 if any(change):
-                    alike.setdefault(tuple(change), []).append(name)
-            for counts, names in alike.items():
-                execute(_COUNT, (number, *counts, _as_list(names)))
+                    # A group has a row if it had a leased message.
+                    alike.setdefault((*change, change[1] < 0 and name in join), []).append(name)
+            for (*counts, joins), names in alike.items():
+                if joins:
+                    execute(_COUNT_AND_JOIN, (number, *counts, self.state.turn, GROUP_STRIDE, _as_list(names)))
+                    join.difference_update(names)
+                else:
+                    execute(_COUNT, (number, *counts, _as_list(names)))
             self._changes.clear()
         if self._join:
             execute(_JOIN, (number, self.state.turn, GROUP_STRIDE, _as_list(self._join)))
@@ -346,9 +369,6 @@ class Grouping:
         if self._join_limited:
             execute(_JOIN_LIMITED, (number, self.state.turn, GROUP_STRIDE, _as_list(self._join_limited)))
             self._join_limited.clear()
-        if self._forget:
-            execute(_FORGET, (number, _as_list(self._forget)))
-            self._forget.clear()
 
     def save(self) -> None:
         """Write all that the step gathered."""

@@ -83,11 +83,11 @@ def _are_plain(records: QueueRecords, drafts: Sequence[Draft]) -> bool:
         return False
     if records.groups is not None and records.groups.has_caps:
         return False
-    priority = drafts[0].priority
+    priority, id_length = drafts[0].priority, len(drafts[0].id)
     for draft in drafts:
         if (
             draft.key is not None or draft.delay_ms or draft.at_ms is not None or draft.forwarded or draft.after
-            or draft.chain is not None or draft.priority != priority
+            or draft.chain is not None or draft.priority != priority or len(draft.id) != id_length
             or not 0 < len(draft.envelope) <= ENVELOPE_BYTES_MAX
         ):  # fmt: skip
             return False

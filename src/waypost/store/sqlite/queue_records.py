@@ -75,12 +75,12 @@ _READY_INSERT = """
     INSERT INTO {message} (seq, queue, id, state, priority, position, ready_ms, published_ms, size, "group")
     SELECT ?1 + j.key, ?2, j.value, {READY}, ?3, ?4 + j.key, ?5, ?5, length(e.data), ?6
     FROM json_each(?7) j CROSS JOIN {envelope} e ON e.seq = ?1 + j.key"""
-#: The same with a group for each message, and a rank.
+#: The same with ranks and a group for each message, behind its id. The ids have the same length.
 _READY_INSERT_GROUPS = """
     INSERT INTO {message} (seq, queue, id, state, priority, position, ready_ms, published_ms, size, rank, "group")
-    SELECT ?1 + j.key, ?2, json_extract(j.value, '$[0]'), {READY}, ?3, ?4 + j.key, ?5, ?5, length(e.data),
-        CASE WHEN json_extract(j.value, '$[1]') IS NULL THEN ?6 ELSE ?7 END, json_extract(j.value, '$[1]')
-    FROM json_each(?8) j CROSS JOIN {envelope} e ON e.seq = ?1 + j.key"""
+    SELECT ?1 + j.key, ?2, substr(j.value, 1, ?8), {READY}, ?3, ?4 + j.key, ?5, ?5, length(e.data),
+        CASE WHEN length(j.value) > ?8 THEN ?7 ELSE ?6 END, nullif(substr(j.value, ?8 + 1), '')
+    FROM json_each(?9) j CROSS JOIN {envelope} e ON e.seq = ?1 + j.key"""
 _MESSAGE_COLUMNS = (
     "seq", "queue", "id", "state", "priority", "position", "ready_ms", "published_ms", "size", "key", "group",
     "chain", "rank",
@@ -590,14 +590,12 @@ class QueueRecords:
         values = (first, self.number, priority, numbers["sequence"] + 1, self.now)
         grouping = self.groups if self.policy.grouped else None
         with self._ids_unused(list(enumerate(ids, first))):
-            if grouping is not None:
-                ranks = (-1 - priority, grouping.rank_of(priority, ""))
-                step.execute(_READY_INSERT_GROUPS, (*values, *ranks, as_list(list(zip(ids, groups, strict=True)))))
-            elif groups.count(groups[0]) == count:
+            if grouping is None and groups.count(groups[0]) == count:
                 step.execute(_READY_INSERT, (*values, groups[0], as_list(ids)))
             else:
-                pairs = as_list(list(zip(ids, groups, strict=True)))
-                step.execute(_READY_INSERT_GROUPS, (*values, None, None, pairs))
+                ranks = (None, None) if grouping is None else (-1 - priority, grouping.rank_of(priority, ""))
+                named = as_list([id + (group or "") for id, group in zip(ids, groups, strict=True)])
+                step.execute(_READY_INSERT_GROUPS, (*values, *ranks, len(ids[0]), named))
         numbers["sequence"] += count
         numbers["ready"] += count
         self.freshly_ready += count if grouping is None else grouping.add_ready(groups)

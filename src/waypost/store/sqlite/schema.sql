@@ -122,6 +122,8 @@ CREATE TABLE {group} (
 ) WITHOUT ROWID;
 CREATE INDEX {group:turn} ON {group} (queue, turn, name) WHERE turn IS NOT NULL;
 CREATE INDEX {group:limited} ON {group} (queue, limited_until) WHERE limited_until IS NOT NULL;
+CREATE INDEX {group:empty} ON {group} (queue) WHERE ready = 0 AND leased = 0 AND others = 0 AND turn IS NULL
+    AND limited_until IS NULL AND claims IS NULL AND own = 0;
 CREATE INDEX {group:until} ON {group} (queue, claims_until) WHERE claims_until IS NOT NULL;
 
 -- Completed messages, kept if the queue's policy says so.

@@ -6,42 +6,53 @@ is taken from which group is decided in memory (as `memory/groups.py` says), and
 
 from __future__ import annotations
 
-import heapq
+from collections.abc import Callable
+from heapq import heappop, heappush, heapreplace
 from typing import Any
-
-from msgspec import Struct
 
 from waypost.policy import GROUP_STRIDE, GROUPS_SKIPPED_MAX
 from waypost.store.sqlite.check import OTHERS_SOUND
-from waypost.store.sqlite.grouping import GROUP_COLUMNS, HELD_BY, Grouping, GroupRow, end_of_part
+from waypost.store.sqlite.grouping import EMPTY, GROUP_COLUMNS, HELD_BY, Grouping, GroupRow, end_of_part
 from waypost.store.sqlite.queue_records import QueueRecords, as_list
 from waypost.store.sqlite.schema import READY
 
-#: What a claim needs of a message, with the length of its envelope in place of that: see `claim.py`.
+#: What a claim needs of a message: as in `claim.py`, without its body.
 _FIELDS = f"""
     m.seq, m.id, m.priority, m.ready_ms, m.published_ms, m.size, m.token, m.deliveries, m.attempts, m.key, m."group",
-    m.cause, m.chain, {OTHERS_SOUND}, CASE typeof(e.data) WHEN 'blob' THEN length(e.data) END"""
-_FIELDS_COUNT, _DELIVERIES = 15, 7
+    m.cause, m.chain, {OTHERS_SOUND}"""
+_FIELDS_COUNT, _SIZE, _DELIVERIES = 14, 5, 7
 _HEAD = f"""
     SELECT m.seq FROM {{message}} m INDEXED BY {{message:group}}
     WHERE m.queue = g.queue AND m."group" IS nullif(g.name, '') AND m.state = {READY} AND m.rank IS NOT NULL
     ORDER BY m.rank, m.position, m.id LIMIT 1"""
+#: What a claim needs of a group, and what it needs besides if groups have rates or settings of their own.
+_PLAIN_COLUMNS = "g.turn, g.name, g.ready, g.leased"
+_COUNT_OF_PLAIN = 4
 
 
-def _line(held: str, behind: str) -> str:
+def _line(columns: str, held: str, behind: str) -> str:
     return f"""
     SELECT {_FIELDS}, line.* FROM (
-        SELECT {GROUP_COLUMNS}, {held}, ({_HEAD}) AS head FROM {{group}} g INDEXED BY {{group:turn}}
+        SELECT ({_HEAD}) AS head, {held}, {columns} FROM {{group}} g INDEXED BY {{group:turn}}
         WHERE g.queue = ? AND g.turn IS NOT NULL{behind} ORDER BY g.turn, g.name LIMIT ?) line
-    LEFT JOIN {{message}} m ON m.seq = line.head LEFT JOIN {{envelope}} e ON e.seq = m.seq"""
+    LEFT JOIN {{message}} m ON m.seq = line.head"""
 
 
-#: The groups of the line with their first messages: from its start, and behind a group; with what holds each.
-_FIRST, _NEXT = _line("NULL", ""), _line("NULL", " AND (g.turn, g.name) > (?, ?)")
-_FIRST_HELD, _NEXT_HELD = _line(HELD_BY, ""), _line(HELD_BY, " AND (g.turn, g.name) > (?, ?)")
+#: The groups of the line with their first messages, by whether all their columns are read and what holds each, and
+#: whether it is read from its start or behind a group.
+_LINE = {
+    (whole, holds, behind): _line(
+        f"{_PLAIN_COLUMNS}, {GROUP_COLUMNS}" if whole else _PLAIN_COLUMNS,
+        HELD_BY if holds else "NULL",
+        " AND (g.turn, g.name) > (?, ?)" if behind else "",
+    )
+    for whole in (False, True)
+    for holds in (False, True)
+    for behind in (False, True)
+}
 _MORE = f"""
     SELECT {_FIELDS}
-    FROM {{message}} m INDEXED BY {{message:group}} LEFT JOIN {{envelope}} e ON e.seq = m.seq
+    FROM {{message}} m INDEXED BY {{message:group}}
     WHERE m.queue = ? AND m."group" IS ? AND m.state = {READY} AND m.rank IS NOT NULL
     ORDER BY m.rank, m.position, m.id LIMIT ? OFFSET ?"""
 _MOVE_ON = """
@@ -64,36 +75,50 @@ _NEXT_ALLOWED = """
 _CLAIMS_OLD = """
     UPDATE {group} SET claims = NULL, claims_until = NULL WHERE queue = ?1 AND name IN (
         SELECT name FROM {group} INDEXED BY {group:until}
-        WHERE queue = ?1 AND claims_until IS NOT NULL AND claims_until <= ?2 ORDER BY claims_until LIMIT ?3)
-    RETURNING name"""
+        WHERE queue = ?1 AND claims_until IS NOT NULL AND claims_until <= ?2 ORDER BY claims_until LIMIT ?3)"""
+#: Groups of which nothing is to be remembered.
+_SWEEP = f"""
+    DELETE FROM {{group}} WHERE queue = ?1 AND name IN (
+        SELECT name FROM {{group}} INDEXED BY {{group:empty}} WHERE queue = ?1 AND {EMPTY} LIMIT ?2)"""
 _IN_LINE = "SELECT 1 FROM {group} INDEXED BY {group:turn} WHERE queue = ? AND turn IS NOT NULL LIMIT 1"
 #: How much longer than its window the claims of a rate are kept: the window may become longer.
 _CLAIMS_KEPT_MS = 3_600_000
 
 
-class _Turn(Struct):
+class _Turn:
     """A group in line, and what is known of its messages."""
 
-    group: GroupRow
-    #: Its next messages that are read; taken ones are removed.
-    rows: list[tuple[Any, ...]]
-    taken: int = 0
-    #: Its time and its claims before: what is not changed is not written.
-    limited_before: int | None = None
-    claims_before: bytes | None = None
+    __slots__ = ("before", "group", "name", "room", "rows", "step", "taken", "turn")
+
+    def __init__(self, turn: int, name: str, room: int, head: tuple[Any, ...] | None, group: GroupRow | None) -> None:
+        self.turn: int | None = turn
+        self.name = name
+        #: How many of its messages a claim may take, as far as rates allow it.
+        self.room = room
+        #: Its next messages that are read; taken ones are removed.
+        self.rows = [] if head is None else [head]
+        self.taken = 0
+        #: Its whole row, if groups have rates or settings of their own; and what may not be written if it is unchanged.
+        self.group = group
+        self.before = None if group is None else (group.limited_until, group.claims)
+        self.step = GROUP_STRIDE if group is None else GROUP_STRIDE // group.weight
 
 
 class Turns:
     """The choice of a claim: up to `room` messages, and `left` bytes."""
 
     def __init__(self, records: QueueRecords, groups: Grouping, room: int, left: int, *, started: bool) -> None:
+        policy = records.policy
         self._records = records
         self._groups = groups
         self._room = room
         self._started = started
+        self._ordered = policy.order is not None
+        self._holds = self._ordered and policy.on_failure != "pass"
+        self._rated = policy.group_rate_count is not None or groups.state.own > 0
         self._line: list[tuple[int, str, _Turn]] = []
         #: The last group of the line that was read, and whether it was the last one there.
-        self._read_to: tuple[int, str] | None = None
+        self._read_to: tuple[int, str] | tuple[()] = ()
         self._read_all = False
         self._changed: dict[str, _Turn] = {}
         self._turn = groups.state.turn
@@ -104,95 +129,101 @@ class Turns:
         #: The row of a message that is next and cannot be leased.
         self.odd: int | None = None
 
-    def plan(self, *, each_is_sound: Any = None) -> None:
-        """Choose the messages, up to the first that does not fit or cannot be leased; `each_is_sound` checks each."""
-        policy, now, room = self._records.policy, self._records.now, self._room
-        limit, skipped = policy.max_deliveries, 0
-        while len(self.rows) < room:
-            turn = self._next()
-            if turn is None:
+    def plan(self, *, is_sound: Callable[[tuple[Any, ...]], bool] | None = None) -> None:
+        """Choose the messages, up to the first that does not fit or cannot be leased; `is_sound` checks each."""
+        room, rows, line, rated = self._room, self.rows, self._line, self._rated
+        limit, skipped = self._records.policy.max_deliveries, 0
+        while len(rows) < room:
+            while not self._read_all and (not line or line[0][:2] > self._read_to):
+                self._read()
+            if not line:
                 return
-            group = turn.group
-            row = self._head(turn) if group.can_go_on(policy, now) else None
-            if row is None:
+            turn = line[0][2]
+            if turn.room <= 0 or (rated and not self._rate_allows(turn)) or not (turn.rows or self._has_more(turn)):
+                heappop(line)
+                self._leave(turn)
                 skipped += 1
-                self._take_out(turn)
                 if skipped >= GROUPS_SKIPPED_MAX:
                     self.more = True
                     return
                 continue
-            size = row[-1]
-            unsound = size is None or (each_is_sound is not None and not each_is_sound(row))
-            if unsound or (limit is not None and type(row[_DELIVERIES]) is int and row[_DELIVERIES] >= limit):
+            row = turn.rows[0]
+            deliveries, size = row[_DELIVERIES], row[_SIZE]
+            unsound = (
+                type(size) is not int or type(deliveries) is not int or (is_sound is not None and not is_sound(row))
+            )
+            if unsound or (limit is not None and deliveries >= limit):
                 self.odd = row[0]
                 return
             self.left -= size
-            if self.left < 0 and (self._started or self.rows):
+            if self.left < 0 and (self._started or rows):
                 self.more = True
                 return
-            heapq.heappop(self._line)
-            self.rows.append(turn.rows.pop(0))
-            self._took(turn)
-
-    def _next(self) -> _Turn | None:
-        """Return the group whose turn it is."""
-        while not self._read_all and (not self._line or self._read_to is None or self._line[0][:2] > self._read_to):
-            self._read()
-        return self._line[0][2] if self._line else None
+            rows.append(turn.rows.pop(0))
+            self._take(turn)
 
     def _read(self) -> None:
-        policy = self._records.policy
-        holds = policy.order is not None and policy.on_failure != "pass"
         limit = max(1, self._room - len(self.rows))
-        parameters: tuple[Any, ...]
-        if self._read_to is None:
-            query, parameters = (_FIRST_HELD if holds else _FIRST), (self._records.number, limit)
-        else:
-            query, parameters = (_NEXT_HELD if holds else _NEXT), (self._records.number, *self._read_to, limit)
-        found = self._records.step.execute(query, parameters).fetchall()
+        query = _LINE[self._rated, self._holds, bool(self._read_to)]
+        found = self._records.step.execute(query, (self._records.number, *self._read_to, limit)).fetchall()
+        most = self._records.policy.group_max_running
         for row in found:
-            group = GroupRow(*row[_FIELDS_COUNT:-1])
-            turn = _Turn(group, [] if row[0] is None else [row[:_FIELDS_COUNT]], 0, group.limited_until, group.claims)
-            place = (group.turn or 0, group.name)
-            self._read_to = place if self._read_to is None else max(self._read_to, place)
-            heapq.heappush(self._line, (*place, turn))
+            turn, name, ready, leased = row[_FIELDS_COUNT + 2 : _FIELDS_COUNT + 2 + _COUNT_OF_PLAIN]
+            group = GroupRow(*row[_FIELDS_COUNT + 2 + _COUNT_OF_PLAIN :]) if self._rated else None
+            room = ready
+            if name:
+                own_most = most if group is None else group.max_running or most
+                if own_most is not None:
+                    room = min(room, own_most - leased)
+                if self._ordered:
+                    room = 0 if row[_FIELDS_COUNT + 1] is not None else min(room, 1 - leased)
+            if group is not None and group.paused:
+                room = 0
+            head = None if row[0] is None else row[:_FIELDS_COUNT]
+            heappush(self._line, (turn, name, _Turn(turn, name, room, head, group)))
+        if found:
+            self._read_to = (found[-1][_FIELDS_COUNT + 2], found[-1][_FIELDS_COUNT + 3])
         self._read_all = len(found) < limit
 
-    def _head(self, turn: _Turn) -> tuple[Any, ...] | None:
-        """Return the next message of a group."""
-        if not turn.rows and turn.taken:
+    def _has_more(self, turn: _Turn) -> bool:
+        """Read the next messages of a group of which some are taken."""
+        if turn.taken:
             share = (self._room - len(self.rows)) // len(self._line) + 1
-            place = (self._records.number, turn.group.name or None)
+            place = (self._records.number, turn.name or None)
             turn.rows = self._records.step.execute(_MORE, (*place, share, turn.taken)).fetchall()
-        return turn.rows[0] if turn.rows else None
+        return bool(turn.rows)
 
-    def _took(self, turn: _Turn) -> None:
-        group, policy, now = turn.group, self._records.policy, self._records.now
+    def _rate_allows(self, turn: _Turn) -> bool:
+        return turn.group is None or turn.group.rate_until(self._records.policy, self._records.now) is None
+
+    def _take(self, turn: _Turn) -> None:
+        """A message of the first group in line is taken: it goes on, or leaves the line."""
+        group = turn.group
         turn.taken += 1
-        self._changed[group.name] = turn
-        group.count_claim(policy, now)
-        self._turn = group.turn or 0
-        group.turn = self._turn + GROUP_STRIDE // group.weight
-        group.ready -= 1
-        if policy.lease_ms is not None:
-            group.leased += 1
-        if group.can_go_on(policy, now):
-            heapq.heappush(self._line, (group.turn, group.name, turn))
+        turn.room -= 1
+        self._turn = turn.turn or 0
+        turn.turn = self._turn + turn.step
+        if group is not None:
+            group.ready -= 1
+            group.count_claim(self._records.policy, self._records.now)
+        if turn.room > 0 and (group is None or self._rate_allows(turn)):
+            self._changed[turn.name] = turn
+            heapreplace(self._line, (turn.turn, turn.name, turn))
         else:
+            heappop(self._line)
             self._leave(turn)
-
-    def _take_out(self, turn: _Turn) -> None:
-        heapq.heappop(self._line)
-        self._leave(turn)
 
     def _leave(self, turn: _Turn) -> None:
         """A group that cannot go on leaves the line; note when its rate allows the next message."""
-        group = turn.group
-        limit, until = group.limit_at(self._records.policy, self._records.now)
-        group.turn = None
-        if limit == "rate" and group.ready > 0:
-            group.limited_until = until
-        self._changed[group.name] = turn
+        turn.turn = None
+        self._changed[turn.name] = turn
+        group, policy, now = turn.group, self._records.policy, self._records.now
+        if group is not None and group.ready > 0:
+            most = group.most_running(policy)
+            leased = group.leased + (turn.taken if policy.lease_ms is not None else 0)
+            until = group.rate_until(policy, now)
+            if until is not None and (most is None or leased < most):
+                group.limited_until = until
 
     def write(self, *, counted: bool) -> None:
         """Write the line as it is after this claim; `counted`: the moves of the messages are not counted elsewhere."""
@@ -201,23 +232,18 @@ class Turns:
         alike: dict[tuple[int | None, int], list[str]] = {}
         for name, turn in self._changed.items():
             group, taken = turn.group, turn.taken if counted else 0
-            rate = group.rate(records.policy)
-            if (group.limited_until, group.claims) == (turn.limited_before, turn.claims_before):
-                alike.setdefault((group.turn, taken), []).append(name)
+            if group is None or (group.limited_until, group.claims) == turn.before:
+                alike.setdefault((turn.turn, taken), []).append(name)
             else:
-                until = None if rate is None else end_of_part(records.now, rate[1]) + rate[1] + _CLAIMS_KEPT_MS
+                rate, until = group.rate(records.policy), None
+                if rate is not None and group.claims is not None:
+                    until = end_of_part(records.now, rate[1]) + rate[1] + _CLAIMS_KEPT_MS
                 records.step.execute(
                     _MOVE_ON_RATED,
-                    (
-                        records.number, group.turn, taken, name, group.claims,
-                        None if group.claims is None else until, group.limited_until,
-                    ),
-                )  # fmt: skip
+                    (records.number, turn.turn, taken, name, group.claims, until, group.limited_until),
+                )
         for (number, taken), names in alike.items():
             records.step.execute(_MOVE_ON, (records.number, number, taken, as_list(names)))
-        groups.forget(
-            name for name, turn in self._changed.items() if turn.group.turn is None and turn.group.leased <= 0
-        )
 
 
 def join_again(records: QueueRecords, groups: Grouping) -> None:
@@ -241,7 +267,8 @@ def join_again(records: QueueRecords, groups: Grouping) -> None:
         for name in names:
             groups.join(name)
     if policy.group_rate_count is not None or state.own:
-        groups.forget(name for (name,) in execute(_CLAIMS_OLD, (records.number, now, GROUPS_SKIPPED_MAX)).fetchall())
+        execute(_CLAIMS_OLD, (records.number, now, GROUPS_SKIPPED_MAX))
+    execute(_SWEEP, (records.number, GROUPS_SKIPPED_MAX))
 
 
 def next_allowed(records: QueueRecords, groups: Grouping) -> int | None:
