@@ -15,7 +15,6 @@ import asyncio
 import itertools
 import logging
 import statistics
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -171,9 +170,6 @@ def main() -> None:
         if options.store not in (None, store):
             continue
         with subject_on(store) as subject:
-            if not subject.post._store.capabilities.groups:
-                print(f"{store} cannot treat groups apart yet", file=sys.stderr)
-                continue
             count, rounds = (MESSAGES // 4, 3) if options.quick else (MESSAGES, 5)
             draining(report, store, subject, count, GROUPS, rounds, "")
             publishing(report, store, subject, count, rounds)

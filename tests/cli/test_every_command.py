@@ -137,8 +137,6 @@ def peeking(cli: CommandRunner) -> None:
 def groups_of_a_queue(cli: CommandRunner) -> None:
     cli.post.publish("orders", 1, group="acme")
     assert cli.run("groups", "list", "orders", code=2) == ""
-    if not cli.post._store.capabilities.groups:
-        return
     cli.post.configure("orders", order="group")
     assert cli.run("groups", "pause", "orders", "acme") == "group acme of orders is paused\n"
     assert cli.json("groups", "pause", "orders", "acme")["changed"] is False

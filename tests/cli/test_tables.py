@@ -18,8 +18,11 @@ from waypost.views import LoggedAction
 
 pytestmark = pytest.mark.promise("FACE-6")
 
-#: A queue, a key, an error and a body that are longer than a terminal is wide. Each has a character of its own.
-LONG = {"queue": "Q" * 60, "key": "κ" * 200, "error": " ".join(["ε" * 9] * 30), "body": "β" * 150 + " β" * 150}
+#: A queue, a key, a group, an error and a body that are longer than a terminal is wide, each with its own character.
+LONG = {
+    "queue": "Q" * 60, "key": "κ" * 200, "group": "γ" * 100, "error": " ".join(["ε" * 9] * 30),
+    "body": "β" * 150 + " β" * 150,
+}  # fmt: skip
 QUEUE = LONG["queue"]
 
 #: Every command whose output is longer than a line if what it lists is, and which of the texts above it prints.
@@ -30,6 +33,7 @@ TABLES: dict[str, tuple[str, tuple[str, ...]]] = {
     "watch": ("--once", ("queue",)),
     "peek": (f"{QUEUE} --state delayed", ("key", "body")),
     "peek of one": (f"{QUEUE} --id TIMER", ("key", "queue")),
+    "groups list": ("grouped", ("group",)),
     "find": ("TIMER", ("queue",)),
     "history": (f"{QUEUE} DEAD", ("error",)),
     "journal": (QUEUE, ("error",)),
@@ -53,11 +57,8 @@ WITHOUT_TABLE = {
     "bulk start", "bulk run", "bulk pause", "bulk resume", "bulk cancel", "timers cancel", "timers reschedule",
     "schedules preview", "schedules save", "schedules backfill", "schedules pause", "schedules resume",
     "schedules trigger", "schedules remove", "worker", "relay", "scheduler", "promoter", "init", "migrate", "bench",
-    "completion",
+    "completion", "groups pause", "groups resume", "groups configure", "groups skip",
 }  # fmt: skip
-
-#: Commands that the store of these tests, SQLite, refuses: it has no groups. tests/cli/test_every_command.py runs them.
-OF_OTHER_STORES = {"groups list", "groups pause", "groups resume", "groups configure", "groups skip"}
 
 
 def command_of(name: str) -> str:
@@ -67,7 +68,7 @@ def command_of(name: str) -> str:
 def test_every_command_is_known_to_print_a_table_or_not() -> None:
     printing = {command_of(name) for name in TABLES}
     known = [path for path in list_commands(make_parser()) if path.split()[0] not in ELSEWHERE]
-    assert sorted(printing | WITHOUT_TABLE | OF_OTHER_STORES) == sorted(known)
+    assert sorted(printing | WITHOUT_TABLE) == sorted(known)
     assert printing & WITHOUT_TABLE == set()
 
 
@@ -91,6 +92,8 @@ def filled(sqlite_cli: CommandRunner) -> Filled:
     with pytest.raises(LookupError), post.receive(QUEUE, retry=NoRetry()):
         raise LookupError(LONG["error"])
     post.publish(QUEUE, LONG["body"])
+    post.configure("grouped", fair=True)
+    post.publish("grouped", 1, group=LONG["group"])
     post.save_schedule("rollup", queue=QUEUE, cron="0 9 * * *")
     post.start_bulk(QUEUE, "redrive")
     post.log_action(LoggedAction("mara", "web", "pause", QUEUE, False, LONG["error"]))

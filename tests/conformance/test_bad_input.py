@@ -39,8 +39,7 @@ def post(mode: str, make_store: StoreMaker) -> Iterator[Any]:
     store = make_store(ManualClock(), fresh_namespace())
     with open_client(mode, store=store, wake="poll") as client:
         client.save_schedule(**SCHEDULED, every=3600)
-        if store.capabilities.groups:
-            client.configure("grouped", fair=True)
+        client.configure("grouped", fair=True)
         yield client
 
 

@@ -94,8 +94,6 @@ def group_figures(url: str, namespace: str, *, quick: bool, chance: random.Rando
     groups, each, processes, kills = (60, 20, 3, 4) if quick else (1_000, 200, 8, 50)
     total = 2 * groups * each
     with tempfile.TemporaryDirectory() as folder, Waypost(url, namespace=namespace) as post:
-        if not post._store.capabilities.groups:
-            return
         post.configure("ordered", order="group", lease=LEASE_SECONDS, max_deliveries=None)
         post.configure("limited", group_max_running=RUNNING_MAX, lease=LEASE_SECONDS, max_deliveries=None)
         for queue in ("ordered", "limited"):

@@ -320,7 +320,6 @@ class RemoteStore:
             durability="simulated",
             spans_queues=True,
             runs_together=node.has_blocking_waits,
-            groups=True,
         )
         self.blocking_waits = SimulatedBlockingWaits(node) if node.has_blocking_waits else None
         self._node = node

@@ -6,6 +6,7 @@ import re
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,9 +16,13 @@ from waypost.store.port import Draft
 from waypost.store.sqlite import SqliteStore
 from waypost.store.sqlite.executor import SqliteExecutor
 from waypost.testing.clock import ManualClock
+from waypost.values import Settlement
 
 #: One row per queue, one row in all, or a parameter: scanned whole, and never long.
-SHORT = ("wp_queue", "wp_meta", "wp_reserve", "json_each", "j VIRTUAL TABLE", "j", "(subquery")
+SHORT = ("wp_queue", "wp_meta", "wp_reserve", "json_each", "j VIRTUAL TABLE", "j", "(subquery", "line")
+#: Statements that read all of something, by a part of each: a check of the whole queue, the leased messages when an
+#: order is switched on, the groups of a full queue that drops from the longest.
+WHOLE = ("GROUP BY state", 'rank IS NULL GROUP BY "group"', "ORDER BY ready DESC")
 #: Indexes that find at most a handful of rows: sorting those costs nothing.
 FEW = ('"wp_message:id"', '"wp_message:owner"', '"wp_message:parked"', '"wp_completed:id"')
 
@@ -84,6 +89,33 @@ def test_no_statement_of_any_verb_scans_a_whole_table(tmp_path: Path) -> None:
     assert found == {}
 
 
+@pytest.mark.promise("STORE-3", "QUEUE-5", "QUEUE-6", "QUEUE-7")
+def test_no_statement_about_groups_scans_a_whole_table(tmp_path: Path) -> None:
+    pair = Pair(lambda clock: SqliteStore(tmp_path / "plans.db", clock=clock), seed=1, groups=("g", "h", "ü"))
+    executor, store = executor_of(pair), pair.stores[1]
+    statements = record_statements(executor)
+    for _ in range(200):
+        queue = pair.step()
+        pair.check(queue)
+        for group in (None, "g"):
+            page = executor.run(store.peek(queue, "ready", 1, group=group))
+            while page.cursor is not None:
+                page = executor.run(store.peek(queue, "ready", 3, cursor=page.cursor, group=group))
+    with executor._writer.use() as connection:
+        connection.set_trace_callback(None)
+        traced = [
+            statement for statement in statements if statement.split()[0] in ("SELECT", "UPDATE", "DELETE", "INSERT")
+        ]
+        found = {
+            statement: steps
+            for statement in traced
+            if (steps := scans(connection, statement)) and not any(part in statement for part in WHOLE)
+        }
+    pair.close()
+    assert sum("wp_group" in statement for statement in traced) > 20
+    assert found == {}
+
+
 def steps_of(connection: sqlite3.Connection, work: Callable[[], object]) -> int:
     """Return how many instructions of SQLite's virtual machine a piece of work takes, in hundreds."""
     counted = [0]
@@ -124,6 +156,41 @@ def test_a_publish_a_claim_and_the_stats_cost_the_same_in_a_long_queue(tmp_path:
         pair.close()
     short, long = costs
     assert all(many <= few + few // 2 + 5 for few, many in zip(short, long, strict=True)), costs
+
+
+@pytest.mark.promise("STORE-3", "QUEUE-5", "QUEUE-6")
+@pytest.mark.parametrize("settings", [{"fair": True}, {"order": "group"}, {"group_max_running": 2}], ids=str)
+def test_a_claim_and_its_settle_cost_the_same_with_many_groups(tmp_path: Path, settings: dict[str, Any]) -> None:
+    costs = []
+    # Few groups, many groups, and many messages in each of a few groups.
+    for groups, depth in ((50, 200), (20_000, 20_000), (50, 20_000)):
+        store = SqliteStore(tmp_path / f"{groups}-{depth}.db", clock=ManualClock())
+        pair = Pair(lambda clock, store=store: store)  # type: ignore[misc]
+        executor = executor_of(pair)
+        executor.run(store.configure("orders", settings))
+        for start in range(0, depth, 500):
+            drafts = [
+                Draft(f"id-{start + n:021}", b"x", group=f"g{(start + n) % groups}") for n in range(min(500, depth))
+            ]
+            executor.run(store.publish("orders", drafts[: depth - start], pair.operation("orders")))
+        with executor._writer.use() as connection:
+            pass
+        # Groups that cannot go on cost nothing: they have left the line.
+        leases = executor.run(store.claim("orders", 40, pair.operation("orders"), worker="w")).leases
+        assert len(leases) == 40
+        done = [Settlement(lease.id, lease.token, lease.nonce) for lease in leases[:10]]
+        cost = []
+        for verb in (
+            store.claim("orders", 5, pair.operation("orders"), worker="w"),
+            store.settle("orders", done, pair.operation("orders")),
+            store.publish("orders", [Draft("id-new", b"x", group="g1")], pair.operation("orders")),
+        ):
+            cost.append(steps_of(connection, lambda verb=verb, executor=executor: executor.run(verb)))  # type: ignore[misc]
+        costs.append(cost)
+        pair.close()
+    few, *others = costs
+    for many in others:
+        assert all(more <= less + less // 2 + 5 for less, more in zip(few, many, strict=True)), costs
 
 
 @pytest.mark.promise("STORE-3", "PUB-3")

@@ -34,7 +34,6 @@ SHARED_SCRIPTS = {
 WAIT_SCRIPTS = ["start_wait", "unblock"]
 #: A function that serves two verbs; and `clock`, which every function calls.
 SHARED_FUNCTIONS = {"resume": "pause", "time": "clock", "stats_many": "stats"}
-GROUP_VERBS = ("groups", "configure_group", "skip_held")
 #: A verb for many queues that runs the script of the verb for one.
 REPEATED_SCRIPTS = {"stats_many": "stats"}
 
@@ -72,8 +71,6 @@ def arguments(verb: str) -> dict[str, Any]:
 
 
 def calls_of(store: Store, verb: str) -> list[Call[Any]]:
-    if verb in GROUP_VERBS and not store.capabilities.groups:
-        return []
     made = getattr(store, verb)(**arguments(verb))
     return list(made) if isinstance(made, list) else [made]
 

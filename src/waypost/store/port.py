@@ -41,13 +41,11 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 import msgspec
 from msgspec import Struct
 
-from waypost.errors import InvalidInput, InvalidPolicy
+from waypost.errors import InvalidInput
 from waypost.identity import Operation
 from waypost.policy import (
     CHUNK_MESSAGES_MAX,
     CLAIM_BYTES_MAX,
-    DEFAULT_POLICY,
-    GROUP_FIELDS,
     GROUPS_KEPT_MAX,
     JOURNAL_ERROR_CHARACTERS_MAX,
     POLL_QUEUES_MAX,
@@ -398,8 +396,6 @@ class Capabilities(Struct, frozen=True):
     repeats_polls: bool = False
     #: Calls of several queues in one `run_many` take one round trip, not one each.
     runs_together: bool = True
-    #: Queues can take turns between groups, keep an order in them and limit them.
-    groups: bool = False
 
 
 class NaturalChannel(Struct, frozen=True):
@@ -611,28 +607,6 @@ def too_many_groups(queue: str) -> InvalidInput:
 def group_cursor(group: str) -> str:
     """Return the cursor of a page of groups that ends with this one."""
     return msgspec.json.encode([group]).decode()
-
-
-def check_group_settings(kind: str, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Refuse settings of groups, for a store that does not have them; return the others."""
-    given = changes.keys() & GROUP_FIELDS
-    unknown = sorted(name for name in given if changes[name] != getattr(DEFAULT_POLICY, name))
-    if unknown:
-        raise InvalidPolicy(f"the {kind} store cannot treat groups apart yet, so it has no {', '.join(unknown)}")
-    return {name: value for name, value in changes.items() if name not in given}
-
-
-class WithoutGroups:
-    """The verbs of groups, for a store whose queues cannot take turns between them."""
-
-    def groups(self, queue: str, limit: int, *, cursor: str | None = None, group: str | None = None) -> Call[GroupPage]:
-        raise not_grouped(queue)
-
-    def configure_group(self, queue: str, group: str, changes: Mapping[str, Any]) -> Call[Woken[bool]]:
-        raise not_grouped(queue)
-
-    def skip_held(self, queue: str, group: str, operation: Operation) -> Call[Woken[str | None]]:
-        raise not_grouped(queue)
 
 
 def blocks(queue: str) -> InvalidInput:

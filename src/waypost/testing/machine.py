@@ -285,12 +285,8 @@ class StoreMachine(RuleBasedStateMachine):
     )
     def begin(self, lease: float, deliveries: int, grouped: dict[str, Any]) -> None:
         """Begin with short leases, so that crashes matter; often with groups."""
-        settings = {"lease": lease, "max_deliveries": deliveries} | (grouped if self.has_groups() else {})
+        settings = {"lease": lease, "max_deliveries": deliveries} | grouped
         self.both(lambda store: store.configure("orders", policy_changes(settings)))
-
-    def has_groups(self) -> bool:
-        """Return whether the store can treat groups apart."""
-        return self.stores[1].capabilities.groups
 
     def policy(self, queue: str) -> PolicyRecord:
         """Return the policy of a queue, by the model."""
@@ -542,7 +538,7 @@ class StoreMachine(RuleBasedStateMachine):
         changes = policy_changes(change)
         self.both(lambda store: store.configure(queue, changes))
 
-    @step(2, when=lambda self: self.has_groups(), queue=queues, change=st.sampled_from(GROUP_CHANGES))
+    @step(2, queue=queues, change=st.sampled_from(GROUP_CHANGES))
     def configure_groups(self, queue: str, change: dict[str, Any]) -> None:
         """Change how a live queue treats groups."""
         self.both(lambda store: store.configure(queue, policy_changes(change)))

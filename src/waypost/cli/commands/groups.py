@@ -56,7 +56,7 @@ def run_list(options: argparse.Namespace) -> int:
         write_json(found)
         return 0
     header = ("group", "ready", "running", "oldest", "weight", "limits", "state")
-    for line in format_table(header, [list_group(one) for one in found.groups]):
+    for line in format_table(header, [list_group(one) for one in found.groups], flexible=(0, 5)):
         write(line)
     if found.cursor is not None:
         write(f"there are more: --cursor '{found.cursor}'")

@@ -130,7 +130,6 @@ class MemoryStore:
     kind = "memory"
     capabilities = Capabilities(
         reach="process", durability="in this process only: everything is gone when it ends", spans_queues=True,
-        groups=True,
     )  # fmt: skip
     blocking_waits = None
     transactions = None

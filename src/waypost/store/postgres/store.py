@@ -208,7 +208,6 @@ class PostgresStore:
         needs_migration=True,
         commits_out_of_order=True,
         runs_together=False,
-        groups=True,
     )
     blocking_waits = None
 

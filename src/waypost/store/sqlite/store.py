@@ -116,7 +116,7 @@ class SqliteStore:
     """Keeps everything in one file, for all processes of one machine. `clock` is for tests."""
 
     kind = "sqlite"
-    capabilities = Capabilities(reach="machine", durability="each commit is on the disk", groups=True)
+    capabilities = Capabilities(reach="machine", durability="each commit is on the disk")
     blocking_waits = None
 
     def __init__(

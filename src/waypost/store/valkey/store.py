@@ -170,7 +170,7 @@ class ValkeyStore:
         self.channel = NaturalChannel("valkey", source)
         self.capabilities = Capabilities(
             reach="network", durability=DURABILITY[durability], spans_queues=False, repeats_polls=True,
-            runs_together=not source.cluster, groups=True,
+            runs_together=not source.cluster,
         )  # fmt: skip
         self.blocking_waits = None if source.cluster else ValkeyBlockingWaits(self.namespace)
         #: Tests only: store time comes from here instead of the server.
