@@ -99,7 +99,8 @@ def filled(sqlite_cli: CommandRunner) -> Filled:
     post.log_action(LoggedAction("mara", "web", "pause", QUEUE, False, LONG["error"]))
     executor = post.store.connect(start_timeout=20)
     try:
-        executor.run(post.store.heartbeat(Heartbeat("shop-1:4711", queues=(ServedQueue(QUEUE, 10, 1, 5),)), 60_000))
+        served = (ServedQueue(QUEUE, 10, 1, 5), ServedQueue("grouped", 10, 1, 5))
+        executor.run(post.store.heartbeat(Heartbeat("shop-1:4711", queues=served), 60_000))
     finally:
         executor.close()
     return Filled(sqlite_cli, {"TIMER": timer, "DEAD": dead})

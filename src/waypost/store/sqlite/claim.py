@@ -39,7 +39,7 @@ _DATA_LISTED = "SELECT e.seq, e.data FROM json_each(?) j CROSS JOIN {envelope} e
 _ROWS_LISTED = f"""
     SELECT {COLUMNS}, e.data FROM json_each(?) j CROSS JOIN {{message}} m ON m.seq = j.value
     CROSS JOIN {{envelope}} e ON e.seq = m.seq ORDER BY j.key"""
-_ROW_CHECKED = f"""
+_ROW_WITH_LENGTH = f"""
     SELECT {COLUMNS}, CASE typeof(e.data) WHEN 'blob' THEN length(e.data) END
     FROM {{message}} m LEFT JOIN {{envelope}} e ON e.seq = m.seq WHERE m.seq = ?"""
 #: What a claim needs of messages that it only leases; the other columns must have valid values.
@@ -244,7 +244,7 @@ def _lease_in_turn(
             leases += _lease_plain(records, rows, nonce, worker, operation, known)
         if turns.odd is None:
             return leases, turns.more
-        (row,) = records.step.execute(_ROW_CHECKED, (turns.odd,)).fetchall()
+        (row,) = records.step.execute(_ROW_WITH_LENGTH, (turns.odd,)).fetchall()
         if usable(records, [row]):
             if buried == BURY_MAX:
                 return leases, False

@@ -142,17 +142,17 @@ def oldest_of_longest(records: QueueRecords, count: int, spared: set[str]) -> li
         record = records.messages.get(id)
         if record is not None and record.state == READY and (record.group or NO_GROUP) in lengths:
             lengths[record.group or NO_GROUP] -= 1
-    taken: Counter[str] = Counter()
+    chosen_counts: Counter[str] = Counter()
     order: list[str] = []
     lengths = {name: length for name, length in lengths.items() if length > 0}
     while lengths and len(order) < count:
         longest = min(lengths, key=lambda name: (-lengths[name], name))
         order.append(longest)
-        taken[longest] += 1
+        chosen_counts[longest] += 1
         lengths[longest] -= 1
         if not lengths[longest]:
             del lengths[longest]
-    choices = {name: iter(_droppable(records, name or None, number, spared)) for name, number in taken.items()}
+    choices = {name: iter(_droppable(records, name or None, number, spared)) for name, number in chosen_counts.items()}
     chosen = (next(choices[name], None) for name in order)
     return [record for record in chosen if record is not None]
 

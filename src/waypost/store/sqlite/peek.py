@@ -50,15 +50,15 @@ def peek(
     others = {name: value for name, value in wanted.items() if name not in indexed}
     seen_max = SCANNED_MAX if others else limit
     after = read_cursor(cursor, len(PLACES_BY_GROUP if by_group else PLACES[state]))
-    seen = (_seen_by_group if by_group else _seen)(records, state, seen_max, after, indexed, others)
+    find = _seen_by_group if by_group else _seen
+    seen = find(records, state, seen_max, after, indexed, others)
     fitting = [row for row in seen if row[0]]
     limit = _within_bytes(records, [row[1] for row in fitting[:limit]])
     messages = _read(records, state, [row[1] for row in fitting[:limit]])
     if len(fitting) > limit:
         return Page(messages, _cursor(fitting[limit - 1]))
     # There is a next page if anything at all comes after, even if none of it fits the filters.
-    look_on = _seen_by_group if by_group else _seen
-    more = len(seen) == seen_max and look_on(records, state, 1, list(seen[-1][2:]), {}, {})
+    more = len(seen) == seen_max and find(records, state, 1, list(seen[-1][2:]), {}, {})
     return Page(messages, _cursor(seen[-1]) if more else None)
 
 

@@ -1,7 +1,7 @@
 """Which messages a claim takes next in a queue that takes turns between groups.
 
 Groups in line are read in their order, as many as the claim may need, each with its first message by one lookup. What
-is taken from which group is decided in memory (as `memory/groups.py` says), and written at the end.
+is claimed from which group is decided in memory (as `memory/groups.py` says), and written at the end.
 """
 
 from __future__ import annotations
@@ -88,16 +88,16 @@ _CLAIMS_KEPT_MS = 3_600_000
 class _Turn:
     """A group in line, and what is known of its messages."""
 
-    __slots__ = ("before", "group", "name", "room", "rows", "step", "taken", "turn")
+    __slots__ = ("before", "claimed", "group", "name", "room", "rows", "step", "turn")
 
     def __init__(self, turn: int, name: str, room: int, head: tuple[Any, ...] | None, group: GroupRow | None) -> None:
         self.turn: int | None = turn
         self.name = name
         #: How many of its messages a claim may take, as far as rates allow it.
         self.room = room
-        #: Its next messages that are read; taken ones are removed.
+        #: Its next messages that are read; claimed ones are removed.
         self.rows = [] if head is None else [head]
-        self.taken = 0
+        self.claimed = 0
         #: Its whole row, if groups have rates or settings of their own; and what may not be written if it is unchanged.
         self.group = group
         self.before = None if group is None else (group.limited_until, group.claims)
@@ -141,7 +141,7 @@ class Turns:
             turn = line[0][2]
             if turn.room <= 0 or (rated and not self._rate_allows(turn)) or not (turn.rows or self._has_more(turn)):
                 heappop(line)
-                self._leave(turn)
+                self._remove(turn)
                 skipped += 1
                 if skipped >= GROUPS_SKIPPED_MAX:
                     self.more = True
@@ -186,20 +186,20 @@ class Turns:
         self._read_all = len(found) < limit
 
     def _has_more(self, turn: _Turn) -> bool:
-        """Read the next messages of a group of which some are taken."""
-        if turn.taken:
+        """Read the next messages of a group of which some are claimed."""
+        if turn.claimed:
             share = (self._room - len(self.rows)) // len(self._line) + 1
             place = (self._records.number, turn.name or None)
-            turn.rows = self._records.step.execute(_MORE, (*place, share, turn.taken)).fetchall()
+            turn.rows = self._records.step.execute(_MORE, (*place, share, turn.claimed)).fetchall()
         return bool(turn.rows)
 
     def _rate_allows(self, turn: _Turn) -> bool:
         return turn.group is None or turn.group.rate_until(self._records.policy, self._records.now) is None
 
     def _take(self, turn: _Turn) -> None:
-        """A message of the first group in line is taken: it goes on, or leaves the line."""
+        """A message of the first group in line is claimed: it goes on, or leaves the line."""
         group = turn.group
-        turn.taken += 1
+        turn.claimed += 1
         turn.room -= 1
         self._turn = turn.turn or 0
         turn.turn = self._turn + turn.step
@@ -211,16 +211,16 @@ class Turns:
             heapreplace(self._line, (turn.turn, turn.name, turn))
         else:
             heappop(self._line)
-            self._leave(turn)
+            self._remove(turn)
 
-    def _leave(self, turn: _Turn) -> None:
+    def _remove(self, turn: _Turn) -> None:
         """A group that cannot go on leaves the line; note when its rate allows the next message."""
         turn.turn = None
         self._changed[turn.name] = turn
         group, policy, now = turn.group, self._records.policy, self._records.now
         if group is not None and group.ready > 0:
             most = group.most_running(policy)
-            leased = group.leased + (turn.taken if policy.lease_ms is not None else 0)
+            leased = group.leased + (turn.claimed if policy.lease_ms is not None else 0)
             until = group.rate_until(policy, now)
             if until is not None and (most is None or leased < most):
                 group.limited_until = until
@@ -231,19 +231,19 @@ class Turns:
         groups.state.turn = self._turn
         alike: dict[tuple[int | None, int], list[str]] = {}
         for name, turn in self._changed.items():
-            group, taken = turn.group, turn.taken if counted else 0
+            group, claimed = turn.group, turn.claimed if counted else 0
             if group is None or (group.limited_until, group.claims) == turn.before:
-                alike.setdefault((turn.turn, taken), []).append(name)
+                alike.setdefault((turn.turn, claimed), []).append(name)
             else:
                 rate, until = group.rate(records.policy), None
                 if rate is not None and group.claims is not None:
                     until = end_of_part(records.now, rate[1]) + rate[1] + _CLAIMS_KEPT_MS
                 records.step.execute(
                     _MOVE_ON_RATED,
-                    (records.number, turn.turn, taken, name, group.claims, until, group.limited_until),
+                    (records.number, turn.turn, claimed, name, group.claims, until, group.limited_until),
                 )
-        for (number, taken), names in alike.items():
-            records.step.execute(_MOVE_ON, (records.number, number, taken, as_list(names)))
+        for (number, claimed), names in alike.items():
+            records.step.execute(_MOVE_ON, (records.number, number, claimed, as_list(names)))
 
 
 def join_again(records: QueueRecords, groups: Grouping) -> None:
