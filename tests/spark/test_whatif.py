@@ -82,9 +82,26 @@ def second_worker_later() -> History:
     return record(poisson(Random(7), 500, every=0.4, seconds=1.3), workers=2, concurrency=2, faults=faults)
 
 
+def fair_groups() -> History:
+    random = Random(7)
+    small = poisson(random, 300, every=1.0, seconds=1.5)
+    small = [(at, {**options, "group": f"g{number % 4}"}) for number, (at, options) in enumerate(small)]
+    flood = [(60.0, {"runs": [["ok", 1.0]], "group": "big"}) for _ in range(200)]
+    return record(sorted([*small, *flood], key=lambda one: one[0]), concurrency=3, settings={"fair": True}, quiet=300)
+
+
+def ordered_groups() -> History:
+    random = Random(7)
+    plan = []
+    for number, (at, options) in enumerate(poisson(random, 400, every=0.7, seconds=1.2)):
+        runs = [["fail", 0.2], *options["runs"]] if number % 10 == 0 else options["runs"]
+        plan.append((at, {"runs": runs, "group": f"g{random.randrange(3)}"}))
+    return record(plan, concurrency=8, settings={"order": "group"}, quiet=300)
+
+
 @pytest.mark.parametrize(
     "shape",
-    [steady, bursts, priorities, retries_and_timers, second_worker_later],
+    [steady, bursts, priorities, retries_and_timers, second_worker_later, fair_groups, ordered_groups],
     ids=lambda shape: shape.__name__,
 )
 def test_the_model_repeats_the_waits_of_a_recorded_run(shape: Any) -> None:

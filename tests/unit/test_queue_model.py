@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -93,6 +94,43 @@ def test_after_a_crash_the_message_waits_for_the_end_of_its_lease() -> None:
 def test_a_message_given_back_comes_before_all_others_of_its_priority() -> None:
     arrivals = [Arrival(0, (Attempt(10, "released"), Attempt(10))), *messages([1, 2])]
     assert [message for message, _ in waits(serve(arrivals, Settings.of(1)))] == [0, 0, 1, 2]
+
+
+def of_groups(groups: str, run: int = 10) -> list[Arrival]:
+    return [Arrival(0, (Attempt(run),), group=None if name == "-" else name) for name in groups]
+
+
+def claimed_groups(arrivals: list[Arrival], **policy: Any) -> str:
+    served = serve(arrivals, Settings.of(1, policy=PolicyRecord(**policy)))
+    return "".join(arrivals[message].group or "-" for message in served.message)
+
+
+def test_claims_take_turns_between_groups_and_messages_without_one_share_a_turn() -> None:
+    arrivals = of_groups("aaaabb--c")
+    assert claimed_groups(arrivals) == "aaaabb--c"
+    assert claimed_groups(arrivals, fair=True) == "-abc-abaa"
+
+
+def test_an_ordered_group_runs_one_at_a_time_and_waits_for_a_failed_message() -> None:
+    arrivals = [
+        Arrival(0, (Attempt(10, "failed", 50), Attempt(10)), group="a"),
+        *of_groups("ab"),
+    ]  # fmt: skip
+    served = serve(arrivals, Settings.of(3, policy=PolicyRecord(order="group")))
+    assert starts(served) == [(0, 0), (2, 0), (0, 60), (1, 70)]
+    passing = serve(arrivals, Settings.of(3, policy=PolicyRecord(order="group", on_failure="pass")))
+    assert starts(passing) == [(0, 0), (2, 0), (1, 10), (0, 60)]
+
+
+def test_a_limit_of_each_group_leaves_slots_free() -> None:
+    served = serve(of_groups("aaab"), Settings.of(4, policy=PolicyRecord(group_max_running=2)))
+    assert starts(served) == [(0, 0), (3, 0), (1, 0), (2, 10)]
+
+
+def starts(served: Served) -> list[tuple[int, float]]:
+    """Which message was claimed when, claim by claim."""
+    found = zip(served.message, served.ready_ms, served.wait_ms, strict=True)
+    return [(message, ready + wait) for message, ready, wait in found]
 
 
 def test_without_renewals_a_run_longer_than_the_lease_is_delivered_again_while_its_slot_is_in_use() -> None:

@@ -176,7 +176,7 @@ def test_the_page_of_the_lake_has_its_audit_and_its_report(memory: Site, tmp_pat
 def test_the_page_of_the_lake_has_advice_and_what_became_of_it(memory: Site, tmp_path: Path) -> None:
     place = make_lake(tmp_path / "lake")
     longer = {"id": "lease/orders", "queue": "orders", "title": "The lease is too short <b>", "call": "lease=60"}
-    fewer = {"id": "retry/mails", "queue": "mails", "title": "Retries never helped", "call": "max_deliveries=2"}
+    fewer = {"id": "retry/mails", "queue": "mails", "title": "Retries never helped", "call": "one()\ntwo()"}
     write_advice(
         place,
         [
@@ -195,6 +195,7 @@ def test_the_page_of_the_lake_has_advice_and_what_became_of_it(memory: Site, tmp
     page = client.get("/s/main/lake").text
     assert "The lease is too short &lt;b&gt;" in page
     assert "lease=30" in page
+    assert "<div><code>one()</code></div><div><code>two()</code></div>" in page
 
 
 def write_advice(place: Path, rows: list[dict[str, Any]]) -> None:

@@ -145,7 +145,9 @@ def build_history(
 ) -> History:
     """Return the history of a queue from its ended deliveries, in any order."""
     recorded = list(deliveries)
-    is_limited = policy.rate_count is not None or policy.max_running is not None
+    # In these queues messages wait beside free slots too.
+    holds_groups = policy.order is not None or policy.limits_groups
+    is_limited = policy.rate_count is not None or policy.max_running is not None or holds_groups
     workers, slots = find_workers(recorded, is_limited=is_limited)
     rows = sorted(without_claims_ahead(recorded, slots), key=lambda row: (row.message_id, row.claim))
     loads = _Load(rows)
@@ -158,7 +160,8 @@ def build_history(
         queue, tuple(sorted(arrivals, key=lambda one: one.ready_ms)),
         tuple(row.claimed_ms - row.wait_ms for row in claims), tuple(row.wait_ms for row in claims), workers,
         Surroundings(
-            () if policy.rate_count is not None else _pickups(claims, loads, workers.capacity), followers,
+            () if policy.rate_count is not None or holds_groups else _pickups(claims, loads, workers.capacity),
+            followers,
             () if renews else _long_runs(rows, lease), lease, slowdown, followers_by_type,
         ),
         policy, renews, tuple(pauses), tuple(sorted(never_claimed_ms)),

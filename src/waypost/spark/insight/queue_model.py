@@ -6,7 +6,7 @@ recorded to end. The rules that decide are those of the product: `PolicyRecord` 
 `delay` for pauses. Tests compare it with runs of the real worker.
 
 What it does not know: how long a round trip takes (waits of messages that found a free slot are drawn from recorded
-ones), workers that are frozen, limits that several queues share, and the order between messages of one group.
+ones), workers that are frozen, limits that several queues share, and of groups their weights, rates and pauses.
 """
 
 from __future__ import annotations
@@ -171,6 +171,87 @@ def _error_of(name: str | None) -> BaseException | None:
     return None
 
 
+class Turns:
+    """The waiting messages of a queue that takes turns between its groups: the next one, as a store chooses it.
+
+    Groups that may have something to hand out are in line, each with a number; the smallest one is next. One that joins
+    or goes on gets the number after the last turn. All groups have the same weight.
+    """
+
+    def __init__(self, arrivals: Sequence[Arrival], policy: PolicyRecord) -> None:
+        self._groups = [one.group or "" for one in arrivals]
+        self._is_ordered = policy.order is not None
+        # Messages without a group have neither order nor limits.
+        self._priorities = [0 if self._is_ordered and one.group else one.priority for one in arrivals]
+        self._limit = 1 if self._is_ordered else policy.group_max_running
+        self._holds = self._is_ordered and policy.on_failure == "hold"
+        #: For each group its messages by priority, the highest first: what was given back, and the others by age.
+        self._lines: dict[str, dict[int, tuple[deque[int], deque[int]]]] = {}
+        self._line: list[tuple[int, str]] = []
+        self._is_in_line: set[str] = set()
+        self._leased: dict[str, int] = {}
+        self._held: dict[str, set[int]] = {}
+        self._turn = 0
+
+    def add(self, message: int, *, at_head: bool, is_again: bool) -> None:
+        """A message is ready. One that was given back, or is tried again in an ordered group, keeps its place."""
+        group, levels = self._groups[message], self._lines.setdefault(self._groups[message], {})
+        priority = self._priorities[message]
+        if priority not in levels:
+            levels[priority] = deque(), deque()
+            self._lines[group] = levels = dict(sorted(levels.items(), reverse=True))
+        keeps_place = at_head or (is_again and self._is_ordered and bool(group))
+        levels[priority][0 if keeps_place else 1].append(message)
+        self._join(group)
+
+    def leave(self, message: int) -> None:
+        """The lease of a message has ended: its group may go on."""
+        group = self._groups[message]
+        self._leased[group] = max(0, self._leased.get(group, 0) - 1)
+        self._join(group)
+
+    def hold(self, message: int) -> None:
+        """A message of an ordered group is delayed: nothing of its group overtakes it."""
+        if self._holds and self._groups[message]:
+            self._held.setdefault(self._groups[message], set()).add(message)
+
+    def release(self, message: int) -> None:
+        """A delayed message is ready again."""
+        self._held.get(self._groups[message], set()).discard(message)
+
+    def has_next(self) -> bool:
+        """Whether a group can go on. Those that cannot leave the line until something of them changes."""
+        while self._line and not self._can_go_on(self._line[0][1]):
+            self._is_in_line.discard(heappop(self._line)[1])
+        return bool(self._line)
+
+    def take(self) -> int:
+        """Return the next message of the group whose turn it is, after `has_next`."""
+        self._turn, group = heappop(self._line)
+        self._is_in_line.discard(group)
+        given_back, by_age = next(level for level in self._lines[group].values() if level[0] or level[1])
+        message = (given_back or by_age).popleft()
+        self._leased[group] = self._leased.get(group, 0) + 1
+        self._join(group)
+        return message
+
+    def _join(self, group: str) -> None:
+        if group not in self._is_in_line and self._has_waiting(group):
+            self._is_in_line.add(group)
+            heappush(self._line, (self._turn + 1, group))
+
+    def _has_waiting(self, group: str) -> bool:
+        return any(given_back or by_age for given_back, by_age in self._lines.get(group, {}).values())
+
+    def _can_go_on(self, group: str) -> bool:
+        if not self._has_waiting(group):
+            return False
+        if not group:
+            return True
+        is_limited = self._limit is not None and self._leased.get(group, 0) >= self._limit
+        return not is_limited and not self._held.get(group)
+
+
 class _Server:
     """The state of one run of the model."""
 
@@ -189,6 +270,8 @@ class _Server:
             priority: (deque[int](), deque[int]())
             for priority in sorted({one.priority for one in arrivals}, reverse=True)
         }
+        #: In place of these where the queue takes turns between groups.
+        self.turns = Turns(arrivals, settings.policy) if settings.policy.grouped else None
         self.waiting = self.running = self.limit = 0
         #: What will happen: when, in which order, to which message, and what.
         self.later = [(at, number, slots, _SLOTS) for number, (at, slots) in enumerate(_slot_changes(settings))]
@@ -229,6 +312,8 @@ class _Server:
         self.order += 1
 
     def happen(self, now: float, message: int, what: int) -> None:
+        if self.turns is not None and what in (_END, _EXPIRED, _LEASE_END):
+            self.turns.leave(message)
         if what == _END:
             self.running -= 1
             self.served.end_ms = now
@@ -257,6 +342,8 @@ class _Server:
     def become_claimable(self, now: float, message: int) -> None:
         """A message is due. A worker that has a free slot still needs a moment to see it."""
         self.since[message] = now
+        if self.turns is not None:
+            self.turns.release(message)
         pickup = self.surroundings.pickup_ms
         if pickup and self.running < self.limit and not self.waiting:
             self.push(now + pickup[int(self.random.random() * len(pickup))], message, _SEEN)
@@ -264,30 +351,42 @@ class _Server:
             self.wait(message)
 
     def wait(self, message: int, *, at_head: bool = False) -> None:
-        self.levels[self.arrivals[message].priority][0 if at_head else 1].append(message)
         self.waiting += 1
+        if self.turns is not None:
+            self.turns.add(message, at_head=at_head, is_again=self.position[message] > 0)
+        else:
+            self.levels[self.arrivals[message].priority][0 if at_head else 1].append(message)
 
     def claim(self, now: float) -> None:
-        """Give free slots to waiting messages: by priority, first what was given back, then by age."""
-        served, max_deliveries = self.served, self.settings.policy.max_deliveries
+        """Give free slots to waiting messages: by priority, first what was given back, then by age; or by turns."""
+        if self.turns is not None:
+            while self.running < self.limit and self.turns.has_next() and self.rate_allows(now):
+                self.hand_out(now, self.turns.take())
+            return
         for given_back, by_age in self.levels.values():
             while given_back or by_age:
                 if self.running >= self.limit or not self.rate_allows(now):
                     return
-                message = (given_back or by_age).popleft()
-                self.waiting -= 1
-                if max_deliveries is not None and self.deliveries[message] >= max_deliveries:
-                    served.counts["dead"] += 1
-                    continue
-                if message < self.first_ones and self.position[message] == self.deliveries[message] == 0:
-                    self.unclaimed -= 1
-                self.deliveries[message] += 1
-                since = self.since[message]
-                served.ready_ms.append(since)
-                served.wait_ms.append(now - since)
-                served.message.append(message)
-                self.running += 1
-                self.begin(now, message)
+                self.hand_out(now, (given_back or by_age).popleft())
+
+    def hand_out(self, now: float, message: int) -> None:
+        """Start a message, or bury it if it has had all its deliveries."""
+        served, max_deliveries = self.served, self.settings.policy.max_deliveries
+        self.waiting -= 1
+        if max_deliveries is not None and self.deliveries[message] >= max_deliveries:
+            served.counts["dead"] += 1
+            if self.turns is not None:
+                self.turns.leave(message)
+            return
+        if message < self.first_ones and self.position[message] == self.deliveries[message] == 0:
+            self.unclaimed -= 1
+        self.deliveries[message] += 1
+        since = self.since[message]
+        served.ready_ms.append(since)
+        served.wait_ms.append(now - since)
+        served.message.append(message)
+        self.running += 1
+        self.begin(now, message)
 
     def rate_allows(self, now: float) -> bool:
         """Whether the rate allows another claim, as a store counts: at most so many in any window."""
@@ -348,7 +447,7 @@ class _Server:
             case "snoozed":
                 self.deliveries[message] -= 1
                 self.next_attempt(message, attempt)
-                self.push(now + max(0, attempt.pause_ms), message, _DUE)
+                self.delay(now + max(0, attempt.pause_ms), message)
             case "released":
                 self.deliveries[message] -= 1
                 self.next_attempt(message, attempt)
@@ -377,7 +476,13 @@ class _Server:
             counts["dead"] += 1
             return
         self.next_attempt(message, attempt)
-        self.push(now + pause, message, _DUE)
+        self.delay(now + pause, message)
+
+    def delay(self, until: float, message: int) -> None:
+        """A message is due later. In an ordered group it holds the others."""
+        if self.turns is not None:
+            self.turns.hold(message)
+        self.push(until, message, _DUE)
 
     def next_attempt(self, message: int, attempt: Attempt) -> None:
         """Go on to the next recorded attempt, or draw one of those that followed such an error."""

@@ -405,6 +405,8 @@ def answer(history: History, outcomes: Mapping[int, Outcome], fit: Fit) -> Answe
     used = max((one.slots for one in history.workers.capacity), default=0)
     if history.surroundings.slowdown and any(one.slots > used for one in outcomes.values()):
         notes.append(f"runs take longer the more of them are under way; above {used} at once that is an extrapolation")
+    if history.policy.group_rate_count is not None:
+        notes.append("the model does not know the rate of groups: waits may be longer")
     if not history.renews:
         notes.append("leases were not renewed: a run that is longer than its lease is delivered again")
     return Answer(
