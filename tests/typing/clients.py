@@ -156,7 +156,7 @@ def handlers_of_several_queues() -> None:
     assert_type(serve_both(Order(1)), str)
     # Of several queues none is the one to publish to.
     serve_both.publish(Order(1))  # type: ignore[attr-defined]  # pyright: ignore[reportFunctionMemberAccess]
-    post.handler({"orders": "much"})  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    post.handler({"orders": "much"})  # type: ignore[arg-type]  # pyright: ignore[reportCallIssue, reportArgumentType]
     post.handler([orders])(first)
     post.worker(max_handlers=5)
     async_post.worker(["orders"], max_handlers=5)
