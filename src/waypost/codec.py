@@ -217,8 +217,12 @@ def _check_encoded(encoded: Encoded) -> Encoded:
 
 def type_name_of(body: object) -> str | None:
     """Return the name of a body's own type, None for plain JSON values."""
-    kind = type(body)
-    if dataclasses.is_dataclass(kind) or isinstance(body, msgspec.Struct) or hasattr(kind, "model_validate_json"):
+    return name_of_class(type(body))
+
+
+def name_of_class(kind: type) -> str | None:
+    """Return the type name that bodies of a class are published with, None for classes of plain JSON values."""
+    if dataclasses.is_dataclass(kind) or issubclass(kind, msgspec.Struct) or hasattr(kind, "model_validate_json"):
         return f"{kind.__module__}.{kind.__qualname__}"
     return None
 

@@ -146,6 +146,22 @@ def add(numbers: list[int], messages: list[Message[int]]) -> None:
     assert_type(messages[0].body, int)
 
 
+@post.handler(["orders", "returns"], types=Order)
+@async_post.handler({"orders": 3, "returns": 1}, types=["shop.Order"], batch=None)
+def serve_both(order: Order) -> str:
+    return str(order)
+
+
+def handlers_of_several_queues() -> None:
+    assert_type(serve_both(Order(1)), str)
+    # Of several queues none is the one to publish to.
+    serve_both.publish(Order(1))  # type: ignore[attr-defined]  # pyright: ignore[reportFunctionMemberAccess]
+    post.handler({"orders": "much"})  # type: ignore[arg-type]  # pyright: ignore[reportCallIssue, reportArgumentType]
+    post.handler([orders])(first)
+    post.worker(max_handlers=5)
+    async_post.worker(["orders"], max_handlers=5)
+
+
 def handlers() -> None:
     # A handler stays a function: it can be called, also wrongly.
     begun: Coroutine[Any, Any, Dead | Retry | None] = charge(Order(7), _message(), {})

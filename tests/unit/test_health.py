@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from waypost import NoRetry, Waypost
+from waypost import Waypost
 from waypost.errors import ConfigurationError, ForeignData
 from waypost.policy import (
     HEALTH_WINDOW_SECONDS,
@@ -20,7 +20,6 @@ from waypost.policy import (
 from waypost.store.port import Heartbeat, ServedQueue
 from waypost.store.register import fitting, pack, registered
 from waypost.values import Health, WorkerState
-from waypost.worker.handler import Handler
 from waypost.worker.health import Served, check_window, judge
 from waypost.worker.poller import Liveness, heartbeat_interval
 
@@ -40,11 +39,8 @@ class Consumer:
     handled: int = 0
     running: int = 0
     in_flight: int = 0
+    concurrency: int = 3
     liveness: Liveness = field(default_factory=Liveness)
-
-    @property
-    def handler(self) -> Handler:
-        return Handler(self.queue, handle, concurrency=3, retry=NoRetry())
 
 
 def judged(

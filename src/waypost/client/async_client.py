@@ -96,9 +96,11 @@ if TYPE_CHECKING:
     from waypost.schedule.promoter import PromoterTick
     from waypost.schedule.scheduler import Tick
     from waypost.store.port import AsyncExecutor, Call, Executor
+    from waypost.worker.handler import HandledQueues, SeveralQueues
     from waypost.worker.worker import Worker
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class AsyncReception(Generic[T]):
@@ -607,8 +609,16 @@ class AsyncWaypost(BaseClient):
     def handler(
         self, queue: str, *, batch: int, **options: Unpack[HandlerOptions]
     ) -> PlainBatchDecorator[Coroutine[Any, Any, Published]]: ...
-    def handler(self, queue: QueueName, *, batch: int | None = None, **options: Unpack[HandlerOptions]) -> Any:
-        """Register a function for the messages of a `queue`; a worker runs it.
+    @overload
+    def handler(
+        self,
+        queue: SeveralQueues,
+        *,
+        batch: int | None = None,
+        **options: Unpack[HandlerOptions],
+    ) -> Callable[[F], F]: ...
+    def handler(self, queue: HandledQueues, *, batch: int | None = None, **options: Unpack[HandlerOptions]) -> Any:
+        """Register a function for the messages of a `queue`, or of several; a worker runs it.
 
         It is given the body, as the annotated type of its first parameter, and by annotation or name the `Message`, the
         `headers` and the client's `state`. An async function runs on the worker's event loop, any other in a thread,
@@ -619,15 +629,20 @@ class AsyncWaypost(BaseClient):
 
         `concurrency` calls (10) run at once in a worker. `timeout` ends a handler that can be stopped, which then has
         failed; `max_run` (an hour) does so too, and also ends the renewal of its lease. With `batch` it is given lists
-        of up to so many. `on_lease_lost` is called with a message whose lease was lost while it was handled. With
-        `result_ttl` what it returns is kept as the result of the message for so long (`wait_result`).
+        of up to so many. Several queues share the concurrency: a list, or a mapping to weights as in
+        `{"urgent": 3, "normal": 1}`, by which turns are divided among those with work. With `types`, classes or their
+        names, it takes only messages of these types: a queue may have several such handlers, and one without for all
+        other types; without that one, other types are left for other workers.
+
+        `on_lease_lost` is called with a message whose lease was lost while it was handled. With `result_ttl` what it
+        returns is kept as the result of the message for so long (`wait_result`).
 
         A parameter annotated as a session or connection of SQLAlchemy, psycopg or sqlite3 is given a transaction of the
         store's database, committed together with the settle; `engine` is where SQLAlchemy's come from, an engine or a
         maker of sessions, if it is not the client's own.
 
-        The function stays what it is and gets a method `publish`, which publishes to this queue with the handler's
-        body type. Raises `ConfigurationError` for options or parameters that do not go together.
+        The function stays what it is and gets a method `publish`, which publishes to its queue, if it has one, with the
+        handler's body type. Raises `ConfigurationError` for options or parameters that do not go together.
 
             @post.handler(Queue("orders", Order), concurrency=50, timeout=30)
             async def charge(order: Order, message: Message[Order]) -> None: ...
@@ -672,14 +687,16 @@ class AsyncWaypost(BaseClient):
         self,
         queues: Iterable[QueueName] | None = None,
         *,
+        max_handlers: int | None = None,
         health_window: Duration = HEALTH_WINDOW_SECONDS,
         scheduler: bool = True,
         promoter: bool = False,
     ) -> Worker:
         """Return a worker for the registered handlers, or for those of `queues` only.
 
-        `run` it until it is stopped, or let it work in the background for the length of a `with` block. Its `health()`
-        is red when it could have claimed and did not for `health_window` (30 s). It also fires schedules, unless
+        `run` it until it is stopped, or let it work in the background for the length of a `with` block. With
+        `max_handlers` at most so many handlers run at once over all its queues, which take turns. Its `health()` is
+        red when it could have claimed and did not for `health_window` (30 s). It also fires schedules, unless
         `scheduler=False`, and with `promoter=True` it promotes timers of all queues: of all workers one does so at a
         time.
 
@@ -687,7 +704,9 @@ class AsyncWaypost(BaseClient):
 
             post.worker().run()
         """
-        return self._make_worker(queues, health_window, scheduler=scheduler, promoter=promoter)
+        return self._make_worker(
+            queues, health_window, max_handlers=max_handlers, scheduler=scheduler, promoter=promoter
+        )
 
     async def drain(self, timeout: Duration = 25.0) -> Drained:
         """Stop claiming and publishing, wait for what is under way, give back what has not started, and report.

@@ -49,7 +49,7 @@ from waypost.client.options import (
     ScheduleKeywords,
     SparkJobOptions,
 )
-from waypost.client.registry import Registry
+from waypost.client.registry import Registry, split_weights
 from waypost.errors import ConfigurationError, ForkedClient, InvalidInput, InvalidName, InvalidTime, QueueDrained
 from waypost.identity import Session
 from waypost.message import Message, MessagePage, Queue, StoredMessage, queue_name, queue_type
@@ -96,7 +96,7 @@ from waypost.values import (
 )
 from waypost.views import BulkAction, BulkActions
 from waypost.wake.wakeups import Wakeups
-from waypost.worker.handler import Handler
+from waypost.worker.handler import HandledQueues, Handler
 from waypost.worker.signals import is_stop_request
 
 if TYPE_CHECKING:
@@ -255,23 +255,31 @@ class BaseClient:
         )  # fmt: skip
 
     def _register_handler(
-        self, queue: QueueName, batch: int | None, options: HandlerOptions, publish: Callable[..., Any] | None
+        self, queue: HandledQueues, batch: int | None, options: HandlerOptions, publish: Callable[..., Any] | None
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """The decorator of a handler. `publish` is that of the client; None: the function is to have none."""
         if callable(queue) and not isinstance(queue, str | Queue):
             raise _missing_arguments("handler", queue, '@post.handler("orders")')
-        queue_name(queue)
+        weights = split_weights(queue)
         check_options("handler", options, HandlerOptions.__annotations__)
         given: HandlerOptions = {"retry": DEFAULT_RETRY, **options}
 
         def register(function: Callable[..., Any]) -> Callable[..., Any]:
-            self._registry.check_handled(queue)
-            handler = Handler(
-                queue, function, batch=batch, state=self._registry.state, middleware=self._registry.middleware,
-                store=self._store, **given,
-            )  # fmt: skip
-            self._registry.add(handler)
-            return function if publish is None else self._with_publish(function, queue, handler, publish)
+            for one in weights:
+                self._registry.check_handled(one)
+            pool = object() if len(weights) > 1 else None
+            handlers = [
+                Handler(
+                    one, function, batch=batch, state=self._registry.state, middleware=self._registry.middleware,
+                    store=self._store, pool=pool, weight=weight, **given,
+                )
+                for one, weight in weights.items()
+            ]  # fmt: skip
+            self._registry.add(*handlers)
+            # Of several queues none is the one to publish to.
+            if publish is None or not isinstance(queue, str | Queue):
+                return function
+            return self._with_publish(function, queue, handlers[0], publish)
 
         return register
 
@@ -341,7 +349,7 @@ class BaseClient:
         handler = Handler(
             name, relay.handler(), concurrency=1, retry=DEFAULT_RETRY, batch=batch, middleware=self._registry.middleware
         )
-        self._registry.add(handler)
+        self._registry.add(handler, alone=True)
         self._relays[name] = relay
         return relay
 
@@ -353,13 +361,14 @@ class BaseClient:
     @property
     def handlers(self) -> list[Handler]:
         """What a worker of this client would run."""
-        return list(self._registry.handlers.values())
+        return list(self._registry.handlers)
 
     def _make_worker(
         self,
         queues: Iterable[QueueName] | None,
         health_window: Duration,
         *,
+        max_handlers: int | None = None,
         scheduler: bool = True,
         promoter: bool = False,
     ) -> Worker:
@@ -370,17 +379,20 @@ class BaseClient:
         handlers = self.handlers
         if queues is not None:
             names = [queue_name(queue) for queue in check_items("queues", queues, ConfigurationError)]
-            missing = [name for name in names if name not in self._registry.handlers]
+            missing = [name for name in names if not self._registry.of(name)]
             if missing:
                 raise ConfigurationError(f"no handler is registered for {', '.join(missing)}")
-            handlers = [self._registry.handlers[name] for name in names]
-        return self._worker_for(handlers, health_window, scheduler=scheduler, promoter=promoter)
+            handlers = [handler for name in dict.fromkeys(names) for handler in self._registry.of(name)]
+        return self._worker_for(
+            handlers, health_window, max_handlers=max_handlers, scheduler=scheduler, promoter=promoter
+        )
 
     def _worker_for(
         self,
         handlers: Sequence[Handler],
         health_window: float = HEALTH_WINDOW_SECONDS,
         *,
+        max_handlers: int | None = None,
         scheduler: bool = True,
         promoter: bool = False,
     ) -> Worker:
@@ -391,8 +403,10 @@ class BaseClient:
         session = Session()
 
         def prepare(context: ClientContext) -> Flow[None]:
-            yield from self._save_declared(context, [handler.queue for handler in handlers])
+            queues = list(dict.fromkeys(handler.queue for handler in handlers))
+            yield from self._save_declared(context, queues)
             yield from manage.warn_of_cut_retries(context, _attempts_chosen(handlers))
+            yield from manage.check_types_without_lease(context, _without_default(handlers))
 
         relays = [self._relays[handler.queue] for handler in handlers if handler.queue in self._relays]
 
@@ -405,8 +419,7 @@ class BaseClient:
             start_timeout=self._start_timeout, on_event=self._context.on_event, wakeups=self._wakeups, session=session,
             redact=self._context.redact, name_of=self._registry.name,
             publish_middleware=self._context._publish_middleware, check=self._check_may_work,
-            health_window=health_window, prepare=prepare,
-            embed=embed,
+            health_window=health_window, prepare=prepare, embed=embed, max_handlers=max_handlers,
         )  # fmt: skip
         worker.health_notes += [relay.note for relay in relays]
         self._workers.add(worker)
@@ -860,9 +873,19 @@ def is_stop(error: BaseException | None) -> bool:
 
 
 def _attempts_chosen(handlers: Iterable[Handler]) -> dict[str, int]:
-    """How many attempts the retry policy of each queue allows, where the application chose one that says so."""
-    chosen = ((one.queue, attempts_allowed(one.retry)) for one in handlers if one.retry is not DEFAULT_RETRY)
-    return {queue: attempts for queue, attempts in chosen if attempts is not None}
+    """How many attempts the retry policies of each queue allow, where the application chose some that say so."""
+    most: dict[str, int] = {}
+    for one in handlers:
+        attempts = attempts_allowed(one.retry)
+        if one.retry is not DEFAULT_RETRY and attempts is not None:
+            most[one.queue] = max(attempts, most.get(one.queue, 0))
+    return most
+
+
+def _without_default(handlers: Sequence[Handler]) -> list[str]:
+    """Return the queues all of whose handlers take certain types only."""
+    defaults = {one.queue for one in handlers if not one.types}
+    return list(dict.fromkeys(one.queue for one in handlers if one.queue not in defaults))
 
 
 def _store_of(url: str | None, client: object, store: object, options: StoreOptions) -> Store:

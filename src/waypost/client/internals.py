@@ -128,6 +128,14 @@ def handlers_to_test(post: BaseClient) -> list[Handler]:
     return [handler for handler in post.handlers if handler.queue not in post._relays]
 
 
+def handlers_by_queue(post: BaseClient) -> list[list[Handler]]:
+    """Return the same, in one list for each queue."""
+    of_queue: dict[str, list[Handler]] = {}
+    for handler in handlers_to_test(post):
+        of_queue.setdefault(handler.queue, []).append(handler)
+    return list(of_queue.values())
+
+
 def flow_context(post: BaseClient) -> ClientContext:
     """What the operations of a client of either mode share."""
     return post._context

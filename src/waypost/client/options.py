@@ -11,7 +11,7 @@ from waypost.operations.publish import Group, Key, ManyKey
 from waypost.policy import JournalLevel, Missed, OnConflict, OnFailure, Order, Overlap, Overload, RetryPolicy
 from waypost.times import Duration
 from waypost.values import Published
-from waypost.worker.handler import OnLeaseLost
+from waypost.worker.handler import OnLeaseLost, TypeNames
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -91,6 +91,7 @@ class HandlerOptions(TypedDict, total=False):
     on_lease_lost: OnLeaseLost | None
     result_ttl: Duration | None
     engine: object
+    types: TypeNames
 
 
 class SparkJobOptions(TypedDict, total=False):

@@ -8,9 +8,11 @@ from typing import Any, TypeVar, Unpack
 from waypost.client import Waypost
 from waypost.client.handler_types import HandlerPublish, with_publish
 from waypost.client.options import HandlerKeywords, HandlerOptions, QueueName, RuleKeywords
+from waypost.client.registry import split_weights
 from waypost.django.publishing import publish
-from waypost.message import queue_name
+from waypost.message import Queue
 from waypost.times import Duration
+from waypost.worker.handler import HandledQueues
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -19,9 +21,11 @@ _declared: list[Callable[[Waypost], object]] = []
 
 
 def handler(
-    queue: QueueName, *, batch: int | None = None, **options: Unpack[HandlerOptions]
+    queue: HandledQueues, *, batch: int | None = None, **options: Unpack[HandlerOptions]
 ) -> Callable[[Callable[..., Any]], Any]:
-    """Declare the handler of a `queue`, with the options of `Waypost.handler`; `manage.py waypost_worker` runs it.
+    """Declare the handler of a `queue`, or of several, with the options of `Waypost.handler`.
+
+    `manage.py waypost_worker` runs it.
 
     Put it into the module `waypost_handlers` of an application. The function gets a method `publish`, which joins the
     open transaction as `waypost.django.publish` does.
@@ -29,11 +33,11 @@ def handler(
         @handler("orders", concurrency=4)
         def ship(order: dict, message: Message) -> None: ...
     """
-    name = queue_name(queue)
+    split_weights(queue)
 
     def declare(function: Callable[..., Any]) -> Any:
         _declared.append(lambda post: post._register_handler(queue, batch, options, None)(function))
-        return with_publish(function, HandlerPublish(publish, name if isinstance(queue, str) else queue))
+        return with_publish(function, HandlerPublish(publish, queue)) if isinstance(queue, str | Queue) else function
 
     return declare
 

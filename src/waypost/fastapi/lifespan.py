@@ -46,8 +46,8 @@ class WaypostLifespan:
 
     The worker has no signal handlers: the server that runs the application has. When the application stops, no message
     is claimed any more, handlers have `stop_timeout` (25 s) to end, and what has not started is given back at no cost.
-    `worker=False` runs none: for processes that only publish. `queues`, `scheduler`, `promoter` and `health_window` are
-    those of `post.worker`.
+    `worker=False` runs none: for processes that only publish. `queues`, `scheduler`, `promoter`, `health_window` and
+    `max_handlers` are those of `post.worker`.
     """
 
     def __init__(
@@ -61,6 +61,7 @@ class WaypostLifespan:
         scheduler: bool = True,
         promoter: bool = False,
         health_window: Duration = HEALTH_WINDOW_SECONDS,
+        max_handlers: int | None = None,
     ) -> None:
         if not isinstance(post, AsyncWaypost | Waypost):
             raise ConfigurationError(f"post= is an AsyncWaypost or a Waypost, not {show(post)}")
@@ -71,7 +72,9 @@ class WaypostLifespan:
         self._runs_worker = check_flag("worker", worker, ConfigurationError)
         self._queues = None if queues is None else list(queues)
         self._stop_seconds = check_seconds("stop_timeout", stop_timeout, error=ConfigurationError)
-        self._options: dict[str, Any] = {"scheduler": scheduler, "promoter": promoter, "health_window": health_window}
+        self._options: dict[str, Any] = {
+            "scheduler": scheduler, "promoter": promoter, "health_window": health_window, "max_handlers": max_handlers
+        }  # fmt: skip
         #: The worker while the application runs.
         self.worker: Worker | SyncWorker | None = None
         self._is_open = False

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 from waypost.checks import check_count, check_id, check_text, due_ms
-from waypost.errors import InvalidInput, InvalidPolicy, InvalidTime, QueueNotEmpty, StoreFailed
+from waypost.errors import ConfigurationError, InvalidInput, InvalidPolicy, InvalidTime, QueueNotEmpty, StoreFailed
 from waypost.operations.flow import AfterCommit, ClientContext, Flow, Sleep, Together
 from waypost.policy import (
     CHUNK_MESSAGES_MAX,
@@ -393,6 +393,19 @@ def warn_of_cut_retries(context: ClientContext, attempts: Mapping[str, int]) -> 
                         "max_deliveries": policy.max_deliveries,
                     },
                 )  # fmt: skip
+
+
+def check_types_without_lease(context: ClientContext, queues: Sequence[str]) -> Flow[None]:
+    """Raise `ConfigurationError` for a queue with `lease=None`: a message whose type no handler takes would be lost."""
+    for at in range(0, len(queues), POLICIES_TOGETHER):
+        part = queues[at : at + POLICIES_TOGETHER]
+        policies = yield Together([context.store.policy(queue) for queue in part])
+        for queue, policy in zip(part, policies, strict=True):
+            if not isinstance(policy, Exception) and policy.lease_ms is None:
+                raise ConfigurationError(
+                    f"queue {queue} has lease=None, so that a claimed message has left it, and all its handlers have "
+                    "types=: a message of another type would be lost. Register a handler without types= too"
+                )
 
 
 def pause(context: ClientContext, queue: str) -> Flow[bool]:

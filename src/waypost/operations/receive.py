@@ -43,6 +43,8 @@ log = logging.getLogger("waypost")
 
 #: How long a message that only a newer release can decode is delayed before it can be claimed again.
 TOO_NEW_SNOOZE_MS = 5_000
+#: How long a message whose type no handler of a worker takes is delayed, so that another worker can claim it.
+OTHER_WORKER_SNOOZE_MS = 5_000
 #: The time limit of a release after an interrupt: the block must end soon, and the lease ends anyway.
 RELEASE_BUDGET_SECONDS = 1.0
 #: The store's times are whole milliseconds, so polling again at once would be a busy loop.
@@ -454,6 +456,11 @@ def _readable(
 def too_new(lease: Lease) -> Settlement:
     """Return a message that only a newer release can decode to the queue, for a newer worker."""
     return Settlement(lease.id, lease.token, lease.nonce, "snooze", after_ms=TOO_NEW_SNOOZE_MS)
+
+
+def put_off(lease: Lease) -> Settlement:
+    """Return a message that no handler of this worker takes to the queue, for another worker."""
+    return Settlement(lease.id, lease.token, lease.nonce, "snooze", after_ms=OTHER_WORKER_SNOOZE_MS)
 
 
 def _put_aside(context: ClientContext, message: Message[Any], aside: Settlement, error: Undecodable) -> Flow[None]:

@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from waypost import lease_clock
 from waypost.client.base import BaseClient
-from waypost.client.internals import count_declared, flow_context, handlers_to_test, save_declared
+from waypost.client.internals import count_declared, flow_context, handlers_by_queue, handlers_to_test, save_declared
 from waypost.errors import EnvelopeTooNew, Undecodable
 from waypost.formatting import format_count
 from waypost.message import Message, Outcome, Retry, error_text, error_type
@@ -30,7 +30,7 @@ from waypost.schedule.scheduler import Scheduler
 from waypost.store.memory.store import AsyncMemoryExecutor, MemoryExecutor
 from waypost.testing.store import TestStore
 from waypost.values import Settlement
-from waypost.worker.handler import Handler
+from waypost.worker.handler import Handler, choose_handler
 from waypost.worker.handler_log import log_failure
 
 #: With so many calls at one time of the clock something publishes without end, and the test would never end either.
@@ -200,8 +200,8 @@ class InlineWorker:
         """Call each handler once that has something to do; return whether one had."""
         found = False
         for post in self.clients:
-            for handler in handlers_to_test(post):
-                messages = yield from self._claim(post, handler)
+            for handlers in handlers_by_queue(post):
+                handler, messages = yield from self._claim(post, handlers)
                 found = found or bool(messages)
                 calls = _calls(handler, messages)
                 before = len(handled)
@@ -220,11 +220,22 @@ class InlineWorker:
                     raise errors[0]
         return found
 
-    def _claim(self, post: BaseClient, handler: Handler) -> Generator[FlowStep | CallStep, Any, list[Message[Any]]]:
-        context = flow_context(post)
-        claimed = yield FlowStep(post, receive.claim(context, handler.queue, handler.batch or 1))
-        if not claimed.leases:
-            return []
+    def _claim(
+        self, post: BaseClient, handlers: Sequence[Handler]
+    ) -> Generator[FlowStep | CallStep, Any, tuple[Handler, list[Message[Any]]]]:
+        """Claim for the handlers of a queue; return messages, and the handler that takes their type."""
+        context, handler = flow_context(post), handlers[0]
+        alone = len(handlers) == 1 and not handler.types
+        while True:
+            claimed = yield FlowStep(post, receive.claim(context, handler.queue, (handler.batch or 1) if alone else 1))
+            if not claimed.leases:
+                return handler, []
+            chosen = handler if alone else choose_handler(handlers, claimed.leases[0])
+            if chosen is not None:
+                handler = chosen
+                break
+            left = Message[Any](handler.queue, claimed.leases[0])
+            yield FlowStep(post, receive.settle(context, left.queue, [left], [receive.put_off(left._lease)]))
         sync, awaited = MemoryExecutor(self.store), AsyncMemoryExecutor(self.store)
 
         async def connected() -> AsyncMemoryExecutor:
@@ -234,7 +245,7 @@ class InlineWorker:
             context, handler.retry, MessageTransaction, executor=lambda: sync, async_executor=connected
         )
         seconds, until = receive.local_lease(claimed)
-        return [Message(handler.queue, one, handler.as_type, target, seconds, until) for one in claimed.leases]
+        return handler, [Message(handler.queue, one, handler.as_type, target, seconds, until) for one in claimed.leases]
 
     def _handle(
         self, post: BaseClient, handler: Handler, messages: list[Message[Any]]

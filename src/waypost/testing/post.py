@@ -183,13 +183,16 @@ class _TestPost(BaseClient):
         What a transaction publishes is there after its commit. Not awaited in either client.
         """
         name = None if queue is None else queue_name(queue)
-        types = {one.queue: one.as_type for post in self._worker.clients for one in handlers_to_test(post)}
+        types: dict[tuple[str, str | None], Any] = {}
+        for handler in (one for post in self._worker.clients for one in handlers_to_test(post)):
+            for type_name in handler.types or (None,):
+                types[handler.queue, type_name] = handler.as_type
         if queue is not None and queue_type(queue) is not None:
-            types[queue_name(queue)] = queue_type(queue)
+            types = {(queue_name(queue), None): queue_type(queue)}
         store = self._worker.store
         with store.lock:
             events = [event for event in store.log.events if name in (None, event.queue)]
-        return [_published_message(event, types.get(event.queue)) for event in events]
+        return [_published_message(event, types) for event in events]
 
     def assert_published(
         self,
@@ -227,8 +230,10 @@ class _TestPost(BaseClient):
         return matching
 
 
-def _published_message(event: EventRecord, as_type: Any) -> PublishedMessage:
+def _published_message(event: EventRecord, types: Mapping[tuple[str, str | None], Any]) -> PublishedMessage:
+    """Return what was published, decoded as the handler of its type or of its queue gets it."""
     envelope = codec.open_envelope(event.body or b"")
+    as_type = types.get((event.queue, envelope.type_name), types.get((event.queue, None)))
     try:
         body = codec.decode_body(envelope.content_type, envelope.data, as_type)
     except Undecodable:

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from waypost import codec, lease_clock
@@ -23,7 +23,7 @@ from waypost.operations.outgoing import deliver_outgoing
 from waypost.operations.settle_target import HeldMessages
 from waypost.policy import CHUNK_MESSAGES_MAX
 from waypost.store.port import AsyncExecutor
-from waypost.values import Claimed, Drained, Settlement
+from waypost.values import Claimed, Drained, Lease, Settlement
 from waypost.wake.port import ALL_SLEEPERS
 from waypost.wake.wakeups import hash_key
 from waypost.worker.handler import Handler, current_slot
@@ -126,9 +126,12 @@ class Consumer:
 
     def start(self) -> None:
         """Start claiming."""
+        self._waiter.open()
+        self._start_claiming()
+
+    def _start_claiming(self) -> None:
         self.settler.start()
         self._listener.open()
-        self._waiter.open()
         self._claiming = self._loop.create_task(self._claim_loop(), name=f"waypost claims {self.queue}")
         self._claiming.add_done_callback(self._task_ended)
 
@@ -173,6 +176,11 @@ class Consumer:
     def close(self) -> None:
         """Kill the processes that are left."""
         self._caller.close()
+
+    @property
+    def concurrency(self) -> int:
+        """How many handler calls can run at the same time."""
+        return self.handler.concurrency
 
     @property
     def running(self) -> int:
@@ -414,7 +422,14 @@ class Consumer:
         return 0 if 0 < self._low < len(self._ready) and room < WORTH_A_CLAIM else room
 
     def _accept(self, claimed: Claimed) -> None:
-        leases, queue, as_type = claimed.leases, self.queue, self.handler.as_type
+        """Hold the messages of a claim, and start their handlers."""
+        messages = self._hold(claimed, claimed.leases)
+        if messages:
+            self._begin(messages)
+
+    def _hold(self, claimed: Claimed, leases: Sequence[Lease]) -> list[Message[Any]]:
+        """Return messages of a claim, whose leases are renewed from now on; none if the claim was answered too late."""
+        queue, as_type = self.queue, self.handler.as_type
         seconds, until = receive.local_lease(claimed)
         target = self.settler.target
         messages = [Message(queue, lease, as_type, target, seconds, until) for lease in leases]
@@ -425,11 +440,15 @@ class Consumer:
                 receive.log_late_claim(queue, len(messages))
                 for message in messages:
                     self._give_back(message)
-                return
+                return []
             if self.lease_seconds is None or seconds < self.lease_seconds:
                 self.lease_seconds = seconds
                 self._renewer.reschedule(self)
             self._renewer.expect_end(self, until, seconds)
+        return messages
+
+    def _begin(self, messages: list[Message[Any]]) -> None:
+        """Start handlers for messages, as far as there are runners for them."""
         self._ready.extend(messages)
         if self._in_turn:
             # One runner handles them all, and wakes the others when the handler waits.

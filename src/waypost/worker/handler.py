@@ -16,19 +16,20 @@ import importlib
 import inspect
 import os
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
 
 from waypost import codec
-from waypost.checks import check_count, check_flag, check_function, check_seconds
-from waypost.errors import ConfigurationError
+from waypost.checks import check_count, check_flag, check_function, check_items, check_seconds, show
+from waypost.errors import ConfigurationError, Undecodable
 from waypost.message import Message, Queue, after_ms, queue_name, queue_type
 from waypost.middleware import Middleware, check_handling, handled_through
 from waypost.outbox.transaction_adapters import is_session_annotation
 from waypost.policy import CHUNK_MESSAGES_MAX, CONCURRENCY_MAX, RetryPolicy, check_retry
 from waypost.times import Duration
+from waypost.values import Lease
 
 if TYPE_CHECKING:
     from waypost.store.port import Store
@@ -180,6 +181,20 @@ current_slot: ContextVar[Slot | None] = ContextVar("waypost_handling", default=N
 BODY_ONLY: tuple[ParameterKind, ...] = ("body",)
 MESSAGE_ONLY: tuple[ParameterKind, ...] = ("message",)
 OnLeaseLost = Callable[[Message[Any]], object]
+#: Several queues of a handler; as a mapping, each with its weight. Not any sequence: a name is a sequence of names.
+SeveralQueues = (
+    list[str]
+    | list[Queue[Any]]
+    | tuple[str, ...]
+    | tuple[Queue[Any], ...]
+    | Mapping[str, int]
+    | Mapping[Queue[Any], int]
+)
+HandledQueues = str | Queue[Any] | SeveralQueues
+#: A class or the name of one, or several.
+TypeNames = type | str | Iterable[type | str]
+#: Enough for any share, and small enough to be a number of messages that another queue can wait for.
+WEIGHT_MAX = 1000
 
 
 class Handler:
@@ -187,8 +202,8 @@ class Handler:
 
     __slots__ = (
         "_check_start", "_where", "as_type", "batch", "blocking", "concurrency", "function", "is_async", "manual",
-        "max_run", "middleware", "name", "on_lease_lost", "parameter_kinds", "process", "queue", "result_ttl", "retry",
-        "session", "state", "timeout",
+        "max_run", "middleware", "name", "on_lease_lost", "parameter_kinds", "pool", "process", "queue", "result_ttl",
+        "retry", "session", "state", "timeout", "types", "weight",
     )  # fmt: skip
 
     def __init__(
@@ -213,6 +228,9 @@ class Handler:
         name: str | None = None,
         where: str | None = None,
         check_start: Callable[[], None] | None = None,
+        types: TypeNames = (),
+        pool: object = None,
+        weight: int = 1,
     ) -> None:
         self.queue = queue_name(queue)
         if not callable(function):
@@ -220,6 +238,12 @@ class Handler:
         self.function = function
         self.name: str = name or getattr(function, "__qualname__", None) or type(function).__qualname__
         self.is_async = _is_async(function)
+        #: The names of the types of the messages that it takes; empty: those that no other handler of the queue takes.
+        self.types = check_types(self.name, types)
+        #: The same object for all queues of one function, which share its concurrency by their weights; None: it has
+        #: one queue.
+        self.pool = pool
+        self.weight = check_count("the weight of a queue", weight, 1, WEIGHT_MAX, ConfigurationError)
         #: Whether an async function waits for a thread, which continues when the function is cancelled.
         self.blocking = blocking
         self._where = where
@@ -243,7 +267,8 @@ class Handler:
         self.result_ttl = None if result_ttl is None else _check_result_ttl(self.name, result_ttl, self.batch)
         #: The client's state, for parameters that take it.
         self.state = state
-        signature = Signature(self.name, function, is_batch=batch is not None, state=state, as_type=queue_type(queue))
+        body_type = types if isinstance(types, type) else queue_type(queue)
+        signature = Signature(self.name, function, is_batch=batch is not None, state=state, as_type=body_type)
         self.parameter_kinds: tuple[ParameterKind, ...] = signature.parameter_kinds
         #: What the body must be; None for what it was published as.
         self.as_type: Any = codec.check_type(f"the body of handler {self.name}", signature.as_type, ConfigurationError)
@@ -447,6 +472,39 @@ def _shortest(messages: Sequence[Message[Any]], otherwise: float) -> float:
         return otherwise if own is None else own
     limits = [message.own_timeout() for message in messages]
     return min((otherwise if limit is None else limit for limit in limits), default=otherwise)
+
+
+def choose_handler(handlers: Iterable[Handler], lease: Lease) -> Handler | None:
+    """Return which of the handlers of a queue takes a message: by its type, or the one for all other types."""
+    default: Handler | None = None
+    try:
+        type_name = codec.open_envelope(lease.envelope).type_name
+    except Undecodable:
+        # Any of them: its call fails, and the message is put aside as in any queue.
+        return next(iter(handlers), None)
+    for handler in handlers:
+        if type_name in handler.types:
+            return handler
+        default = default if handler.types else handler
+    return default
+
+
+def check_types(name: str, types: TypeNames) -> frozenset[str]:
+    """Return the type names of the `types=` of a handler: a class or a name, or several."""
+    given = [types] if isinstance(types, str | type) else check_items("types", types, ConfigurationError)
+    names = []
+    for one in given:
+        type_name = codec.name_of_class(one) if isinstance(one, type) else one
+        if not isinstance(type_name, str) or not type_name:
+            raise ConfigurationError(
+                f"handler {name}: types= takes dataclasses, msgspec Structs and pydantic models, or their names as in "
+                f"'shop.orders.Placed', not {show(one)}; other bodies have no type name: they go to a handler without "
+                "types="
+            )
+        names.append(type_name)
+    if types != () and not names:
+        raise ConfigurationError(f"handler {name}: types= is empty; leave it out to take the messages of all types")
+    return frozenset(names)
 
 
 def _check_count(name: str, number: int, most: int) -> int:

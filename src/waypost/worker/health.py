@@ -21,18 +21,19 @@ from waypost.release import VERSION
 from waypost.store.port import Heartbeat, ServedQueue
 from waypost.store.register import fitting
 from waypost.values import Health, HealthStatus, QueueHealth, WorkerState
-from waypost.worker.handler import Handler
 from waypost.worker.poller import Liveness
 
 
 class Served(Protocol):
-    """What the health check needs of a consumer."""
+    """What the health check needs of a consumer, or of all consumers of a queue."""
 
-    handler: Handler
     queue: str
-    handled: int
     liveness: Liveness
 
+    @property
+    def handled(self) -> int: ...
+    @property
+    def concurrency(self) -> int: ...
     @property
     def running(self) -> int: ...
     @property
@@ -70,7 +71,7 @@ def judge(
         status = "degraded"
     queues = [
         QueueHealth(
-            consumer.queue, consumer.handler.concurrency, consumer.running, consumer.in_flight, consumer.handled,
+            consumer.queue, consumer.concurrency, consumer.running, consumer.in_flight, consumer.handled,
             None if claim is None else timedelta(seconds=max(0.0, now - claim)),
         )
         for consumer, claim in zip(consumers, claims, strict=True)
@@ -100,7 +101,7 @@ def make_heartbeat(
     now = time.monotonic()
     queues = tuple(
         ServedQueue(
-            consumer.queue, consumer.handler.concurrency, consumer.in_flight, consumer.handled,
+            consumer.queue, consumer.concurrency, consumer.in_flight, consumer.handled,
             None if (claim := consumer.liveness.last_claim) is None else max(0, round((now - claim) * 1000)),
         )
         for consumer in consumers

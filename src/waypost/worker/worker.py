@@ -14,14 +14,14 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, Self, cast
 
-from waypost.checks import check_flag, check_seconds
+from waypost.checks import check_count, check_flag, check_seconds
 from waypost.errors import ConfigurationError, ForkedClient, UnusableClient
 from waypost.formatting import format_count
 from waypost.identity import Session
 from waypost.message import Queue, queue_name
 from waypost.operations.flow import ClientContext, Flow, OnEvent, drive_async
 from waypost.operations.publish_middleware import PublishMiddleware
-from waypost.policy import HEALTH_WINDOW_SECONDS
+from waypost.policy import CONCURRENCY_MAX, HEALTH_WINDOW_SECONDS
 from waypost.redaction import Redact
 from waypost.store.port import AsyncExecutor, Executor, Heartbeat, Store
 from waypost.times import Duration
@@ -33,6 +33,7 @@ from waypost.worker.handler import Handler
 from waypost.worker.health import NOT_RUNNING, check_window, judge, make_heartbeat
 from waypost.worker.poller import Electable, Poller
 from waypost.worker.renewer import Renewer
+from waypost.worker.sharing import C, make_consumers, served_queues
 from waypost.worker.signals import StopSignals
 
 log = logging.getLogger("waypost")
@@ -72,12 +73,17 @@ class Worker:
         health_window: float = HEALTH_WINDOW_SECONDS,
         prepare: Callable[[ClientContext], Flow[None]] | None = None,
         embed: Callable[[ClientContext, AsyncExecutor], list[Embedded]] = lambda context, executor: [],
+        max_handlers: int | None = None,
     ) -> None:
         if not handlers:
             raise ConfigurationError("there is nothing to run: register a function with @post.handler(queue)")
         for handler in handlers:
             handler.check_can_start()
         self.handlers = list(handlers)
+        #: How many handler calls run at the same time over all queues; None: as many as each handler allows.
+        self.max_handlers = max_handlers
+        if max_handlers is not None:
+            check_count("max_handlers", max_handlers, 1, CONCURRENCY_MAX, ConfigurationError)
         self.name = name
         self._store = store
         self._owner = owner
@@ -221,7 +227,10 @@ class Worker:
 
     def reports(self) -> dict[str, Drained]:
         """Return the current state of each of its queues."""
-        return {consumer.queue: consumer.report() for consumer in self._consumers}
+        reports: dict[str, Drained] = {}
+        for consumer in self._consumers:
+            reports[consumer.queue] = reports.get(consumer.queue, Drained()) + consumer.report()
+        return reports
 
     def health(self) -> Health:
         """Whether this worker consumes: it claimed, or could have, within its window. Cheap; safe from any thread."""
@@ -236,13 +245,15 @@ class Worker:
         # Without the store's own state: a client that reads the report knows that the store answers.
         health = self._judge_health(time.monotonic(), [])
         return make_heartbeat(
-            self.name, self._consumers, self._state, health, processes=self.processes, started_ms=started_ms
+            self.name, served_queues(self._consumers), self._state, health, processes=self.processes,
+            started_ms=started_ms,
         )  # fmt: skip
 
     def _judge_health(self, answered: float, notes: list[str]) -> Health:
         own_notes = [note for check in self.health_notes if (note := check()) is not None]
         return judge(
-            self._consumers, self._state, window=self.health_window, answered=answered, notes=own_notes + notes
+            served_queues(self._consumers), self._state, window=self.health_window, answered=answered,
+            notes=own_notes + notes,
         )  # fmt: skip
 
     @property
@@ -275,7 +286,7 @@ class Worker:
         log.info(
             "worker %s started: %s",
             self.name,
-            ", ".join(handler.queue for handler in self.handlers),
+            ", ".join(dict.fromkeys(handler.queue for handler in self.handlers)),
             extra={"event": "worker_started", "worker": self.name},
         )
         on_started()
@@ -410,12 +421,14 @@ class _Parts:
             return self._sync_executor
 
         self._renewer = renewer = Renewer(self._context, connect)
-        for handler in worker.handlers:
-            consumer = Consumer(
+
+        def make(kind: type[C], handler: Handler) -> C:
+            return kind(
                 handler, self._context, executor, renewer, self.poller, owner=worker._owner,
                 on_work=worker.on_work, on_abort=worker.on_abort, work_count=lambda: worker._work,
             )  # fmt: skip
-            self.consumers.append(consumer)
+
+        self.consumers += make_consumers(worker.handlers, worker.max_handlers, make)
         try:
             if worker._prepare is not None:
                 await drive_async(executor, worker._prepare(self._context))

@@ -69,6 +69,12 @@ def add(commands: Any) -> None:
         metavar="N",
         help="N messages of each queue at once",
     )
+    parser.add_argument(
+        "--max-handlers",
+        type=integer_between(1, CONCURRENCY_MAX),
+        metavar="N",
+        help="N handlers at once over all queues, which take turns",
+    )
     parser.add_argument("--processes", type=int, default=1, metavar="N", help="N worker processes (1)")
     parser.add_argument(
         "--timeout", type=float, default=25.0, metavar="S", help="seconds that handlers may run on after a signal (25)"
@@ -110,8 +116,9 @@ def run(options: argparse.Namespace) -> int:
     prometheus = metrics.install(client, options)
     queues = None if options.queues is None else options.queues.split(",")
     worker = client.worker(
-        queues, health_window=options.health_window, scheduler=not options.no_scheduler, promoter=options.promoter
-    )
+        queues, max_handlers=options.max_handlers, health_window=options.health_window,
+        scheduler=not options.no_scheduler, promoter=options.promoter,
+    )  # fmt: skip
     if options.log_format == "text":
         write_stderr(describe_start(client, worker))
     try:
@@ -197,6 +204,10 @@ def describe_start(client: BaseClient, worker: SyncWorker | Worker) -> str:
             text += f", batches of {handler.batch}"
         if handler.timeout is not None:
             text += f", at most {handler.timeout:g} s each"
+        if handler.types:
+            text += f", of type {' or '.join(sorted(handler.types))}"
+        if handler.pool is not None:
+            text += f", shared by its queues, weight {handler.weight}"
         lines.append(f"  {handler.queue:{width}} {text}")
     lines.append("  stop with SIGINT, SIGTERM or SIGHUP; a second one does not wait")
     return "\n".join(lines)

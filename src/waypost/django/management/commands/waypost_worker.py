@@ -31,6 +31,9 @@ class Command(BaseCommand):
         """Declare the arguments."""
         parser.add_argument("--queues", metavar="a,b", help="only these queues of waypost, as in tasks.default,orders")
         parser.add_argument(
+            "--max-handlers", type=int, metavar="N", help="N handlers at once over all queues, which take turns"
+        )
+        parser.add_argument(
             "--timeout",
             type=float,
             default=25.0,
@@ -61,14 +64,19 @@ class Command(BaseCommand):
             post = worker_client(queues)
             try:
                 configure_queues(post, read_configuration())
-                worker = post.worker(queues, scheduler=not options["no_scheduler"], promoter=options["promoter"])
+                worker = post.worker(
+                    queues, max_handlers=options["max_handlers"], scheduler=not options["no_scheduler"],
+                    promoter=options["promoter"],
+                )  # fmt: skip
             except BaseException:
                 post.close()
                 raise
         except WaypostError as error:
             raise CommandError(str(error)) from error
         if options["verbosity"]:
-            self.stderr.write(f"waypost worker {worker.name}: {', '.join(one.queue for one in worker.handlers)}")
+            self.stderr.write(
+                f"waypost worker {worker.name}: {', '.join(dict.fromkeys(one.queue for one in worker.handlers))}"
+            )
         return post, worker
 
     def _finish(self, worker: SyncWorker, options: dict[str, Any], *, signals: bool = True) -> None:
