@@ -342,6 +342,28 @@ def test_groups_that_wait_behind_a_large_one_get_turns() -> None:
     assert "behind messages without a group" in unnamed.title
 
 
+def flooded(slow: int) -> list[Delivery]:
+    """One slot: small messages every second, then 400 large ones at once; all run for 200 ms, or so many times it."""
+    waiting = [(1_000 * n * slow, f"s{n}", f"g{n % 4}") for n in range(900)]
+    waiting += [(100_000 * slow, f"f{n}", "big") for n in range(1_000)]
+    rows, free = [], 0
+    for ready, name, group in sorted(waiting):
+        start = max(free, ready)
+        free = start + 200 * slow
+        rows.append(delivery(name, at=start, wait=start - ready, run=200 * slow, group=group))
+    return rows
+
+
+@pytest.mark.parametrize("slow", [1, 20])
+def test_what_turns_between_groups_would_do_is_asked_of_the_model(slow: int) -> None:
+    """Where runs are long, a round of turns is long, too: advice expects that, and not the wait without a flood."""
+    found = only(Facts("orders", deliveries=flooded(slow)))
+    assert (found.kind, found.settings) == ("groups", {"fair": True})
+    assert "by the model" in found.effect
+    assert found.measured > 30_000 * slow
+    assert 200 * slow <= found.expected <= 2_000 * slow
+
+
 @pytest.mark.parametrize("policy", [PolicyRecord(fair=True), PolicyRecord(order="group")])
 def test_groups_of_a_queue_that_takes_turns_wait_for_workers(policy: PolicyRecord) -> None:
     assert kinds(Facts("orders", policy, deliveries=starving())) == []

@@ -241,10 +241,10 @@ def by_message(deliveries: Sequence[Delivery]) -> dict[str, list[Delivery]]:
     return found
 
 
-def merge_spans(deliveries: Sequence[Delivery]) -> list[tuple[int, int]]:
-    """Return the times in which one of these messages waited."""
-    found: list[tuple[int, int]] = []
-    for begin, end in sorted((row.claimed_ms - row.wait_ms, row.claimed_ms) for row in deliveries):
+def join_spans(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return times from and to, in order, with those as one that meet."""
+    found: list[tuple[float, float]] = []
+    for begin, end in sorted(spans):
         if found and begin <= found[-1][1]:
             found[-1] = (found[-1][0], max(end, found[-1][1]))
         else:
@@ -252,7 +252,7 @@ def merge_spans(deliveries: Sequence[Delivery]) -> list[tuple[int, int]]:
     return found
 
 
-def is_within(spans: Sequence[tuple[int, int]], at_ms: int) -> bool:
+def is_within(spans: Sequence[tuple[float, float]], at_ms: float) -> bool:
     """Return whether a time is in one of these spans, which are in order: after its begin, and up to its end."""
     place = bisect_left(spans, at_ms, key=lambda span: span[0]) - 1
     return place >= 0 and at_ms <= spans[place][1]

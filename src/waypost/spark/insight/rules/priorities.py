@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from waypost.spark.insight.advice import Advice, Facts, Measured, Rule, is_within, merge_spans, rank, sql_text
+from waypost.spark.insight.advice import Advice, Facts, Measured, Rule, is_within, join_spans, rank, sql_text
 
 KIND: Final = "priorities"
 CLAIMS_MIN: Final = 50
@@ -25,7 +25,9 @@ def waits_of(facts: Facts) -> dict[int, list[int]]:
 
 def passed_by(facts: Facts, priority: int) -> float:
     """Return which part of the claims were of higher priorities while messages of this one waited."""
-    spans = merge_spans([row for row in facts.deliveries if row.priority == priority])
+    spans = join_spans(
+        (row.claimed_ms - row.wait_ms, row.claimed_ms) for row in facts.deliveries if row.priority == priority
+    )
     own = higher = 0
     for row in facts.deliveries:
         if row.priority is not None and is_within(spans, row.claimed_ms):
