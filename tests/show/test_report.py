@@ -585,7 +585,7 @@ def test_the_command_writes_the_page_beside_the_tables_and_prints_its_path(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["lake", "mine.html"]
 
 
-def test_the_first_and_the_last_step_look_like_whole_ones_but_never_like_a_peak() -> None:
+def test_the_first_and_the_last_step_are_drawn_as_whole_ones_but_never_as_a_peak() -> None:
     time = TimeRange(0, 600_000, 4)
     data = ReportData(time, View("all"), begin_ms=300_000, end_ms=1_860_000)
     # Half of the first step and a tenth of the last one are known.

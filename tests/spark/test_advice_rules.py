@@ -355,7 +355,7 @@ def flooded(slow: int) -> list[Delivery]:
 
 
 @pytest.mark.parametrize("slow", [1, 20])
-def test_what_turns_between_groups_would_do_is_asked_of_the_model(slow: int) -> None:
+def test_the_effect_of_turns_between_groups_comes_from_the_model(slow: int) -> None:
     """Where runs are long, a round of turns is long, too: advice expects that, and not the wait without a flood."""
     found = only(Facts("orders", deliveries=flooded(slow)))
     assert (found.kind, found.settings) == ("groups", {"fair": True})

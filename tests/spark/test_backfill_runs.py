@@ -557,7 +557,7 @@ def test_a_redrive_that_is_killed_at_any_point_redrives_each_letter_once_and_cou
     assert audit(records, lake, orders.place).text == "2,000 asked, 2,000 done, of them 1 not by this redrive"
 
 
-def test_the_journal_of_every_store_tells_which_letters_a_session_has_redriven(shop: Shop, tmp_path: Path) -> None:
+def test_the_journal_of_every_store_has_the_letters_that_a_session_redrove(shop: Shop, tmp_path: Path) -> None:
     lake = new_lake(shop, tmp_path / "lake")
     shop.post.publish_many("orders", range(6))
     work_off(shop, dead=6)

@@ -122,7 +122,7 @@ def test_an_ordered_group_runs_one_at_a_time_and_waits_for_a_failed_message() ->
     assert starts(passing) == [(0, 0), (2, 0), (1, 10), (0, 60)]
 
 
-def test_a_limit_of_each_group_leaves_slots_free() -> None:
+def test_slots_stay_free_because_of_a_limit_of_each_group() -> None:
     served = serve(of_groups("aaab"), Settings.of(4, policy=PolicyRecord(group_max_running=2)))
     assert starts(served) == [(0, 0), (3, 0), (1, 0), (2, 10)]
 

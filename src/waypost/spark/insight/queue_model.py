@@ -204,7 +204,7 @@ class Turns:
         levels[priority][0 if keeps_place else 1].append(message)
         self._join(group)
 
-    def leave(self, message: int) -> None:
+    def end_lease(self, message: int) -> None:
         """The lease of a message has ended: its group may go on."""
         group = self._groups[message]
         self._leased[group] = max(0, self._leased.get(group, 0) - 1)
@@ -313,7 +313,7 @@ class _Server:
 
     def happen(self, now: float, message: int, what: int) -> None:
         if self.turns is not None and what in (_END, _EXPIRED, _LEASE_END):
-            self.turns.leave(message)
+            self.turns.end_lease(message)
         if what == _END:
             self.running -= 1
             self.served.end_ms = now
@@ -376,7 +376,7 @@ class _Server:
         if max_deliveries is not None and self.deliveries[message] >= max_deliveries:
             served.counts["dead"] += 1
             if self.turns is not None:
-                self.turns.leave(message)
+                self.turns.end_lease(message)
             return
         if message < self.first_ones and self.position[message] == self.deliveries[message] == 0:
             self.unclaimed -= 1

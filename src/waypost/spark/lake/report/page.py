@@ -164,9 +164,9 @@ def command_of(text: str) -> str:
 def commands_of(text: str) -> str:
     """Several commands as HTML, each in a line of its own; the first of many."""
     lines = text.splitlines()
-    shown = "".join(f"<div>{command_of(line)}</div>" for line in lines[:COMMANDS_MAX])
+    first = "".join(f"<div>{command_of(line)}</div>" for line in lines[:COMMANDS_MAX])
     left = len(lines) - COMMANDS_MAX
-    return shown + (f'<div class="muted">and {left:,} more like these</div>' if left > 0 else "")
+    return first + (f'<div class="muted">and {left:,} more like these</div>' if left > 0 else "")
 
 
 def _finding(one: Finding) -> str:
