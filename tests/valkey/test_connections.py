@@ -268,6 +268,20 @@ def test_connections_are_returned_to_the_callers_pool(server: ValkeyServer) -> N
     pool.disconnect()
 
 
+@pytest.mark.promise("STORE-5")
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_the_caller_may_close_the_connections_of_its_pool_between_two_calls(
+    server: ValkeyServer, protocol: int
+) -> None:
+    client = redis.Redis(port=server.port, password=server.password, protocol=protocol)
+    with Waypost(client=client, namespace=fresh_namespace(), retry_budget=0) as post:
+        post.publish(QUEUE, b"before")
+        client.connection_pool.disconnect()
+        assert post.publish(QUEUE, b"after").status == "queued"
+        assert post.ledger(QUEUE).published == 2
+    client.close()
+
+
 # ---- forks -----------------------------------------------------------------------------------------------------
 
 

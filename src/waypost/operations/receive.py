@@ -541,8 +541,11 @@ def settle(
     else:
         woken = yield from context.operate(queue, settling(context, queue, settlements), budget=budget, fenced=True)
         statuses = context.wake_and_report(woken)
-    for message, status in zip(messages, statuses, strict=True):
+    sends_on = False
+    for message, settlement, status in zip(messages, settlements, statuses, strict=True):
         message.settled = status
+        if settlement.then or message._lease.chain is not None:
+            sends_on = True
         if status == "lost":
             if not message.lease_lost:
                 log_lease_lost(message, "settle")
@@ -550,7 +553,7 @@ def settle(
     if context.on_event is not None:
         for message, settlement, status in zip(messages, settlements, statuses, strict=True):
             emit_settled(context, message, settlement, status, "failure" if status == "lost" else "success")
-    if any(s.then for s in settlements) or any(message._lease.chain is not None for message in messages):
+    if sends_on:
         yield from deliver_outgoing(context, queue)
     return statuses
 

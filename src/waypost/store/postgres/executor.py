@@ -196,7 +196,6 @@ class _Common:
 
     def _from_idle(self) -> Any:
         """Return an idle connection that is still open, or None."""
-        self._check_process()
         while True:
             try:
                 connection, used = self._idle.pop()

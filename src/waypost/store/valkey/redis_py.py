@@ -3,7 +3,9 @@
 Checked with redis-py 6.2.0 and 8.1.0, hiredis 3.0.0 and 3.5.0, which bound the extras in pyproject.toml. `make oldest`
 runs the tests with the oldest versions, `make test` with those of constraints.txt. When a new version comes:
 
-- `redis/connection.py`: `_sock` of a connection is its socket, None while it is not connected.
+- `redis/connection.py`: `_sock` of a connection is its socket, None while it is not connected, and another one after it
+  was connected again; `protocol` is the version of the protocol, 2 or 3. Nothing but the socket is used once the
+  connection is made.
 - `redis/asyncio/connection.py`: `_writer` is an asyncio.StreamWriter, and nothing but its transport is used once the
   connection is made; `disconnect(nowait=True)` works with the protocol of the transport set back to the streams.
 - `redis/_parsers/`: `parse_error` of a parser makes an exception of the text of an error reply.
@@ -27,7 +29,7 @@ def socket_of(connection: Any) -> Any:
 
 def has_pushes(connection: Any) -> bool:
     """Whether the server may send what no request asked for: with version 3 of the protocol."""
-    return connection.get_protocol() not in (2, "2")
+    return getattr(connection, "protocol", None) not in (2, "2")
 
 
 def transport_of(connection: Any) -> asyncio.Transport:
