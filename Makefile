@@ -57,6 +57,7 @@ MORE_TESTS := tests/spark/test_object_store.py::test_a_pipeline_does_everything_
 	tests/spark/test_backfill.py::test_an_import_against_a_large_history_that_is_killed_again_and_again_publishes_each_new_key_once \
 	tests/spark/test_backfill_runs.py::test_a_redrive_that_is_killed_at_any_point_redrives_each_letter_once_and_counts_it \
 	tests/spark/test_backfill_runs.py::test_copies_that_are_killed_at_any_point_are_published_once_and_counted \
+	tests/upgrade/test_mixed_releases.py::test_two_releases_work_side_by_side[postgres] \
 	tests/upgrade/test_side_by_side.py::test_an_upgrade_is_reverted \
 	tests/upgrade/test_side_by_side.py::test_a_migration_that_is_killed_goes_on_when_it_is_run_again
 everything: .venv/ready system
