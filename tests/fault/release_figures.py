@@ -148,7 +148,7 @@ class Upgrade:
     def _let_readers_end(self) -> None:
         """Wait until the readers have read what the others noted at the end, and end them."""
         self.report = report(self.fleet)
-        done = self.report["ledgers"]["orders"][1]
+        done: int = self.report["ledgers"]["orders"][1]
 
         def have_read() -> bool:
             newest = self.fleet.runs("next", "read")[-1]
