@@ -118,6 +118,7 @@ bench: .venv/ready  ## Benchmarks: the core, the worker, latency and timers, and
 
 faults: .venv/ready  ## Fault figures: what survives which fault. QUICK=1: a smaller run
 	$(RUN) -m tests.fault.figures $(if $(QUICK),--quick)
+	$(RUN) -m tests.upgrade.large_migration $(if $(QUICK),--messages 100000 --rate 200 --seconds 10)
 
 # SEED alone: one scenario, with its story if something is wrong. Otherwise drawn scenarios for so many simulated HOURS.
 simulate: .venv/ready  ## Simulator: clients and workers on a virtual clock, with drawn faults. SEED=7 HOURS=50 PLANTED=1 STORE=sqlite

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,7 +43,7 @@ class Fleet:
         #: What was read of each file, and how far.
         self._read: dict[Path, tuple[int, list[Note]]] = {}
 
-    def start(self, release: str, *roles: str) -> None:
+    def start(self, release: str, *roles: str, rate: float | None = None) -> None:
         """Start a process for each role. Several of one role are told apart by a number behind it: `publish2`."""
         for role in roles:
             what = role.rstrip("0123456789")
@@ -51,7 +52,7 @@ class Fleet:
             self._files.setdefault((release, what), []).append(file)
             name = f"{release}{self._started}"
             self.processes[release, role] = subprocess.Popen(
-                [sys.executable, TRAFFIC, what, self.url, self.namespace, file, name, str(self.rate)],
+                [sys.executable, TRAFFIC, what, self.url, self.namespace, file, name, str(rate or self.rate)],
                 env=self.environment(release),
             )
 
@@ -102,13 +103,16 @@ class Fleet:
 
     def wait_for_more(self, release: str, what: str, count: int = 50) -> None:
         """Wait until processes of a release have noted so many more of this."""
-        known = sum(1 for _ in self.notes(release, what))
+        known = self._count(release, what)
 
         def is_there() -> bool:
             self.check_alive()
-            return sum(1 for _ in self.notes(release, what)) >= known + count
+            return self._count(release, what) >= known + count
 
         until(is_there, f"{count} more of {what} by {release} release")
+
+    def _count(self, release: str, what: str) -> int:
+        return sum(map(len, self.runs(release, what)))
 
     def check_alive(self) -> None:
         """Fail if a process has ended by itself."""
@@ -141,7 +145,7 @@ class Fleet:
 
     def published(self) -> list[str]:
         """Return the bodies whose publish was acknowledged."""
-        return [note.name for note in self.all_notes("publish")]
+        return [note.name for what in ("publish", "flow") for note in self.all_notes(what)]
 
     def handled(self) -> list[str]:
         """Return the bodies that were handled."""
@@ -150,7 +154,9 @@ class Fleet:
     def wait_until_handled(self) -> None:
         """Wait until everything that was published so far is handled."""
         wanted = set(self.published())
-        until(lambda: wanted <= set(self.handled()), "the end of the queues")
+        pause = threading.Event()
+        # To compare sets of many names takes as long as a message.
+        until(lambda: not pause.wait(0.1) and wanted <= set(self.handled()), "the end of the queues")
 
     def check_all(self) -> None:
         """Every acknowledged message was handled, and once, since no process was killed."""

@@ -16,6 +16,7 @@ from waypost import Waypost, policy
 from waypost.cli.main import main
 from waypost.errors import InvalidPolicy, SchemaTooNew
 from waypost.release import DATA_VERSION
+from waypost.release import VERSION as RELEASE
 from waypost.spark.source.bulk import Bulk
 from waypost.store.port import Draft, Heartbeat
 from waypost.store.postgres import migrate
@@ -249,7 +250,11 @@ def test_new_settings_wait_for_the_end_of_an_upgrade(
             post.configure("orders", hide_bodies=True)
         post.configure("orders", lease=5)
         # The register shows that a process of another release is there.
-        post._run(post._context.attempt(post._store.heartbeat(Heartbeat("old:1", version="0.0.9"), 60_000)))
+        for name, version in (("old:1", "0.0.9"), ("new:1", RELEASE)):
+            post._run(post._context.attempt(post._store.heartbeat(Heartbeat(name, version=version), 60_000)))
+        for shows in ("workers", "doctor"):
+            main([shows, *command[1:]])
+            assert f"1 worker of 0.0.9, 1 worker of {RELEASE}" in " ".join(capsys.readouterr().out.split())
         if store != "postgres":  # there the functions of the older version decide, see test_side_by_side.py
             assert main([*command, "--finish"]) == 1
             assert "worker old:1 of release 0.0.9 is registered" in capsys.readouterr().out

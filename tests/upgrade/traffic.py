@@ -1,6 +1,7 @@
 """Traffic for upgrades: a process of one release does one thing until it gets SIGTERM, and notes it in a file.
 
     python traffic.py publish URL NAMESPACE FILE NAME RATE    publish RATE messages a second, by turns to two queues
+    python traffic.py flow URL NAMESPACE FILE NAME RATE       the same in batches of ten, to `orders` only
     python traffic.py work URL NAMESPACE FILE NAME RATE       a worker of `orders` and `ticks`, with its scheduler
     python traffic.py receive URL NAMESPACE FILE NAME RATE    receive messages of `parcels` one by one
     python traffic.py read URL NAMESPACE FILE NAME RATE       follow the journal of `orders` as Spark's tasks do
@@ -22,6 +23,7 @@ from waypost import Waypost
 
 QUEUES = ("orders", "parcels")
 TICK_SECONDS = 0.1
+BATCH = 10
 
 
 class Notes:
@@ -47,6 +49,18 @@ def publish(post: Waypost, notes: Notes, name: str, stopped: threading.Event, ra
         number += 1
         # One that is late does not catch up: the next ones would measure a burst.
         due = max(due + 1 / rate, began)
+
+
+def flow(post: Waypost, notes: Notes, name: str, stopped: threading.Event, rate: float) -> None:
+    number, due = 0, time.monotonic()
+    while not stopped.wait(max(0.0, due - time.monotonic())):
+        began = time.monotonic()
+        bodies = [f"{name}:{number + place}" for place in range(BATCH)]
+        post.publish_many("orders", bodies)
+        for body in bodies:
+            notes.add("published", body, began)
+        number += BATCH
+        due = max(due + BATCH / rate, began)
 
 
 def work(post: Waypost, notes: Notes) -> None:
@@ -107,6 +121,8 @@ def main() -> None:
                 work(post, notes)
             elif what == "receive":
                 receive(post, notes, stopped)
+            elif what == "flow":
+                flow(post, notes, name, stopped, float(rate))
             else:
                 publish(post, notes, name, stopped, float(rate))
 
