@@ -31,6 +31,7 @@ from waypost.testing.postgres import PostgresServer
 #: The part of the messages that is published one by one: these are timed.
 SINGLE_RATE = 50.0
 ROLES = ("publish", "receive", "work", "work2")
+FLOWS = ("flow", "flow2")
 FILL_AT_ONCE = 500_000
 #: What comes this long after a step still counts as its effect.
 SECONDS_AFTER = 5.0
@@ -76,7 +77,7 @@ def figures(url: str, folder: Path, *, messages: int, rate: float, seconds: floa
         post.save_schedule("tick", queue="ticks", every=TICK_SECONDS, body="tick")
     try:
         fleet.start("this", *ROLES)
-        fleet.start("this", "flow", rate=rate - SINGLE_RATE)
+        fleet.start("this", *FLOWS, rate=(rate - SINGLE_RATE) / len(FLOWS))
         fleet.wait_for_more("this", "receive")
         usual = time.monotonic()
         fleet.wait_for_more("this", "publish", int(SINGLE_RATE * seconds))
@@ -88,21 +89,24 @@ def figures(url: str, folder: Path, *, messages: int, rate: float, seconds: floa
         migrated = time.monotonic()
         fleet.start("next", *ROLES)
         fleet.wait_for_more("next", "receive")
-        fleet.stop("this", "flow", *ROLES)
-        fleet.start("next", "flow", rate=rate - SINGLE_RATE)
+        fleet.stop("this", *FLOWS, *ROLES)
+        fleet.start("next", *FLOWS, rate=(rate - SINGLE_RATE) / len(FLOWS))
         fleet.wait_for_more("next", "publish", int(SINGLE_RATE * SECONDS_AFTER))
         began = time.monotonic()
         code, printed = fleet.migrate("next", "--finish", "--force")
         yield Figure(f"{title}: finish", f"{time.monotonic() - began:.1f} s", "exit code 0", code == 0)
         fleet.wait_for_more("next", "publish", int(SINGLE_RATE * SECONDS_AFTER))
         ended = time.monotonic()
-        fleet.stop("next", "flow", "publish")
+        fleet.stop("next", *FLOWS, "publish")
         fleet.wait_until_handled()
         fleet.stop("next", "work", "work2", "receive")
-        flowed = sum(usual <= note.began < ended for what in ("publish", "flow") for note in fleet.all_notes(what))
-        yield Figure(f"{title}: messages a second", f"{flowed / (ended - usual):.0f}", f"{rate:.0f} offered", True)
+        windows = [(usual, upgrade), (upgrade, migrated), (began, ended)]
+        published = [note.began for what in ("publish", "flow") for note in fleet.all_notes(what)]
+        flowed = sum(first <= at < last for first, last in windows for at in published)
+        flow = flowed / sum(last - first for first, last in windows)
+        yield Figure(f"{title}: messages a second", f"{flow:.0f}", f"{rate:.0f} offered", flow >= 0.9 * rate)
         yield from judge(title, fleet, messages)
-        yield from compare_times(title, fleet, (usual, upgrade), [(upgrade, migrated), (began, ended)])
+        yield from compare_times(title, fleet, windows[0], windows[1:])
     finally:
         fleet.stop_all()
 
