@@ -57,6 +57,7 @@ MORE_TESTS := tests/spark/test_object_store.py::test_a_pipeline_does_everything_
 	tests/spark/test_backfill.py::test_an_import_against_a_large_history_that_is_killed_again_and_again_publishes_each_new_key_once \
 	tests/spark/test_backfill_runs.py::test_a_redrive_that_is_killed_at_any_point_redrives_each_letter_once_and_counts_it \
 	tests/spark/test_backfill_runs.py::test_copies_that_are_killed_at_any_point_are_published_once_and_counted \
+	tests/upgrade/test_mixed_releases.py::test_two_releases_work_side_by_side[postgres] \
 	tests/upgrade/test_side_by_side.py::test_an_upgrade_is_reverted \
 	tests/upgrade/test_side_by_side.py::test_a_migration_that_is_killed_goes_on_when_it_is_run_again
 everything: .venv/ready system
@@ -117,6 +118,7 @@ bench: .venv/ready  ## Benchmarks: the core, the worker, latency and timers, and
 
 faults: .venv/ready  ## Fault figures: what survives which fault. QUICK=1: a smaller run
 	$(RUN) -m tests.fault.figures $(if $(QUICK),--quick)
+	$(RUN) -m tests.upgrade.large_migration $(if $(QUICK),--messages 100000 --rate 200 --seconds 10)
 
 # SEED alone: one scenario, with its story if something is wrong. Otherwise drawn scenarios for so many simulated HOURS.
 simulate: .venv/ready  ## Simulator: clients and workers on a virtual clock, with drawn faults. SEED=7 HOURS=50 PLANTED=1 STORE=sqlite

@@ -263,6 +263,9 @@ class PolicyRecord(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 DEFAULT_POLICY = PolicyRecord()
+#: Fields that the release before does not know, whose processes may run beside those of this one: they can be set when
+#: the upgrade is finished. None: the release before, 0.1, stops for the upgrade.
+NEW_SETTINGS: frozenset[str] = frozenset()
 #: The fields of a policy that are about groups.
 GROUP_FIELDS = frozenset(
     (

@@ -3,3 +3,8 @@
 from __future__ import annotations
 
 VERSION = "0.2.0.dev0"
+#: The version of the data: grows with a release that writes what the release before cannot use. 1: release 0.1.
+#: Queues get settings of this version when an upgrade is finished: then no process of the release before is left.
+DATA_VERSION = 2
+#: Kind and name of the shared record with the version of the data that `waypost migrate --finish` has confirmed.
+FINISHED = ("waypost-upgrade", "finished")

@@ -32,6 +32,7 @@ from tests.fault.lake_figures import lake_figures
 from tests.fault.lease_figures import disconnected, late_answers, poison_by_exit
 from tests.fault.proxy import Proxy
 from tests.fault.relay_figures import relay_figures
+from tests.fault.release_figures import release_figures
 from tests.fault.repeat_figures import repeat_figures
 from tests.fault.scheduler_processes import run_faulty_schedulers, run_takeovers
 from tests.fault.simulator_figures import simulator_figures
@@ -495,13 +496,22 @@ def groups(place: Place) -> Iterator[Figure]:
         yield figure.on(place.store)
 
 
+def releases(place: Place) -> Iterator[Figure]:
+    """This release and the next one side by side, through an upgrade and back."""
+    namespace = fresh_namespace()
+    if place.store == "postgres":
+        migrate(place.url, namespace=namespace)
+    for figure in release_figures(place.url, namespace, quick=place.quick):
+        yield figure.on(place.store)
+
+
 FIGURES: tuple[Callable[[Place], Iterator[Figure]], ...] = (
     frozen_workers, poison, same_keys, lost_replies, repeats, stopped_server, worker_memory, schedulers,
-    takeovers, daylight_saving, outbox, effects_once, slow_link, leases, exits, groups,
+    takeovers, daylight_saving, outbox, effects_once, slow_link, leases, exits, groups, releases,
 )  # fmt: skip
 #: The names that `--only` accepts, and those that `--counts` excludes because they measure times.
 NAMES = (*(take.__name__ for take in FIGURES), "wakes", "tokens", "idle", "relays", "simulator", "lake", "spark")
-TIMED_NAMES = ("idle", "takeovers", "spark")
+TIMED_NAMES = ("idle", "takeovers", "spark", "releases")
 #: What requests that change something contain; replies to the handshake of a new connection always pass.
 VERBS = {"valkey": b"EVALSHA", "postgresql": b'"($1|waypost_'}
 

@@ -182,5 +182,5 @@ def test_a_missing_schema_and_a_user_without_rights_are_errors_with_the_way_out(
 
 def test_stores_that_make_their_own_tables_have_nothing_to_do(command: Output, tmp_path: Path) -> None:
     code, out, _ = command(f"sqlite:///{tmp_path / 'a.db'}")
-    assert (code, out) == (0, "nothing to do: only PostgreSQL has tables to migrate\n")
+    assert (code, out.split("\n")[0]) == (0, "nothing to do: only PostgreSQL has tables to migrate")
     assert not (tmp_path / "a.db").exists()

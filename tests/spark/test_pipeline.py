@@ -521,6 +521,24 @@ def test_a_transaction_that_commits_late_is_not_missed_and_one_rolled_back_never
     assert len(rows(made, SILVER_MESSAGES)) == totals(made)["published"] == shop.post.ledger("orders").published == 6
 
 
+@pytest.mark.promise("STORE-7", "SPARK-4")
+def test_columns_that_a_later_release_added_to_a_lake_are_passed_over(
+    shop: Shop, pipeline: Callable[..., Pipeline]
+) -> None:
+    shop.post.publish_many("orders", range(3))
+    made = pipeline(shop)
+    made.run()
+    for table in (BRONZE_JOURNAL, SILVER_MESSAGES, SILVER_DELIVERIES, GOLD_MINUTES):
+        made.lake.steps.folder(table.name).add_columns({"planted": pa.string()})
+    with shop.post.receive("orders") as message:
+        assert message is not None
+    shop.post.publish_many("orders", range(2))
+    made = pipeline(shop)
+    made.run()
+    assert sorted(row["number"] for row in rows(made, BRONZE_JOURNAL)) == list(range(1, 8))
+    assert len(rows(made, SILVER_MESSAGES)) == totals(made)["published"] == 5
+
+
 def test_an_unknown_state_is_refused(tmp_path: Path) -> None:
     lake = Lake(str(tmp_path / "a lake"))
     lake.create()

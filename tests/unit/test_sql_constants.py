@@ -30,7 +30,8 @@ def test_there_are_sql_files_to_check() -> None:
 
 @pytest.mark.parametrize("path", POSTGRES, ids=lambda path: path.stem)
 def test_no_sql_function_repeats_a_constant_of_python(path: Path) -> None:
-    known = {value: name for name, value in CONSTANTS.items() if value >= DISTINCT_FROM and value not in UNITS}
+    numbers = {name: value for name, value in CONSTANTS.items() if isinstance(value, int)}
+    known = {value: name for name, value in numbers.items() if value >= DISTINCT_FROM and value not in UNITS}
     repeated = {
         int(number): known[int(number)] for number in re.findall(r"\b\d+\b", code(path)) if int(number) in known
     }

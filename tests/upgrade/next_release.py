@@ -1,10 +1,16 @@
-"""A build of this release with planted changes: what the next release could be, to run beside this one."""
+"""A build of this release with planted changes: what the next release could be, to run beside this one.
+
+One change in every layer, each made as docs/operations/upgrading.md demands: on PostgreSQL an argument of a function,
+columns, an index and a field of the journal; on Valkey an extension of packed states and a field behind the events of a
+journal entry; on SQLite a column and a field of journal entries; a setting; and an envelope of a newer version.
+"""
 
 from __future__ import annotations
 
 import shutil
 from pathlib import Path
 
+from waypost.release import DATA_VERSION
 from waypost.release import VERSION as RELEASE
 from waypost.store.postgres.schema import MIGRATIONS, VERSION
 
@@ -12,6 +18,10 @@ ROOT = Path(__file__).parents[2]
 NEXT_RELEASE = "99.0.0"
 MIGRATION = """-- step: a column
 ALTER TABLE {message} ADD COLUMN IF NOT EXISTS planted text;
+-- step: a setting
+ALTER TABLE {queue} ADD COLUMN IF NOT EXISTS planted bigint;
+-- step: a field of the journal
+ALTER TABLE {entry} ADD COLUMN IF NOT EXISTS planted text DEFAULT 'planted';
 -- step: concurrently an index
 CREATE INDEX CONCURRENTLY IF NOT EXISTS {#message_planted} ON {message} (planted) WHERE planted IS NOT NULL;
 """
@@ -19,12 +29,39 @@ NEWEST = f'({MIGRATIONS[-1][0]}, "{MIGRATIONS[-1][1]}"),'
 #: A file, what is in it, and what the next release has in its place.
 CHANGES = (
     ("release.py", f'VERSION = "{RELEASE}"', f'VERSION = "{NEXT_RELEASE}"'),
+    ("release.py", f"\nDATA_VERSION = {DATA_VERSION}\n", f"\nDATA_VERSION = {DATA_VERSION + 1}\n"),
+    # A function's arguments, tables and the version of their interface.
     ("store/postgres/schema.py", f"\nVERSION = {VERSION}\n", f"\nVERSION = {VERSION + 1}\n"),
     ("store/postgres/schema.py", NEWEST, f'{NEWEST} ({VERSION + 1}, "9999_planted"),'),
     ("store/postgres/sql/claim.sql", "p_poll_soon bigint, p_bytes bigint\n",
      "p_poll_soon bigint, p_bytes bigint, p_planted text\n"),
     ("store/postgres/store.py", "number(poll_soon_ms), number(bytes_max),",
      'number(poll_soon_ms), number(bytes_max), text("planted"),'),
+    ("store/postgres/sql/running.sql", "group_limited = n.group_limited, made = true,",
+     "group_limited = n.group_limited, planted = n.planted, made = true,"),
+    # A packed record, and a field behind the events of an entry.
+    ("store/valkey/lua/accept.lua", "    flags = draft.chain ~= '' and 4 or 0, cause = 0,",
+     "    flags = (draft.chain ~= '' and 4 or 0) + 128, extension = '\\0\\7planted', cause = 0,"),
+    ("store/valkey/lua/base.lua", "concat(items, '', 1, item_count)\n",
+     "concat(items, '', 1, item_count) .. 'planted'\n"),
+    # A column, and a field of the journal.
+    ("store/sqlite/schema.sql", "    chain TEXT\n);\nCREATE UNIQUE INDEX {message:id}",
+     "    chain TEXT,\n    planted TEXT\n);\nCREATE UNIQUE INDEX {message:id}"),
+    ("store/sqlite/schema.py", '    ("queue", "changes"): "BLOB",\n',
+     '    ("queue", "changes"): "BLOB",\n    ("message", "planted"): "TEXT",\n'),
+    ("store/sqlite/entries.py", "_encode((self.at_ms, *columns))", '_encode((self.at_ms, *columns, "planted"))'),
+    # A setting.
+    ("policy.py", "\n    def changed(self,", "\n    planted: int | None = None\n\n    def changed(self,"),
+    ("policy.py", '"max_running" | "dead_max"\n', '"max_running" | "dead_max" | "planted"\n'),
+    ("policy.py", "NEW_SETTINGS: frozenset[str] = frozenset()",
+     'NEW_SETTINGS: frozenset[str] = frozenset({"planted"})'),
+    ("store/sqlite/queue_records.py", '("hide_bodies", "no_tracebacks",',
+     '("hide_bodies", "no_tracebacks", "planted",'),
+    # An envelope of a newer version, where there are headers.
+    ("codec.py", "\nVERSION = 1\n", "\nVERSION = 2\n"),
+    ("codec.py", "_VERSION_BYTE = bytes([VERSION])", "_VERSION_BYTE = bytes([1])"),
+    ("codec.py", 'return b"".join((_VERSION_BYTE, message_id.encode(),',
+     'return b"".join((_VERSION_BYTE if head == _NO_HEAD else bytes([VERSION]), message_id.encode(),'),
 )  # fmt: skip
 
 

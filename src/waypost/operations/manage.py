@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from waypost.checks import check_count, check_id, check_text, due_ms
 from waypost.errors import ConfigurationError, InvalidInput, InvalidPolicy, InvalidTime, QueueNotEmpty, StoreFailed
 from waypost.operations.flow import AfterCommit, ClientContext, Flow, Sleep, Together
+from waypost.operations.upgrading import check_settings
 from waypost.policy import (
     CHUNK_MESSAGES_MAX,
     GROUP_CHARACTERS_MAX,
@@ -367,6 +368,7 @@ def purge_letters(context: ClientContext, queue: str, ids: Sequence[str]) -> Flo
 def configure(context: ClientContext, queue: str, settings: Mapping[str, Any]) -> Flow[PolicyRecord]:
     """Change a queue's policy, for all clients."""
     changes = policy_changes(settings)
+    yield from check_settings(context, changes)
     policy = yield from context.attempt_and_wake(context.store.configure(queue, changes))
     context.remember_policy(queue, policy)
     context.emit("configured", queue, reason=" ".join(sorted(settings)))

@@ -1,4 +1,7 @@
-"""`waypost migrate`: create or update the tables of a PostgreSQL store, finish or undo that; check them, print SQL."""
+"""`waypost migrate`: create or update the tables of a PostgreSQL store, finish or undo that; check them, print SQL.
+
+On other stores clients bring what they need with them: there only `--finish` has something to do.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,22 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from waypost.cli.exit_codes import AHEAD, BEHIND, FOUND
-from waypost.cli.options import add_command, get_namespace, get_url
+from waypost.cli.options import add_command, get_namespace, get_url, open_client
 from waypost.cli.output import write, write_json
+from waypost.errors import ConfigurationError
+from waypost.release import DATA_VERSION, FINISHED
+from waypost.release import VERSION as RELEASE
 
 if TYPE_CHECKING:
     from waypost.store.postgres.schema_check import SchemaCheck
+
+
+#: What `migrate` prints on stores other than PostgreSQL.
+NO_TABLES = (
+    "nothing to do: only PostgreSQL has tables to migrate\n"
+    "processes of the release before and of this one can run side by side; when the last old one has ended, run "
+    "`waypost migrate URL --finish`"
+)
 
 
 def add(commands: Any) -> None:
@@ -21,7 +35,8 @@ def add(commands: Any) -> None:
         positional_url=True, json_text="one JSON object instead of lines for people",
         more="Safe to run twice and from several places at once. An update has two parts, and nothing stops for them: "
         "`waypost migrate` before the first process of the new release starts, `waypost migrate --finish` after the "
-        "last one of the old release has ended. Exit code 1: --finish or --undo found processes that need what it "
+        "last one of the old release has ended. Other stores have no tables to migrate; there --finish allows settings "
+        "that the release before does not know. Exit code 1: --finish or --undo found processes that need what it "
         "would remove; 6: --check found tables that this release cannot use; 7: they belong to a newer release.",
         examples=("waypost migrate postgresql://owner@host/database --grant clerk", "waypost migrate --check",
                   "waypost migrate --sql > tables.sql", "waypost migrate --finish"),
@@ -38,12 +53,44 @@ def add(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the command and return its exit code."""
     options.namespace = get_namespace(options)
-    options.schema = options.schema or "public"
     named = options.url or options.url_option or os.environ.get("WAYPOST_URL")
     url = None if options.sql and not named else get_url(options)
     if url and not has_tables(url, options.namespace):
-        return print_result(options, "nothing to do: only PostgreSQL has tables to migrate", changed=False)
+        return migrate_data(options)
+    options.schema = options.schema or "public"
     return migrate_tables(options, url)
+
+
+def migrate_data(options: argparse.Namespace) -> int:
+    """Do the same on a store whose clients bring what they need with them; return the exit code."""
+    if not (options.check or options.finish or options.undo):
+        return print_result(options, NO_TABLES, changed=False)
+    kind, name = FINISHED
+    with open_client(options) as post:
+        found = post.records(kind, names=[name]).records
+        is_finished = bool(found) and int(found[0].data) >= DATA_VERSION
+        needed = [f"worker {one.name} of release {one.version} is registered" for one in post.workers()
+                  if one.version != RELEASE and options.finish and not options.force]  # fmt: skip
+        if options.finish and not is_finished and not needed:
+            post.save_record(kind, name, b"%d" % DATA_VERSION)
+    facts: dict[str, Any] = {"version": DATA_VERSION, "finished": is_finished, "changed": False}
+    if options.undo and is_finished:
+        raise ConfigurationError(
+            "there is nothing to take back: the upgrade is finished, queues may have settings that the release before "
+            "refuses"
+        )
+    if is_finished:
+        return print_result(options, f"nothing to do: version {DATA_VERSION} of the data, finished", **facts)
+    if not options.finish:
+        text = "processes of the release before and of this one can run; --finish ends that"
+        return print_result(options, f"version {DATA_VERSION} of the data, not finished: {text}", **facts)
+    if needed:
+        lines = "\n".join(f"  {reason}" for reason in needed)
+        text = f"the upgrade is not finished:\n{lines}\nend these processes first, or use --force"
+        print_result(options, text, needed=needed, **facts)
+        return FOUND
+    text = f"finished: version {DATA_VERSION} of the data, queues can have all settings of this release"
+    return print_result(options, text, version=DATA_VERSION, finished=True, changed=True, needed=[])
 
 
 def has_tables(url: str, namespace: str) -> bool:
@@ -137,7 +184,7 @@ def print_check(options: argparse.Namespace, found: SchemaCheck) -> int:
 
 def print_result(options: argparse.Namespace, text: str, **facts: object) -> int:
     """Print the text, or the facts as JSON, and return 0."""
-    fields = {"namespace": options.namespace, "schema": options.schema, **facts}
+    fields = {"namespace": options.namespace, "schema": options.schema or "public", **facts}
     if options.json:
         write_json(fields)
     else:

@@ -21,8 +21,8 @@ def check_workers(workers: Sequence[RegisteredWorker]) -> Findings:
     releases = count_releases(workers)
     if len(releases) > 1:
         yield note("releases", f"workers of several releases are registered: {describe_releases(releases)}",
-                   "end an upgrade when the last process of the old release has stopped; on PostgreSQL with `waypost "
-                   "migrate URL --finish`", releases=releases)  # fmt: skip
+                   "when the last process of the old release has stopped, end the upgrade with `waypost migrate URL "
+                   "--finish`", releases=releases)  # fmt: skip
 
 
 def check_served(found: Sequence[Stats], workers: Sequence[RegisteredWorker]) -> Findings:

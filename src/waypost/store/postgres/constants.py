@@ -46,7 +46,7 @@ _LAYOUT = ("ID_CHARACTERS", "MARK_BYTES", "NONCE_BYTES", "SESSION_BYTES")
 _MARK_AT = identity.SESSION_BYTES + 1
 _STAMP_AT = _MARK_AT + identity.MARK_BYTES
 
-CONSTANTS: dict[str, int] = {
+CONSTANTS: dict[str, int | str] = {
     **{state.upper(): number for state, number in STATES.items()},
     **{name: getattr(policy, name) for name in _LIMITS},
     **{name: getattr(identity, name) for name in _LAYOUT},
@@ -75,6 +75,8 @@ CONSTANTS: dict[str, int] = {
     "MARK_DIGITS": 2 * identity.MARK_BYTES,
     "NONCE_DIGITS": 2 * identity.NONCE_BYTES,
     "RESULT_AT": 2 * identity.MARK_BYTES + 1,
+    # An array.
+    "POLICY_FIELDS": "{" + ",".join(policy.PolicyRecord.__struct_fields__) + "}",
 }
 _NAME = re.compile(r"\{([A-Z][A-Z_]*)\}")
 

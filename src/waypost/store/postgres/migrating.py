@@ -28,6 +28,7 @@ from waypost.store.postgres.schema import (
     SIDE_BY_SIDE,
     Names,
     Step,
+    confirm_version,
     drop_functions,
     failure,
     function_text,
@@ -135,6 +136,7 @@ def finish(
                 raise ConfigurationError("the new version is not there yet: run `waypost migrate URL` first")
             older = _older_versions(cursor, names)
             if not older:
+                cursor.execute(names.fill(confirm_version()))
                 return Finished(())
             needed = () if force else (*_workers_of(cursor, names, mine=False), *_recent_calls(cursor, names, older))
             if needed:
@@ -146,7 +148,7 @@ def finish(
         ]
         parts.append(Step("older functions", drop_functions(names, f"i.version < {_version()}")))
         parts.append(Step("version", names.fill(
-            f"DELETE FROM {{interface}} WHERE version < {_version()};\nDELETE FROM {{used}};"
+            f"DELETE FROM {{interface}} WHERE version < {_version()};\nDELETE FROM {{used}};\n{confirm_version()}"
         )))  # fmt: skip
         for step in parts:
             report(step.name)

@@ -21,6 +21,7 @@ import psycopg
 
 from waypost.checks import check_namespace
 from waypost.errors import AccessDenied, ConfigurationError, InvalidName, SchemaTooNew, SchemaTooOld, StoreError
+from waypost.release import DATA_VERSION, FINISHED
 from waypost.store.postgres.constants import inject
 from waypost.store.postgres.failures import map_connection_error, map_error
 
@@ -133,11 +134,24 @@ def steps(names: Names, since: int) -> list[Step]:
     if since >= SIDE_BY_SIDE:
         return parts
     whole = [step.script for step in parts]
+    # No process of an older release is left, or there was none.
+    whole.append(names.fill(confirm_version()))
     if since:
         # Every function reads the queue first: in another order, a call in progress and a migration could wait for
         # each other.
         whole.insert(0, names.fill("LOCK TABLE {queue} IN ACCESS EXCLUSIVE MODE;"))
     return [Step("tables and functions", "\n\n".join(whole))]
+
+
+def confirm_version() -> str:
+    """Return the statement that records that every process knows the data of this release."""
+    kind, name = FINISHED
+    now = "floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint"
+    return (
+        "INSERT INTO {record} (kind, name, data, version, created_ms)\n"
+        f"VALUES ('{kind}', '{name}', convert_to('{DATA_VERSION}', 'UTF8'), {now}, {now})\n"
+        "ON CONFLICT (kind, name) DO UPDATE SET data = excluded.data, version = excluded.version;"
+    )
 
 
 def split_steps(name: str, text: str) -> list[Step]:

@@ -12,10 +12,11 @@ from importlib.resources import files
 
 from waypost.checks import check_namespace
 from waypost.errors import ForeignData, SchemaTooNew, SchemaTooOld
+from waypost.release import DATA_VERSION, FINISHED
 from waypost.values import MINUTE_COUNTERS, MINUTE_COUNTERS_FIRST, MessageState
 
-#: Raised with every change of `schema.sql` that an older release could not work with. 1: the first release; 2: the
-#: journal is packed into entries.
+#: The schema that a client must know to use the file: raised with a change that an older release could not work with,
+#: never by an added column or table, which older releases leave alone. 1: the first release; 2: the journal is packed.
 SCHEMA_VERSION = 2
 #: A file that has at least this schema is brought to ours when it is opened.
 SCHEMA_VERSION_MIN = 1
@@ -161,7 +162,8 @@ def _missing_indexes(connection: sqlite3.Connection, spelling: Spelling) -> list
 
 def complete(connection: sqlite3.Connection, spelling: Spelling) -> None:
     """Bring the schema of an older release to ours, in the transaction in progress."""
-    if _is_old(connection, spelling):
+    is_old = _is_old(connection, spelling)
+    if is_old:
         # From here on the release before refuses the file: it cannot read packed events.
         connection.execute(spelling["UPDATE {meta} SET value = ? WHERE name = 'schema'"], (SCHEMA_VERSION,))
     for table, column in _missing_columns(connection, spelling):
@@ -175,6 +177,16 @@ def complete(connection: sqlite3.Connection, spelling: Spelling) -> None:
         for statement in _statements():
             if f"{{{table}}}" in statement:
                 connection.execute(spelling[statement])
+    if is_old:
+        _confirm_version(connection, spelling)
+
+
+def _confirm_version(connection: sqlite3.Connection, spelling: Spelling) -> None:
+    """Record that every process that can use the file knows the data of this release."""
+    connection.execute(
+        spelling["INSERT OR REPLACE INTO {record} (kind, name, data, version, created_ms) VALUES (?, ?, ?, 1, 0)"],
+        (*FINISHED, b"%d" % DATA_VERSION),
+    )
 
 
 def _statements() -> list[str]:
@@ -201,4 +213,5 @@ def create(connection: sqlite3.Connection, spelling: Spelling) -> None:
     connection.executemany(
         spelling["INSERT INTO {meta} (name, value) VALUES (?, ?)"], [("made by", MARK), ("schema", SCHEMA_VERSION)]
     )
+    _confirm_version(connection, spelling)
     connection.execute(spelling["INSERT INTO {reserve} (number, room) VALUES (1, zeroblob(?))"], (RESERVE_BYTES,))

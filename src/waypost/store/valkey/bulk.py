@@ -98,7 +98,7 @@ class JournalPage:
         self.states: list[_Run] = []
         self.state_pieces: list[bytes] = []
         self.others: list[EventRecord] = []
-        for entry_id, (_, data) in entries:
+        for entry_id, (_, data, *_) in entries:  # fields behind the first are of a later release
             self._add(int(entry_id.partition(b"-")[0]), data)
 
     def _add(self, last: int, data: bytes) -> None:
@@ -203,6 +203,8 @@ class JournalPage:
         rows = np.frombuffer(b"".join(self.state_pieces), dtype=STATE)
         entries, at, arrays = self._shared(runs, columns)
         event, cause, status = rows["event"], rows["cause"], rows["status"]
+        if event.max() > len(EVENTS) or cause.max() > len(CAUSES):
+            raise packing.unknown_event(self.queue, int(self._numbers(runs)[-1]))
         token, ready = rows["token"], rows["ready"].astype(np.int64)
         was_leased = status == b"L"
         ran = np.isin(event, _ENDS) | (np.isin(event, _MAY_END) & was_leased)
@@ -265,10 +267,8 @@ def _run_length(kinds: bytes, kind: bytes) -> int:
 
 def _tail_length(piece: bytes, data: bytes, end: int) -> int:
     key, group = int.from_bytes(piece[_LENGTHS_AT : _LENGTHS_AT + 2], "big"), piece[_LENGTHS_AT + 2 : _LENGTHS_AT + 4]
-    length = key + int.from_bytes(group, "big") + piece[_LENGTHS_AT + 4]
-    if piece[_FLAGS_AT] & packing.OF_A_CHAIN:
-        length += 1 + data[end + length]
-    return length
+    texts = key + int.from_bytes(group, "big") + piece[_LENGTHS_AT + 4]
+    return packing.tail_length(data, end, texts, piece[_FLAGS_AT])
 
 
 def _tail_texts(tail: bytes, key: int, group: int, worker: int, flags: int) -> tuple[str | None, ...]:
@@ -278,7 +278,7 @@ def _tail_texts(tail: bytes, key: int, group: int, worker: int, flags: int) -> t
         tail[:key].decode() or None,
         tail[key:worker_at].decode() or None,
         tail[worker_at:chain_at].decode() or None,
-        tail[chain_at + 1 :].decode() if flags & packing.OF_A_CHAIN else None,
+        packing.chain_in(tail, chain_at) if flags & packing.OF_A_CHAIN else None,
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from waypost.errors import SchemaTooNew
 from waypost.identity import SESSION_BYTES, operation_id
 from waypost.policy import DEFAULT_GROUP, GroupSettings, PolicyRecord
 from waypost.store.port import Draft, Hold, forwarded_draft
@@ -56,8 +57,8 @@ ONCE_CAPPED = 48
 NOTICE = b"N"
 RULES = {"keep": 0, "replace": 1, "extend": 2, "error": 3}
 ABSOLUTE, FORWARDED, HAS_COPY, HAS_CHAIN, WAITS, CAPPED = 4, 8, 16, 32, 64, 128
-#: Flags of a state.
-CANCEL_REQUESTED, OF_A_CHAIN = 1, 4
+#: Flags of a state. The extension is behind the texts: what a later release keeps of a message.
+CANCEL_REQUESTED, OF_A_CHAIN, EXTENDED = 1, 4, 128
 
 VALUE_HEAD = 9  # published_ms and priority stand before the envelope
 STATUS: dict[bytes, MessageState] = {b"R": "ready", b"D": "delayed", b"W": "waiting", b"L": "leased", b"X": "dead"}
@@ -66,6 +67,8 @@ STATUS: dict[bytes, MessageState] = {b"R": "ready", b"D": "delayed", b"W": "wait
 ENDS_LEASE = frozenset(("retried", "snoozed", "released", "expired"))
 MAY_END_LEASE = frozenset(("done", "dead", "dropped", "cancelled", "replaced"))
 HAS_DUE_TIME = frozenset(("retried", "snoozed", "postponed"))
+#: The first bytes of items that contain a state.
+STATE_ITEMS = frozenset((b"S", b"s", b"X", b"P", b"F"))
 
 pack = msgspec.msgpack.Encoder().encode
 unpack = msgspec.msgpack.Decoder().decode
@@ -282,7 +285,7 @@ def unpack_leases(reply: Sequence[Any], first: int, lease_end: int, now: int, no
         ) = read(state)  # fmt: skip
         group_at = size + key_length
         key, group = _text(state[size:group_at]), _text(state[group_at : group_at + group_length])
-        chain = state[group_at + group_length + worker_length + 1 :].decode() if flags & OF_A_CHAIN else None
+        chain = chain_in(state, group_at + group_length + worker_length) if flags & OF_A_CHAIN else None
         leases.append(
             Lease(
                 message_id, token, nonce, deliveries, attempts, priority, key, group, published, ready, claimed, end,
@@ -290,6 +293,21 @@ def unpack_leases(reply: Sequence[Any], first: int, lease_end: int, now: int, no
             )
         )  # fmt: skip
     return leases
+
+
+def chain_in(data: bytes, at: int) -> str:
+    """The chain of a message whose length is at this place."""
+    return data[at + 1 : at + 1 + data[at]].decode()
+
+
+def tail_length(data: bytes, at: int, texts: int, flags: int) -> int:
+    """The length of what is behind the fixed part of a state: its texts, its chain and its extension."""
+    length = texts
+    if flags & OF_A_CHAIN:
+        length += 1 + data[at + length]
+    if flags & EXTENDED:
+        length += 2 + int.from_bytes(data[at + length : at + length + 2], "big")
+    return length
 
 
 def unpack_stored(state: MessageState, score: bytes, value: bytes, packed: bytes, failure: bytes) -> Stored:
@@ -369,7 +387,12 @@ def unpack_policy(packed: bytes | None) -> PolicyRecord:
     if not packed:
         return PolicyRecord()
     fields = dict.fromkeys(NULLABLE) | unpack(packed)
-    return msgspec.convert(fields, PolicyRecord)
+    try:
+        return msgspec.convert(fields, PolicyRecord)
+    except msgspec.ValidationError as error:
+        raise SchemaTooNew(
+            f"a queue's policy cannot be read by this release ({error}); update waypost to use it"
+        ) from None
 
 
 # ---- groups ------------------------------------------------------------------------------------------------------
@@ -390,7 +413,22 @@ def unpack_group(fields: Sequence[Any]) -> GroupRecord:
 
 
 def unpack_entry(queue: str, last: int, data: bytes) -> Iterator[EventRecord]:
-    """The events of one journal entry whose last event has number `last`."""
+    """The events of one journal entry whose last event has number `last`. What is behind them is of a later release."""
+    try:
+        yield from _unpack_items(queue, last, data)
+    except IndexError:
+        raise unknown_event(queue, last) from None
+
+
+def unknown_event(queue: str, last: int) -> SchemaTooNew:
+    """A journal entry has an event that this release does not know: a guess could be wrong, so none of it is read."""
+    return SchemaTooNew(
+        f"the journal of queue {queue} has an event that this release does not know, up to number {last}: a newer "
+        "release wrote it; update waypost here, readers then go on from where they are"
+    )
+
+
+def _unpack_items(queue: str, last: int, data: bytes) -> Iterator[EventRecord]:
     at_ms = int.from_bytes(data[:8], "big")
     nonce = data[8:20]
     count = int.from_bytes(data[20:22], "big")
@@ -422,6 +460,8 @@ def unpack_entry(queue: str, last: int, data: bytes) -> Iterator[EventRecord]:
             text = data[at : at + length].decode()
             yield text_event(queue, number, at_ms, EVENTS[event - 1], cause, size, text, operation)
             at += length
+        elif kind not in STATE_ITEMS:
+            raise unknown_event(queue, last)
         else:
             event_name = "published"
             if kind not in b"PF":
@@ -433,9 +473,7 @@ def unpack_entry(queue: str, last: int, data: bytes) -> Iterator[EventRecord]:
             fields = STATE.unpack_from(data, at)
             at += STATE.size
             if kind != b"s":
-                length = sum(fields[13:])
-                if fields[7] & OF_A_CHAIN:
-                    length += 1 + data[at + length]
+                length = tail_length(data, at, sum(fields[13:]), fields[7])
                 tail = data[at : at + length]
                 at += length
             extra: dict[str, Any] = {}
@@ -508,7 +546,7 @@ def state_event(
         queue, number, at_ms, event, message_id, _text(tail[:key_length]),
         _text(tail[key_length:worker_at]), priority, token, token, deliveries, attempts,
         size=size, operation_id=None if _follows(event, status, extra["cause"]) else operation,
-        chain_id=tail[chain_at + 1 :].decode() if flags & OF_A_CHAIN else None, **extra,
+        chain_id=chain_in(tail, chain_at) if flags & OF_A_CHAIN else None, **extra,
     )  # fmt: skip
 
 

@@ -16,10 +16,15 @@ from typing import Any, get_args
 from msgspec import structs
 
 from waypost import policy
+from waypost.release import DATA_VERSION
 from waypost.values import MINUTE_COUNTERS, MINUTE_COUNTERS_FIRST, REDELIVERY_CAUSES, EventName
 
-#: The version of the key layout. A client refuses a newer one before it changes anything.
-VERSION = 1
+#: The newest layout that this release can use. A client refuses a queue that needs a newer one before it changes
+#: anything. 1: release 0.1.
+VERSION = DATA_VERSION
+#: The layout that a client must know to use what this release writes; a queue with new settings needs `VERSION`.
+#: It stays behind by one release, so that both work side by side, unless the release before is to stop.
+VERSION_WRITTEN = 2
 
 #: The mark of sleepers that are in a blocking wait.
 BLOCKED_MARK = "!"
@@ -103,6 +108,8 @@ _texts = {
     **{f"{table}_TABLE": _table(entries) for table, entries in _places.items()},
     "KEY_NAMES": f"'{' '.join(KEY_NAMES)}'",
     "VERSION": str(VERSION),
+    "VERSION_WRITTEN": str(VERSION_WRITTEN),
+    "NEW_SETTINGS_TABLE": _table(dict.fromkeys(sorted(policy.NEW_SETTINGS), "true")),
     "COUNTERS": str(len(COUNTERS)),
     "MINUTE_COUNTERS_FIRST": str(MINUTE_COUNTERS_FIRST),
     "REDELIVERY_CAUSES": str(len(REDELIVERY_CAUSES)),

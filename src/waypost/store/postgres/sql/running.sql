@@ -319,8 +319,9 @@ LANGUAGE sql IMMUTABLE AS $body$
         || jsonb_build_array(jsonb_build_array(p_now, p_event, p_text))
 $body$;
 
+-- Only the settings of this release: the next one may have added columns.
 CREATE OR REPLACE FUNCTION {policy}(p_queue text) RETURNS text LANGUAGE sql AS $body$
-    SELECT (to_jsonb(q) - '{number,name,paused,made,removed_ms,removed_mark,removed_until,changes,group_mode,claim_mode,conversion,group_capped,group_limited}'::text[])::text
+    SELECT (SELECT jsonb_object_agg(f.key, f.value) FROM jsonb_each(to_jsonb(q)) f WHERE f.key = ANY ('{POLICY_FIELDS}'::text[]))::text
     FROM {queue} q WHERE q.name = p_queue
 $body$;
 

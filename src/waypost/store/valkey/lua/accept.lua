@@ -50,7 +50,7 @@ local function drop(ids)
 end
 
 -- The first write of all: refused by a server whose memory is full, with nothing written yet.
-local function begin_adding() call('HSET', QUEUE, 'version', VERSION) end
+local function begin_adding() call('HSET', QUEUE, 'version', layout) end
 
 -- The general case: decide about every draft first, then write.
 must_be('hash', STATE)

@@ -5,7 +5,8 @@
 -- message.py and scripts.py: the loader writes their values in, so that each is defined once.
 --
 -- KEYS, the same list for every script, all in one slot:
---   1 queue      hash    version, policy, paused, counts (those of the minute under way at their end),
+--   1 queue      hash    version (of the layout, that a client must know to use the queue), policy, paused, counts (those of the
+--                        minute under way at their end),
 --                        over_cap: messages accepted although `max_pending` was reached, changes: the last ones of its settings,
 --                        m<slot>: counters of one of the last 1,440 minutes before it; removed: when a queue of this name was
 --                        removed (8) and the mark of the operation that did it; gone: it is no queue (any more), and expires;
@@ -36,8 +37,9 @@
 -- that expire by themselves have the time of that removal in their names, so that it does not find those of the other.
 --
 -- State, 65 bytes and up to four texts: status (1: R D W L X) token (4) nonce (12) claimed_ms (8) lease_ms (4) deliveries (4)
--- attempts (4) flags (1: 1 cancel requested, 2 awaited, 4 of a chain, 8 waits for chains) cause (1) published_ms (8) priority (1)
--- ready_ms (8) size (4) key, group and worker lengths (2, 2, 1), key, group, worker; then of a chain its length (1) and id.
+-- attempts (4) flags (1: 1 cancel requested, 2 awaited, 4 of a chain, 8 waits for chains, 128 has an extension) cause (1)
+-- published_ms (8) priority (1) ready_ms (8) size (4) key, group and worker lengths (2, 2, 1), key, group, worker; then of a chain
+-- its length (1) and id; last the extension, length (2) and bytes: what a later release keeps of a message, passed on unread.
 --
 -- ARGV begins with: 1 the clock of a test or '', 2 operation number or '', 3 the operation: session (8) number (4) mark (8)
 -- stamp (8), or '', 4 for how many milliseconds after its stamp an operation may be repeated.
@@ -71,6 +73,7 @@ end
 local now8 = struct_pack('>I8', now)
 
 local policy, paused, counts
+local layout -- the one that this queue needs: no older than what this release writes
 local gone -- it is no queue: nothing was added yet, or it was removed
 local makes = false -- this step adds something: from now on it is a queue
 -- What a grouped queue keeps of its groups, and the functions that follow it: see grouping.lua. Nil in other queues.
@@ -119,7 +122,8 @@ end
 local function open_queue()
   local fields = redis.pcall('HMGET', QUEUE, 'version', 'policy', 'paused', 'counts', 'uneven', 'removed', 'gone', 'groups')
   if fields.err then refuse_key(fields, 'hash', QUEUE) end
-  if fields[1] and tonumber(fields[1]) > VERSION then error('WP-NEWER ' .. fields[1]) end
+  layout = max(tonumber(fields[1] or 0), VERSION_WRITTEN)
+  if layout > VERSION then error('WP-NEWER ' .. fields[1]) end
   if fields[2] then policy = unpacked(fields[2]) else policy = DEFAULT_POLICY end
   paused, uneven, grouped = fields[3] == '1', fields[5], fields[8]
   gone = not fields[1] or fields[7]
@@ -252,9 +256,9 @@ local function write_book(keep_from)
     end
   end
   if past_field then
-    call('HSET', QUEUE, 'version', VERSION, 'counts', cmsgpack.pack(counts), past_field, past_minute)
+    call('HSET', QUEUE, 'version', layout, 'counts', cmsgpack.pack(counts), past_field, past_minute)
   else
-    call('HSET', QUEUE, 'version', VERSION, 'counts', cmsgpack.pack(counts))
+    call('HSET', QUEUE, 'version', layout, 'counts', cmsgpack.pack(counts))
   end
   if gone and (makes or call('EXISTS', MESSAGES) == 1) then
     -- From now on it is a queue, and does not expire.

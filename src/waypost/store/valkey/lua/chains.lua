@@ -67,7 +67,7 @@ if #news > 0 then
       send(home_of(one.chain), {kind = 'ended', id = one.id .. ':' .. format('%.0f', one.token), chain = one.chain,
         member = NAME .. '/' .. one.id, begun = one.begun, failed = one.how ~= 'done' and (one.reason or one.how) or nil})
     end
-    if flags >= 4 then forget_blockers(one.id) end
+    if flags % 8 >= 4 then forget_blockers(one.id) end
   end
 
   local function chain_at(first)
@@ -152,7 +152,7 @@ if #news > 0 then
     if not raw or sub(raw, 1, 1) ~= 'W' then return end
     local s = state_of(id, 'W')
     if not s then return set_aside(id, WAITING) end
-    if s.flags < 8 then return end
+    if not waits_for_chains(s) then return end
     local key = OWN .. 'blockers:' .. id
     if redis.pcall('SREM', key, notice.chain) ~= 1 then return end
     if notice.failed then

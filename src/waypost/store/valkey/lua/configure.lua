@@ -51,6 +51,11 @@ if verb == 'configure' then
     group_use = 'configure'
 -- include grouping
   end
+  -- A queue with settings that the release before does not know is refused there.
+  layout = VERSION_WRITTEN
+  for name in pairs(NEW_SETTINGS_TABLE) do
+    if changed[name] then layout = VERSION end
+  end
   local packed = cmsgpack.pack(changed)
   call('HSET', QUEUE, 'policy', packed)
   if grouping then grouping.reconfigure(before, ordered_before) end

@@ -122,7 +122,13 @@ local function read_state(id, raw)
   s.group = sub(raw, at + key_length, at + key_length + group_length - 1)
   at = at + key_length + group_length
   s.worker = sub(raw, at, at + worker_length - 1)
-  s.chain = sub(raw, at + worker_length + 1)
+  at = at + worker_length
+  if s.flags < 128 then
+    s.chain = sub(raw, at + 1)
+  else
+    local length = s.flags % 8 >= 4 and 1 + byte(raw, at) or 0
+    s.chain, s.extension = sub(raw, at + 1, at + length - 1), sub(raw, at + length)
+  end
   return s
 end
 
@@ -130,6 +136,7 @@ local function pack_state(s)
   s.raw = struct_pack(STATE_FORMAT, s.status, s.token, s.nonce, s.claimed, s.lease, s.deliveries, s.attempts, s.flags, s.cause,
     s.published, s.priority, s.ready, s.size, #s.key, #s.group, #s.worker) .. s.key .. s.group .. s.worker
   if s.chain ~= '' then s.raw = s.raw .. char(#s.chain) .. s.chain end
+  if s.flags >= 128 then s.raw = s.raw .. s.extension end
   return s.raw
 end
 
@@ -188,6 +195,7 @@ local function kept_until(text, at)
 end
 
 local function cancel_requested(s) return s.flags % 2 == 1 end
+local function waits_for_chains(s) return s.flags % 16 >= 8 end
 
 local function next_position()
   local position = counts[COUNT.sequence] + 1

@@ -27,7 +27,7 @@ if #ARGV == 5 and string.byte(ARGV[5]) < 16 then
     and expires - now >= replay_ttl + STAMP_AHEAD_MS then
     fields = redis.pcall('HMGET', QUEUE, 'version', 'counts', 'policy', 'paused', 'removed', 'gone', 'groups')
   end
-  if fields and not fields.err and tonumber(fields[1]) == VERSION and fields[2]
+  if fields and not fields.err and tonumber(fields[1] or 0) >= VERSION_WRITTEN and tonumber(fields[1]) <= VERSION and fields[2]
     and not fields[5] and not fields[6] and not fields[7] then
     local readable = true
     if fields[3] then readable, policy = pcall(cmsgpack.unpack, fields[3]) end

@@ -47,7 +47,7 @@ local last = counts[COUNT.journal_last]
 for i = 1, COUNTERS do counts[i] = 0 end
 counts[COUNT.journal_last], counts[COUNT.journal_first], counts[COUNT.minute] = last, last, floor(now / 60000)
 call('DEL', QUEUE)
-call('HSET', QUEUE, 'version', VERSION, 'counts', cmsgpack.pack(counts), 'removed', now8 .. sub(OPERATION, 13, 20), 'gone', '1')
+call('HSET', QUEUE, 'version', VERSION_WRITTEN, 'counts', cmsgpack.pack(counts), 'removed', now8 .. sub(OPERATION, 13, 20), 'gone', '1')
 call('PEXPIRE', QUEUE, REMOVED_TTL_MS)
 call('PEXPIRE', ARRIVALS, ARRIVAL_TTL_MS)
 return {1}

@@ -7,9 +7,16 @@ local damaged = {} -- ids that this step set aside
 -- Whether a packed state can be read and is complete: its texts are as long as it declares.
 local function is_sound(raw, status)
   if #raw < 65 or (status and sub(raw, 1, 1) ~= status) or byte(raw, 48) > 9 then return false end
-  local ends = 65 + byte(raw, 61) * 256 + byte(raw, 62) + byte(raw, 63) * 256 + byte(raw, 64) + byte(raw, 65)
-  if floor(byte(raw, 38) / 4) % 2 == 0 then return #raw == ends end
-  return #raw > ends + 26 and #raw == ends + 1 + byte(raw, ends + 1)
+  local ends, flags = 65 + byte(raw, 61) * 256 + byte(raw, 62) + byte(raw, 63) * 256 + byte(raw, 64) + byte(raw, 65), byte(raw, 38)
+  if flags % 8 >= 4 then
+    if #raw < ends + 27 then return false end
+    ends = ends + 1 + byte(raw, ends + 1)
+  end
+  if flags >= 128 then
+    if #raw < ends + 2 then return false end
+    ends = ends + 2 + byte(raw, ends + 1) * 256 + byte(raw, ends + 2)
+  end
+  return #raw == ends
 end
 
 -- Remove a message whose record cannot be used from its index, so that it blocks no other. Nil: it was removed before.
