@@ -410,23 +410,37 @@ BEGIN
     END IF;
 END $body$;
 
--- How many of these groups can go on since a lease or a hold of theirs has ended: so many sleepers are worth waking.
+-- How many sleepers these groups are worth since a lease or a hold of theirs has ended: one for each that can go on, and one more if
+-- only a rate keeps some of them back, and no claim has returned until when.
 CREATE OR REPLACE FUNCTION {count_freed}(q {queue}, p_now bigint, p_groups text[]) RETURNS bigint LANGUAGE plpgsql AS $body$
 BEGIN
     IF q.group_mode < {MODE_ORDERED} AND q.group_max_running IS NULL AND NOT q.group_limited THEN
         RETURN 0;
     END IF;
+    IF coalesce(current_setting('waypost.in_transaction', true), '') <> 'on' AND NOT EXISTS (
+        SELECT 1 FROM {sleeper} s
+        WHERE s.queue = q.number AND s.until_ms > p_now AND s.name NOT LIKE '~%' AND (NOT s.awake OR s.woken_ms > p_now - 250))
+    THEN
+        -- As on every busy queue: there is no sleeper, as `wake` would find out.
+        RETURN 0;
+    END IF;
     -- Scalar queries, so that none of them is turned into a join.
     RETURN (
-        SELECT count(*) FROM (SELECT DISTINCT o.name FROM unnest(p_groups) AS o (name) WHERE o.name IS NOT NULL) u
-        LEFT JOIN LATERAL (SELECT * FROM {group} t WHERE t.queue = q.number AND t.name = u.name OFFSET 0) g ON true
-        WHERE (q.group_mode = {MODE_ORDERED} OR coalesce(g.max_running, q.group_max_running) IS NOT NULL)
-            AND NOT coalesce(g.paused, false) AND NOT coalesce(g.limited_until > p_now, false)
-            AND (
-                SELECT true FROM {message} m
-                WHERE m.queue = q.number AND coalesce(m."group", '') = u.name AND m.group_rank IS NOT NULL AND m.state = {READY}
-                LIMIT 1) IS NOT NULL
-            AND (q.group_mode < {MODE_ORDERED} OR q.on_failure = 'pass' OR (
-                SELECT true FROM {message} m WHERE m.queue = q.number AND coalesce(m."group", '') = u.name AND m.keeps_place
-                LIMIT 1) IS NULL));
+        SELECT count(*) FILTER (WHERE NOT f.waits) + coalesce(bool_or(f.waits AND f.limited_until IS NULL), false)::int FROM (
+            SELECT g.limited_until, CASE WHEN g.rate_ends IS NULL OR coalesce(g.rate_count, q.group_rate_count) IS NULL THEN false
+                ELSE (
+                    SELECT r.room <= 0 FROM {rate_room}(
+                        g.rate_ends, g.rate_counts, coalesce(g.rate_count, q.group_rate_count),
+                        coalesce(g.rate_per_ms, q.group_rate_per_ms), p_now) r) END AS waits
+            FROM (SELECT DISTINCT o.name FROM unnest(p_groups) AS o (name) WHERE o.name IS NOT NULL) u
+            LEFT JOIN LATERAL (SELECT * FROM {group} t WHERE t.queue = q.number AND t.name = u.name OFFSET 0) g ON true
+            WHERE (q.group_mode = {MODE_ORDERED} OR coalesce(g.max_running, q.group_max_running) IS NOT NULL)
+                AND NOT coalesce(g.paused, false)
+                AND (
+                    SELECT true FROM {message} m
+                    WHERE m.queue = q.number AND coalesce(m."group", '') = u.name AND m.group_rank IS NOT NULL AND m.state = {READY}
+                    LIMIT 1) IS NOT NULL
+                AND (q.group_mode < {MODE_ORDERED} OR q.on_failure = 'pass' OR (
+                    SELECT true FROM {message} m WHERE m.queue = q.number AND coalesce(m."group", '') = u.name AND m.keeps_place
+                    LIMIT 1) IS NULL)) f);
 END $body$;

@@ -254,6 +254,7 @@ local function store_drafts(drafts)
     end
   end
   if drafts.passing > 0 and policy.max_pending then
+    if grouping then grouping.write_ready() end
     -- Counted by the depth behind them: what of them is past the cap.
     local over = min(drafts.passing, pending() - policy.max_pending)
     if over > 0 then call('HINCRBY', QUEUE, 'over_cap', over) end

@@ -42,9 +42,9 @@ local function follow_groups()
   must_be('zset', LINE)
   must_be('zset', DEPTHS)
   must_be('zset', TURNS)
-  must_be('zset', LIMITED)
+  local limited = must_be('zset', LIMITED)
   must_be('hash', RATES)
-  must_be('zset', RATE_ENDS)
+  local rates = must_be('zset', RATE_ENDS)
   local configured = must_be('hash', SETTINGS) > 0
   must_be('hash', POSITIONS)
   local held = must_be('zset', HELD)
@@ -188,8 +188,20 @@ local function follow_groups()
     g.counts_rate = nil
   end
 
+  -- Messages that became ready, and have to be written to ready and to the lines: score and id, 0 and name. Only steps
+  -- that store many messages at once collect them.
+  local new_ready, new_line = {}, {}
+
+  function grouping.write_ready()
+    if #new_ready == 0 then return end
+    bulk('ZADD', READY, new_ready, #new_ready)
+    bulk('ZADD', LINE, new_line, #new_line)
+    new_ready, new_line = {}, {}
+  end
+
   -- Write what has changed of the groups that this step concerns.
   function grouping.write()
+    grouping.write_ready()
     local records, no_records, depths, no_depths, new_names, gone = {}, {}, {}, {}, {}, {}
     local turns, joins, leaves = {}, {}, {}
     for i = 1, #touched do
@@ -241,14 +253,23 @@ local function follow_groups()
     end
   end
 
+  -- Whether a group could go on if its rate allowed it, which is at `until_ms`, and no claim has returned that time yet.
+  local function waits_for_rate(g, until_ms)
+    return until_ms and not (ordered and (g.running > 0 or holder_of(g))) and not call('ZSCORE', LIMITED, g.name)
+  end
+
   -- The same, and how many sleepers the groups are worth that can go on since a lease or a hold of them ended. Those with
-  -- messages that became ready are counted already.
+  -- messages that became ready are counted already. One more if only a rate keeps some of them back: it learns until when.
   function grouping.worth()
-    local number = 0
+    local number, waits = 0, false
     for i = 1, #touched do
       local g = touched[i]
-      if g.freed and not g.fresh and serves and claimable(g) > 0 then number = number + 1 end
+      if g.freed and not g.fresh and serves then
+        local left, until_ms = claimable(g)
+        if left > 0 then number = number + 1 else waits = waits or waits_for_rate(g, until_ms) end
+      end
     end
+    if waits then number = number + 1 end
     if grouping.build then grouping.build() end
     grouping.write()
     return number
@@ -286,6 +307,7 @@ local function follow_groups()
     if not follows or s.status == 'X' then return end
     local g = group_named(s.group)
     if s.status == 'R' then
+      grouping.write_ready()
       local score = call('ZSCORE', READY, s.id)
       if score then g.ready = max(0, g.ready - call('ZREM', LINE, line_name(s.group, tonumber(score), s.id))) end
     elseif serves or call('SREM', COUNTED, s.id) == 1 then
@@ -302,7 +324,8 @@ local function follow_groups()
 
   -- A message does not return to its place in an ordered group, or is there again: it holds the group no more.
   local function forget_place(s)
-    local score = is_ordered(s) and call('HGET', POSITIONS, s.id)
+    -- One that was never claimed has no place to return to.
+    local score = s.token > 0 and is_ordered(s) and call('HGET', POSITIONS, s.id)
     if not score then return end
     call('HDEL', POSITIONS, s.id)
     if held > 0 and call('ZREM', HELD, line_name(s.group, tonumber(score), s.id)) == 1 then
@@ -327,35 +350,49 @@ local function follow_groups()
     local name = codes().cause_name[s.cause]
     if is_ordered(s) and s.status == 'R'
       and (name == 'expired' or name == 'released' or name == 'retried' or name == 'snoozed') then
+      grouping.write_ready()
       call('HSET', POSITIONS, s.id, call('ZSCORE', READY, s.id))
     end
   end
 
   -- A message becomes ready, at its place in an ordered group if it has one. `head`: its position if it returns to the head
   -- of its priority.
+  local collects = follows and group_use == 'overload'
+
   function grouping.make_ready(s, head)
+    local by_age = is_ordered(s)
     local score = forget_place(s)
     if not score then
-      if is_ordered(s) then
+      if by_age then
         score = ORDERED_BAND + next_position()
       else
         score = score_of(s.priority, head or next_position())
       end
     end
-    call('ZADD', READY, score, s.id)
     if not follows then
+      call('ZADD', READY, score, s.id)
       freshly_ready = freshly_ready + 1
       return
     end
     local g = group_named(s.group)
     -- An ordered group hands out one, however many became ready.
-    if not (is_ordered(s) and g.fresh) then freshly_ready = freshly_ready + 1 end
-    g.fresh = is_ordered(s)
-    enter_line(g, score, s.id)
+    if not (by_age and g.fresh) then freshly_ready = freshly_ready + 1 end
+    g.fresh = by_age
+    if not collects then
+      call('ZADD', READY, score, s.id)
+      enter_line(g, score, s.id)
+      return
+    end
+    local length = #new_ready
+    new_ready[length + 1], new_ready[length + 2] = score, s.id
+    new_line[length + 1], new_line[length + 2] = 0, line_name(g.name, score, s.id)
+    g.ready = g.ready + 1
+    join(g)
   end
 
   -- Plain messages were done: their ids, and the groups of all of them.
   function grouping.done(ids, names, number)
+    if not follows then return end
     read_groups(names)
     for i = 1, number do
       if serves or call('SREM', COUNTED, ids[i]) == 1 then
@@ -384,6 +421,7 @@ local function follow_groups()
   if group_use == 'turns' then
     -- Put the groups in turn whose rate allows the next message, and forget windows that are over: a bounded number of both.
     function grouping.resume_limited()
+      if limited + rates == 0 then return end
       local names = call('ZRANGEBYSCORE', LIMITED, '-inf', now, 'LIMIT', 0, CHUNK_MESSAGES_MAX)
       read_groups(names)
       for i = 1, #names do join(known[names[i]]) end
@@ -404,6 +442,7 @@ local function follow_groups()
 
     -- How long until the rate of a group allows the next message, or nil.
     function grouping.next_rate()
+      if limited == 0 then return end
       local first = call('ZRANGE', LIMITED, 0, 0, 'WITHSCORES')
       return first[2] and max(0, tonumber(first[2]) - now)
     end
@@ -443,7 +482,10 @@ local function follow_groups()
     -- A group that cannot go on leaves the turns. It comes back by itself if only its rate is used up.
     local function leave_turns(g, until_ms)
       g.leaves = true
-      if until_ms then call('ZADD', LIMITED, until_ms, g.name) end
+      if until_ms then
+        call('ZADD', LIMITED, until_ms, g.name)
+        limited = limited + 1
+      end
     end
 
     -- The next message of a group's line that is not planned yet: its name there. `number`: how many to read.
@@ -600,9 +642,10 @@ local function follow_groups()
     function grouping.over_caps(added, concerned)
       local names, doomed = {}, {}
       for name in pairs(added) do names[#names + 1] = name end
-      table.sort(names)
       read_groups(names)
-      for i = 1, serves and #names or 0 do
+      if not serves or not (policy.group_max_pending or configured) then return doomed end
+      table.sort(names)
+      for i = 1, #names do
         local g, number = known[names[i]], added[names[i]]
         local pending = g.ready + g.later
         local over = g.max_pending and min(pending + number - g.max_pending, number + BURY_MAX) or 0
@@ -680,7 +723,8 @@ local function follow_groups()
       local group = raw and group_in(raw)
       if not group or group == '' then return end
       local position = score < -HEAD_OFFSET and score + BAND or score - ORDERED_BAND
-      local restored = score_of(byte(raw, 48), position)
+      -- In line: the shortest way of settle does without the functions of moves, and comes by here too.
+      local restored = (9 - byte(raw, 48)) * BAND + position
       if restored == score then return end
       call('ZADD', READY, restored, id)
       if follows and call('ZREM', LINE, line_name(group, score, id)) == 1 then
@@ -833,7 +877,9 @@ local function follow_groups()
     -- How many sleepers a group is worth that was resumed or configured.
     function grouping.worth_waking(name)
       local g = known[name]
-      if not serves or claimable(g) == 0 then return 0 end
+      if not serves then return 0 end
+      local left, until_ms = claimable(g)
+      if left == 0 then return waits_for_rate(g, until_ms) and 1 or 0 end
       return ordered and 1 or g.ready
     end
 
