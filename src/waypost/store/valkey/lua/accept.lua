@@ -133,12 +133,12 @@ local function plan_drafts(first)
         passing = passing + 1
       else
         added = added + 1
-        if grouping then added_to[draft.group] = (added_to[draft.group] or 0) + 1 end
+        if grouping and grouping.capped then added_to[draft.group] = (added_to[draft.group] or 0) + 1 end
       end
     end
     drafts[#drafts + 1] = draft
   end
-  drafts.dropped = room_for(added, concerned, grouping and grouping.over_caps(added_to, concerned) or {})
+  drafts.dropped = room_for(added, concerned, grouping and grouping.capped and grouping.over_caps(added_to, concerned) or {})
   drafts.passing = passing
   if ends_others or #drafts.dropped > 0 then
     must_be('zset', DEAD)
