@@ -531,7 +531,12 @@ def format_audit(audit: Audit) -> str:
         for counter, count in queue.overcounted.items():
             lines.append(f"{name}: the journal has {count:,} more {counter} than the store has counted")
     kinds = (audit.unaccounted, audit.duplicates_unexplained, audit.unrecorded, audit.out_of_order)
-    counts = (audit.unaccounted_count, audit.duplicates_unexplained_count, audit.unrecorded_count, audit.out_of_order_count)
+    counts = (
+        audit.unaccounted_count,
+        audit.duplicates_unexplained_count,
+        audit.unrecorded_count,
+        audit.out_of_order_count,
+    )
     for finding in (finding for findings in kinds for finding in findings[:FINDINGS_MAX]):
         lines.append(f"{finding.queue}: {finding.message_id}: {finding.fault}")
         lines += [f"    {_format_event(event)}" for event in finding.events]

@@ -53,7 +53,9 @@ def order_since(events: DataFrame, queue: str, seen_from: int) -> int | None:
     `seen_from`: up to there events are missing. A conversion has ended when all messages have that it found.
     """
     mine = events.where(f.col("queue") == queue)
-    changes = mine.where((f.col("event") == "configured") & f.col("group").isNull() & f.col("cause").rlike(CHANGES_ORDER))
+    changes = mine.where(
+        (f.col("event") == "configured") & f.col("group").isNull() & f.col("cause").rlike(CHANGES_ORDER)
+    )
     changed = changes.agg(f.max("number")).first()
     since = max(seen_from, (changed[0] if changed is not None else None) or 0)
     if since == 0:
@@ -134,8 +136,7 @@ def _claimed_beside(claimed: DataFrame, members: DataFrame) -> DataFrame:
         *(f.lag(name).over(before).alias(f"before_{name}") for name in names),
     )  # fmt: skip
     pairs = pairs.where(
-        (f.col("before_message_id") != f.col("message_id"))
-        & (f.col("before_claimed_number") < f.col("claimed_number"))
+        (f.col("before_message_id") != f.col("message_id")) & (f.col("before_claimed_number") < f.col("claimed_number"))
     )
 
     def is_behind(name: str) -> Column:

@@ -506,9 +506,9 @@ class TestGroupLimits:
         bench.configure(group_rate="1/64ms", lease=600)
         fill(bench, "aa")
         bench.claim(1)
-        bench.configure_group("a", paused=True)
-        assert bench.claimed(5, sleeper="anna").next_rate_ms is None
-        bench.configure_group("a", paused=False)
+        bench.pause_group("a")
+        assert bench.claim(5, sleeper="anna") == []
+        bench.resume_group("a")
         assert bench.woken == {QUEUE: ["anna"]}
         assert bench.claimed(5).next_rate_ms == 64
 
