@@ -60,11 +60,11 @@ def order_since(events: DataFrame, queue: str, seen_from: int) -> int | None:
     since = max(seen_from, (changed[0] if changed is not None else None) or 0)
     if since == 0:
         return 0
-    ended = f.max(f.when(f.col("event").isin(*CLOSING), f.col("number")))
+    ended = f.max(f.when(f.col("event").isin(*CLOSING, "dead"), f.col("number")))
     spans = mine.where(f.col("message_id").isNotNull() & (f.col("event") != "duplicate")).groupBy("message_id")
     found = spans.agg(
         f.min("number").alias("first_number"), f.max("number").alias("last_number"), ended.alias("ended_number")
-    ).where((f.col("first_number") <= since) & (f.col("last_number") > since))
+    ).where((f.col("first_number") <= since) & (f.col("ended_number").isNull() | (f.col("last_number") > since)))
     last = found.agg(f.max("last_number"), f.count(f.when(f.col("ended_number").isNull(), 1))).first()
     if last is None or last[0] is None:
         return since
@@ -111,7 +111,8 @@ def _members(events: DataFrame) -> DataFrame:
             f.bool_or(later).alias("was_later"), f.bool_or(moved).alias("was_moved"),
             first(promoted, number).alias("promoted_number"),
             first(published, f.col("operation_id")).alias("operation"),
-            first(event == "claimed", number).alias("first_claim"), first(event == "claimed", at).alias("first_claim_ms"),
+            first(event == "claimed", number).alias("first_claim"),
+            first(event == "claimed", at).alias("first_claim_ms"),
             first(ends, number).alias("end_number"), first(ends, at).alias("end_ms"),
             f.max(f.when(event == "skipped", number)).alias("skipped_number"),
         )
