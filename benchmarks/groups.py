@@ -4,9 +4,10 @@
 
 `drain-fair` and `drain-ordered` claim and settle messages of 1,000 groups in batches of 100, `publish-fair` publishes
 them. The peer `ungrouped` is the same queue without the settings. Without `--quick` also 100,000 groups, and 1 and 10
-ordered groups, of which each hands out one message at a time, to a worker. `neighbour-wait-p99` is how long messages of one group
-wait, from the publish to the start of the handler, while another group has a backlog: handlers of 5 ms, concurrency 10.
-The peer `empty` is the same without the backlog, `unfair` the same without turns (20 messages, a backlog of 4,000).
+ordered groups, of which each hands out one message at a time, to a worker. `neighbour-wait-p99` is how long messages of
+one group wait, from the publish to the start of the handler, while another group has a backlog: handlers of 5 ms,
+concurrency 10. The peer `empty` is the same without the backlog, `unfair` the same without turns (20 messages, a
+backlog of 4,000).
 """
 
 from __future__ import annotations
