@@ -4,9 +4,10 @@
 
 `drain-fair` and `drain-ordered` claim and settle messages of 1,000 groups in batches of 100, `publish-fair` publishes
 them. The peer `ungrouped` is the same queue without the settings. Without `--quick` also 100,000 groups, and 1 and 10
-ordered groups, of which each hands out one message at a time. `neighbour-wait-p99` is how long messages of one group
-wait, from the publish to the start of the handler, while another group has a backlog: handlers of 5 ms, concurrency 10.
-The peer `empty` is the same without the backlog, `unfair` the same without turns (20 messages, a backlog of 4,000).
+ordered groups, of which each hands out one message at a time, to a worker. `neighbour-wait-p99` is how long messages of
+one group wait, from the publish to the start of the handler, while another group has a backlog: handlers of 5 ms,
+concurrency 10. The peer `empty` is the same without the backlog, `unfair` the same without turns (20 messages, a
+backlog of 4,000).
 """
 
 from __future__ import annotations
@@ -117,13 +118,29 @@ def publishing(report: Report, store: str, subject: Subject, count: int, rounds:
 
 
 def few_groups(report: Report, store: str, subject: Subject, count: int) -> None:
-    """What 1 and 10 ordered groups hand out, one message of each at a time."""
+    """What 1 and 10 ordered groups hand out to a worker, one message of each at a time."""
     for groups in (1, 10):
         subject.fill(count, groups, order="group")
-        start = time.perf_counter()
-        subject.drain(count)
-        seconds = time.perf_counter() - start
+        seconds = asyncio.run(handle_all(subject.url, subject.queue, count))
         report.add(f"ordered-{groups}-groups", store, "waypost", round(count / seconds / groups), "messages/s/group")
+
+
+async def handle_all(url: str, queue: str, count: int) -> float:
+    """Handle all messages of a queue and return how many seconds that took."""
+    handled, done = 0, asyncio.Event()
+    async with AsyncWaypost(url) as post:
+
+        @post.handler(queue, concurrency=CONCURRENCY * 2)
+        async def handle(body: Any) -> None:
+            nonlocal handled
+            handled += 1
+            if handled == count:
+                done.set()
+
+        start = time.perf_counter()
+        async with post.worker(), asyncio.timeout(600):
+            await done.wait()
+            return time.perf_counter() - start
 
 
 def neighbours(report: Report, store: str, subject: Subject, backlog: int) -> None:

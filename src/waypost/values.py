@@ -181,7 +181,8 @@ class PolledQueue(Struct, frozen=True, gc=False):
 
     #: Whether a claim may bring something, or is needed to register the sleeper again.
     needs_claim: bool
-    #: Milliseconds by the store's clock until the next timer or lease end; None: there is none, or the queue is paused.
+    #: Milliseconds by the store's clock until the next timer, or the rate of a group allows its next message; and until
+    #: the next lease end. None: there is none, or the queue is paused.
     next_due_ms: int | None
     next_lease_ms: int | None
     #: How long leases of this queue are now.

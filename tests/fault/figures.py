@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from tests.fault.figure import Figure
 from tests.fault.group_figures import group_figures
@@ -492,7 +493,8 @@ def groups(place: Place) -> Iterator[Figure]:
     namespace = fresh_namespace()
     if place.store == "postgres":
         migrate(place.url, namespace=namespace)
-    for figure in group_figures(place.url, namespace, quick=place.quick, chance=place.chance):
+    verbs = VERBS.get(urlsplit(place.url).scheme)
+    for figure in group_figures(place.url, namespace, quick=place.quick, chance=place.chance, verbs=verbs):
         yield figure.on(place.store)
 
 

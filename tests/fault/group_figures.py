@@ -1,4 +1,7 @@
-"""Order and limits of groups, seen from outside: handlers note their begin and end while their processes are killed."""
+"""Order and limits of groups, seen from outside: handlers note their begin and end while their processes are killed.
+
+The workers also lose replies to claims and settles: a proxy drops some of them after the store has done what they ask.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,15 @@ import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import ExitStack
 from functools import partial
 from itertools import cycle, pairwise
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 from tests.fault.figure import Figure
+from tests.fault.proxy import Proxy
 from tests.waiting import WAIT_SECONDS_MAX, until
 from waypost import Waypost
 
@@ -23,6 +29,8 @@ ROOT = Path(__file__).parents[2]
 #: Longer than a loaded machine keeps a process from renewing: a lease that is lost would be an overlap of its own.
 LEASE_SECONDS = 5.0
 RUNNING_MAX = 2
+#: The share of replies that are lost, of a quick run and of a whole one.
+LOST_QUICK, LOST = 0.02, 0.001
 
 
 class Run(NamedTuple):
@@ -45,6 +53,8 @@ class Workers:
         }  # fmt: skip
         self._notes = folder / "notes"
         self._notes.touch()
+        #: How far the notes were read, and how many calls had ended by then.
+        self._read, self._ended = 0, 0
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def start(self, count: int) -> None:
@@ -65,7 +75,13 @@ class Workers:
 
     def have_ended(self, count: int) -> bool:
         """Return whether so many calls have ended."""
-        return self._notes.read_text().count("ended ") >= count
+        with self._notes.open("rb") as notes:
+            notes.seek(self._read)
+            # A line is written at once: what is there ends with a whole one.
+            new = notes.read()
+        self._read += len(new)
+        self._ended += new.count(b"ended ")
+        return self._ended >= count
 
     def runs(self) -> dict[tuple[str, str], list[Run]]:
         """Return the calls by queue and group. One that did not end was killed; it lasts no longer than its begin."""
@@ -89,11 +105,21 @@ class Workers:
             process.wait()
 
 
-def group_figures(url: str, namespace: str, *, quick: bool, chance: random.Random) -> Iterator[Figure]:
-    """Messages of many groups, worker processes that are killed, handlers that fail: order and limits hold."""
+def group_figures(
+    url: str, namespace: str, *, quick: bool, chance: random.Random, verbs: bytes | None = None
+) -> Iterator[Figure]:
+    """Messages of many groups, killed worker processes, handlers that fail, lost replies: order and limits hold.
+
+    `verbs`: what requests contain whose replies may be lost; None if there is no connection to lose them on.
+    """
     groups, each, processes, kills = (60, 20, 3, 4) if quick else (1_000, 200, 8, 50)
     total = 2 * groups * each
-    with tempfile.TemporaryDirectory() as folder, Waypost(url, namespace=namespace) as post:
+    with tempfile.TemporaryDirectory() as folder, Waypost(url, namespace=namespace) as post, ExitStack() as stack:
+        port, proxy, place = urlsplit(url).port, None, url
+        if verbs is not None and port is not None:
+            proxy = stack.enter_context(Proxy(port))
+            proxy.drop_some(LOST_QUICK if quick else LOST, seed=chance.randrange(2**32), to=verbs)
+            place = url.replace(f":{port}", f":{proxy.port}")
         post.configure("ordered", order="group", lease=LEASE_SECONDS, max_deliveries=None)
         post.configure("limited", group_max_running=RUNNING_MAX, lease=LEASE_SECONDS, max_deliveries=None)
         for queue in ("ordered", "limited"):
@@ -101,7 +127,7 @@ def group_figures(url: str, namespace: str, *, quick: bool, chance: random.Rando
             names = cycle([f"g{index}" for index in range(groups if queue == "ordered" else groups // 20)])
             for number in range(each):
                 post.publish_many(queue, [number] * groups, group=lambda body, names=names: next(names))
-        workers = Workers(url, namespace, Path(folder))
+        workers = Workers(place, namespace, Path(folder))
         try:
             workers.start(processes)
             for kill in range(1, kills + 1):
@@ -111,7 +137,8 @@ def group_figures(url: str, namespace: str, *, quick: bool, chance: random.Rando
             until(partial(all_done, post, groups * each), "the end of all messages", seconds=WAIT_SECONDS_MAX * 10)
         finally:
             workers.close()
-        yield from judge(workers.runs(), groups * each, kills)
+        faults = f"{kills} kills, {proxy.dropped if proxy is not None else 0} lost replies"
+        yield from judge(workers.runs(), groups * each, faults)
         ledgers = [post.ledger(queue) for queue in ("ordered", "limited")]
         sound = all((ledger.balance, ledger.unexplained) == (0, 0) for ledger in ledgers)
         yield Figure("groups ledgers", "balanced" if sound else f"{ledgers}", "balanced", sound)
@@ -122,7 +149,7 @@ def all_done(post: Waypost, each: int) -> bool:
     return all(post.ledger(queue).done == each for queue in ("ordered", "limited"))
 
 
-def judge(runs: dict[tuple[str, str], list[Run]], each: int, kills: int) -> Iterator[Figure]:
+def judge(runs: dict[tuple[str, str], list[Run]], each: int, faults: str) -> Iterator[Figure]:
     """Compare what ran with what may run."""
     late = overlaps = most = 0
     handled: set[str] = set()
@@ -134,7 +161,7 @@ def judge(runs: dict[tuple[str, str], list[Run]], each: int, kills: int) -> Iter
             overlaps += sum(after.began < before.ended for before, after in pairs)
         else:
             most = max(most, *(sum(one.began <= run.began < one.ended for one in found) for run in found))
-    text = f"{kills} kills, {2 * each} messages"
+    text = f"{faults}, {2 * each} messages"
     yield Figure(f"groups, {text}: out of order", str(late), "0", late == 0)
     yield Figure(f"groups, {text}: overlaps in an ordered group", str(overlaps), "0", overlaps == 0)
     yield Figure(f"groups, {text}: most of a group at once", str(most), f"{RUNNING_MAX}", most <= RUNNING_MAX)

@@ -178,6 +178,26 @@ def test_an_order_that_is_switched_off_gives_priorities_back_step_by_step(plain_
 
 
 @pytest.mark.promise("QUEUE-2", "QUEUE-5")
+@pytest.mark.parametrize("after", [{"order": None}, {"order": None, "fair": True}], ids=["plain", "fair"])
+def test_messages_are_settled_while_an_order_is_switched_off(
+    plain_bench: Bench, inside: Inside, after: dict[str, Any]
+) -> None:
+    bench = plain_bench
+    bench.configure(order="group", lease=600)
+    count = 4 * CHUNK_MESSAGES_MAX
+    fill(bench, count, groups=200)
+    leases = bench.claim(200)
+    bench.configure(**after)
+    assert not is_built(inside)
+    # Each settle carries the change on.
+    assert [bench.settle(lease) for lease in leases] == ["done"] * len(leases)
+    assert is_built(inside)
+    inside.check()
+    assert len(drain(bench)) >= (count - len(leases)) / 100
+    assert bench.ledger().done == count
+
+
+@pytest.mark.promise("QUEUE-2", "QUEUE-5")
 @pytest.mark.parametrize("first", [{"order": "group"}, {"fair": True}], ids=["order", "fair"])
 def test_settings_that_change_before_the_last_change_was_carried_out_lose_nothing(
     plain_bench: Bench, inside: Inside, first: dict[str, Any]

@@ -47,7 +47,7 @@ COMMANDS = {
 #: Every place that turns a list into arguments, and why the list is short: a call of Lua takes some 8,000 at most.
 UNPACKED = {
     "old": "at most 32 old results",
-    "names": "wake names at most a chunk of sleepers",
+    "names": "wake names at most a chunk of sleepers; groups of one call, a few chunks",
     "list, i, min(i + 999, length)": "a thousand at a time",
     "values, 1, min(1000, length)": "a thousand at a time",
     "values, 1001, length": "what is left of a chunk, two for each message",
@@ -59,6 +59,7 @@ UNPACKED = {
     "gone": "workers that one heartbeat removes, at most a hundred",
     "who, i, min(i + 999, #who)": "a thousand at a time",
     "missing": "groups of one call, at most a chunk",
+    "all": "groups of one claim, at most a chunk",
     "joins, i, min(i + 999, #joins)": "a thousand at a time",
     "wake(freshly_ready)": "wake names at most a chunk of sleepers",
 }

@@ -273,6 +273,8 @@ class _Audit(Struct, frozen=True):
     has_more: bool = False
     unrecorded_count: int = 0
     unrecorded: list[_Finding] = []
+    out_of_order_count: int = 0
+    out_of_order: list[_Finding] = []
 
 
 async def describe_lake(lake: str | None) -> documents.Lake:
@@ -343,6 +345,7 @@ def audit_document(content: bytes) -> documents.LakeAudit:
         "not accounted for": audit.unaccounted_count,
         "with a delivery or an end that nothing explains": audit.duplicates_unexplained_count,
         "that no event records": audit.unrecorded_count,
+        "claimed out of the order of their group": audit.out_of_order_count,
     }
     parts = [f"{count:,} {text}" for text, count in wrong.items() if count]
     parts += [f"{overcounted:,} events more than the store has counted"] if overcounted else []
@@ -350,7 +353,8 @@ def audit_document(content: bytes) -> documents.LakeAudit:
     text += f"; {'at least ' if audit.has_more else ''}{', '.join(parts)}" if parts else ", and nothing is unexplained"
     if audit.not_seen:
         text += f"; {audit.not_seen:,} events were trimmed before they were read"
-    findings = [*audit.unaccounted, *audit.duplicates_unexplained, *audit.unrecorded][:FINDINGS_MAX]
+    kinds = (audit.unaccounted, audit.duplicates_unexplained, audit.unrecorded, audit.out_of_order)
+    findings = [one for kind in kinds for one in kind][:FINDINGS_MAX]
     return documents.LakeAudit(
         at=to_datetime(audit.at_ms), clean=not parts, text=text + ".", undecided=audit.undecided,
         not_seen=audit.not_seen,

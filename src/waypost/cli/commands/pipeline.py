@@ -530,16 +530,24 @@ def format_audit(audit: Audit) -> str:
             lines.append(f"{name}: {queue.undecided:,} messages whose end may be among the events not seen")
         for counter, count in queue.overcounted.items():
             lines.append(f"{name}: the journal has {count:,} more {counter} than the store has counted")
-    kinds = (audit.unaccounted, audit.duplicates_unexplained, audit.unrecorded)
+    kinds = (audit.unaccounted, audit.duplicates_unexplained, audit.unrecorded, audit.out_of_order)
+    counts = (
+        audit.unaccounted_count,
+        audit.duplicates_unexplained_count,
+        audit.unrecorded_count,
+        audit.out_of_order_count,
+    )
     for finding in (finding for findings in kinds for finding in findings[:FINDINGS_MAX]):
         lines.append(f"{finding.queue}: {finding.message_id}: {finding.fault}")
         lines += [f"    {_format_event(event)}" for event in finding.events]
-    if max(audit.unaccounted_count, audit.duplicates_unexplained_count, audit.unrecorded_count) > FINDINGS_MAX:
+    if max(counts) > FINDINGS_MAX:
         lines.append("more of them are in audit.json in the lake")
     if audit.duplicates_unexplained_count:
         lines.append(f"{audit.duplicates_unexplained_count:,} unexplained duplicates")
     if audit.unrecorded_count:
         lines.append(f"{audit.unrecorded_count:,} unrecorded: the store has them, and the journal does not say why")
+    if audit.out_of_order_count:
+        lines.append(f"{audit.out_of_order_count:,} out of order: claimed before their ordered group allowed it")
     at_least = "at least " if audit.has_more else ""
     lines.append(f"{at_least}{audit.unaccounted_count:,} unaccounted of {audit.published:,}")
     return "\n".join(lines)

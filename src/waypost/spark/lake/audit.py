@@ -3,7 +3,8 @@
 Three accounts are compared: the events of each message in the journal, what the store holds now, and what the store has
 counted. A message without an end that the store does not hold is unaccounted for. A claim that nothing explains, or a
 second end, is an unexplained duplicate. A message that the store holds although no event records it, or although its
-end is recorded, is unrecorded: a backup was restored, or the journal was lost. Where the journal was trimmed before it
+end is recorded, is unrecorded: a backup was restored, or the journal was lost. A message of an ordered group that was
+claimed too early is out of order (see `order`). Where the journal was trimmed before it
 was read, or its level was lowered, what is missing may be among the events not seen: such a message is counted as
 undecided, never as lost.
 
@@ -25,6 +26,7 @@ from pyspark.sql import functions as f
 
 from waypost.errors import ConfigurationError
 from waypost.spark.lake.lake import Lake, Seen
+from waypost.spark.lake.order import OrderRule, broken_order, order_since, still_true
 from waypost.spark.lake.pipeline import Pipeline
 from waypost.spark.lake.silver import CLOSING
 from waypost.spark.lake.tables import BRONZE_JOURNAL
@@ -107,6 +109,8 @@ class QueueAudit(msgspec.Struct, frozen=True):
     #: Messages that the store holds or the journal names, and whose publication, or place after their end, no event
     #: records.
     unrecorded: int = 0
+    #: Messages of ordered groups that were claimed too early.
+    out_of_order: int = 0
 
 
 class Audit(msgspec.Struct, frozen=True):
@@ -126,13 +130,15 @@ class Audit(msgspec.Struct, frozen=True):
     has_more: bool = False
     unrecorded_count: int = 0
     unrecorded: tuple[Finding, ...] = ()
+    out_of_order_count: int = 0
+    out_of_order: tuple[Finding, ...] = ()
 
     @property
     def is_clean(self) -> bool:
-        """Whether everything is accounted for, explained and recorded."""
+        """Whether everything is accounted for, explained, recorded and in order."""
         overcounted = any(queue.overcounted for queue in self.queues.values())
         findings = self.unaccounted_count + self.duplicates_unexplained_count + self.unrecorded_count
-        return not (findings or overcounted)
+        return not (findings or self.out_of_order_count or overcounted)
 
 
 # ---- findings from the journal alone --------------------------------------------------------------------------
@@ -297,6 +303,7 @@ class _Found(msgspec.Struct, frozen=True):
     strays: Sequence[Any]
     unknown: Sequence[Any]
     has_more: bool
+    disordered: Sequence[Any] = ()
 
 
 def audit(pipeline: Pipeline, queues: tuple[str, ...] | None = None) -> Audit:
@@ -322,6 +329,10 @@ def audit(pipeline: Pipeline, queues: tuple[str, ...] | None = None) -> Audit:
         if queues is not None:
             rows = rows.where(f.col("queue").isin(*queues))
         found = _find(pipeline, bulk, rows, read_held(pipeline, bulk, after, queues))
+        disordered = _find_disordered(pipeline, bulk, before, after)
+        found = msgspec.structs.replace(
+            found, disordered=disordered, has_more=found.has_more or len(disordered) >= COUNTED_MAX
+        )
         ends = rows.where(f.col("published") > 0).groupBy("queue", "state").count().collect()
         silent = {name for name in after if bulk.run(bulk.store.policy(name)).journal not in ("all", "full")}
         names = sorted({*lake.state.seen, *before} if queues is None else queues)
@@ -339,6 +350,28 @@ def _find(pipeline: Pipeline, bulk: Bulk, rows: DataFrame, held: DataFrame) -> _
     has_more = max(len(one) for one in (suspected, not_known, doubled, stray)) >= COUNTED_MAX
     ended, unknown = _split_held(pipeline, bulk, rows, not_known)
     return _Found([*confirm(bulk, seen, suspected), *confirm(bulk, seen, ended)], doubled, stray, unknown, has_more)
+
+
+def _find_disordered(
+    pipeline: Pipeline, bulk: Bulk, before: Mapping[str, Ledger], after: Mapping[str, Ledger]
+) -> Sequence[Any]:
+    """Messages of ordered groups that were claimed too early. Only queues that have an order now are judged."""
+    lake, spark = pipeline.lake, pipeline.spark
+    events = lake.frame(spark, BRONZE_JOURNAL)
+    rules = {}
+    for name in after:
+        policy, seen = bulk.run(bulk.store.policy(name)), lake.state.seen.get(name, Seen())
+        if policy.order is None or policy.journal not in ("all", "full") or not seen.events:
+            continue
+        missing = shortfalls(seen, before[name]) if name in before else 0
+        since = order_since(events, name, blind_until(seen, missing))
+        if since is not None:
+            in_order = not bulk.store.capabilities.commits_out_of_order
+            rules[name] = OrderRule(since, policy.on_failure == "hold", in_order)
+    if not rules:
+        return ()
+    found = broken_order(events, lake.deliveries(spark), rules).limit(COUNTED_MAX).collect()
+    return still_true(found, read_fresh(bulk, lake.state.seen, {row.queue for row in found}))
 
 
 def _has_strays(rows: DataFrame) -> bool:
@@ -394,6 +427,7 @@ def _compare(
     lost: list[Any] = []
     unexplained: list[Any] = []
     unrecorded: list[Any] = []
+    disordered: list[Any] = []
     for name in names:
         seen = lake.state.seen.get(name, Seen())
         missing = shortfalls(seen, before[name]) if name in before else 0
@@ -415,6 +449,8 @@ def _compare(
         lost += gone
         unexplained += again
         unrecorded += kept
+        early = [row for row in found.disordered if row.queue == name]
+        disordered += early
         states = {row["state"]: row["count"] for row in ends if row["queue"] == name}
         for row in mine:
             states[row.state] = states.get(row.state, 0) - 1
@@ -427,8 +463,9 @@ def _compare(
             max(seen.not_seen, missing),
             overcounted(seen, after[name]) if name in after else {},
             len(kept),
+            len(early),
         )
-    return _assemble(lake, spark, queues, (lost, unexplained, unrecorded), found.has_more)
+    return _assemble(lake, spark, queues, (lost, unexplained, unrecorded, disordered), found.has_more)
 
 
 def _assemble(
@@ -436,7 +473,7 @@ def _assemble(
 ) -> Audit:
     listed = [rows[:LISTED_MAX] for rows in faults]
     findings = iter(_with_events(lake, spark, [row for rows in listed for row in rows]))
-    lost, unexplained, unrecorded = (tuple(islice(findings, len(rows))) for rows in listed)
+    lost, unexplained, unrecorded, disordered = (tuple(islice(findings, len(rows))) for rows in listed)
     return Audit(
         time.time_ns() // 1_000_000,
         sum(queue.published for queue in queues.values()),
@@ -451,6 +488,8 @@ def _assemble(
         has_more,
         len(faults[2]),
         unrecorded,
+        len(faults[3]),
+        disordered,
     )
 
 

@@ -259,9 +259,21 @@ def released(model: QueueModel, record: Record) -> None:
 def worth_waking(model: QueueModel, now: int) -> int:
     """Return how many sleepers the groups are worth that can go on since a step ended leases or holds of them.
 
-    Those with messages that became ready in the same step are counted already.
+    Those with messages that became ready in the same step are counted already. One more if only a rate keeps some of
+    them back, and no claim has returned until when: the claim of that sleeper does.
     """
-    return sum(can_go_on(model, now, group) for group in model.freed_groups - model.fresh_groups)
+    freed = model.freed_groups - model.fresh_groups
+    able = {group for group in freed if can_go_on(model, now, group)}
+    return len(able) + any(waits_for_rate(model, now, group) for group in freed - able)
+
+
+def waits_for_rate(model: QueueModel, now: int, group: str) -> bool:
+    """Return whether a group could go on if its rate allowed it, and no claim has returned yet when it does."""
+    if group in model.limited or settings_of(model, group).paused or not members(model, group):
+        return False
+    if model.policy.order is not None and (running(model, group) > 0 or holding(model, group)):
+        return False
+    return limit_at(model, now, group)[0] == "rate"
 
 
 # ---- caps ------------------------------------------------------------------------------------------------
@@ -364,7 +376,7 @@ def configure_group(model: QueueModel, now: int, group: str, changes: Mapping[st
 def worth_configuring(model: QueueModel, now: int, group: str) -> int:
     """Return how many sleepers a group is worth that was resumed or configured."""
     if not can_go_on(model, now, group):
-        return 0
+        return int(waits_for_rate(model, now, group))
     return 1 if model.policy.order else len(members(model, group))
 
 

@@ -389,6 +389,9 @@ class QueueModel:
             needs_claim = needs_claim or until <= now
             if now < until < now + SLEEPER_TTL_MS // 2:
                 self.sleepers[sleeper] = self.sleepers_known_until = now + SLEEPER_TTL_MS
+        if self.policy.grouped and not self.paused:
+            allowed = groups.next_allowed(self, now)
+            next_due = min((moment for moment in (next_due, allowed) if moment is not None), default=None)
         return PolledQueue(needs_claim, next_due, next_lease, self.policy.lease_ms)
 
     def _has_old_dead(self, now: int) -> bool:

@@ -472,13 +472,45 @@ class TestGroupLimits:
         assert (names(claimed.leases), claimed.next_rate_ms) == ("a", 54)
         assert bench.group("a").limited_by == "rate"
         assert bench.group("a").limited_until_ms == bench.now_ms + 54
-        assert not bench.poll(Idle(QUEUE)).queues[0].needs_claim
+        # A poll returns the same moment: it replaces what the worker knows of the queue.
+        polled = bench.poll(Idle(QUEUE)).queues[0]
+        assert (polled.needs_claim, polled.next_due_ms) == (False, 54)
         bench.after(0.053)
         assert bench.claim(5) == []
         bench.after(0.001)
         assert bench.poll(Idle(QUEUE)).queues[0].needs_claim
         claimed = bench.claimed(5)
         assert (names(claimed.leases), claimed.next_rate_ms) == ("a", 10)
+
+    @pytest.mark.promise("QUEUE-7", "WAKE-5")
+    def test_a_settle_in_a_group_whose_rate_is_used_up_lets_a_worker_learn_until_when(self, bench: Bench) -> None:
+        bench.configure(group_rate="1/64ms", group_max_running=1, lease=600)
+        fill(bench, "aaabbb")
+        leases = bench.claim(2)
+        claimed = bench.claimed(5, sleeper="anna")
+        # They are at their limit of leases: there is no moment to wait for.
+        assert (claimed.leases, claimed.next_rate_ms) == ([], None)
+        # One is woken for both groups.
+        bench.claim(5, sleeper="bert")
+        bench.settle_batch([bench.settlement(lease) for lease in leases])
+        assert bench.woken == {QUEUE: ["bert"]}
+        claimed = bench.claimed(5, sleeper="bert")
+        assert (claimed.leases, claimed.next_rate_ms) == ([], 64)
+        bench.after(0.064)
+        assert names(bench.claim(5)) == "ab"
+
+    @pytest.mark.promise("QUEUE-7", "WAKE-5")
+    def test_a_group_that_is_resumed_while_its_rate_is_used_up_lets_a_worker_learn_until_when(
+        self, bench: Bench
+    ) -> None:
+        bench.configure(group_rate="1/64ms", lease=600)
+        fill(bench, "aa")
+        bench.claim(1)
+        bench.pause_group("a")
+        assert bench.claim(5, sleeper="anna") == []
+        bench.resume_group("a")
+        assert bench.woken == {QUEUE: ["anna"]}
+        assert bench.claimed(5).next_rate_ms == 64
 
     @pytest.mark.promise("QUEUE-7")
     def test_the_rate_of_a_group_is_remembered_without_messages(self, bench: Bench) -> None:

@@ -68,7 +68,9 @@ def _of_audit(verdict: Verdict | None, lake: str) -> Iterable[Finding]:
         return
     command = f"waypost pipeline audit {lake}"
     if not verdict.clean:
-        wrong = verdict.unaccounted + verdict.unexplained + verdict.unrecorded + verdict.overcounted
+        wrong = (
+            verdict.unaccounted + verdict.unexplained + verdict.unrecorded + verdict.overcounted + verdict.out_of_order
+        )
         yield Finding(
             "alarm", 1e12, f"The audit could not explain {'at least ' if verdict.at_least else ''}{wrong:,} of "
             f"{format_count(verdict.published, 'published message')}: they are listed below.", command,

@@ -49,11 +49,14 @@ class Verdict:
     at_least: bool
     #: Messages in the store that no event explains.
     unrecorded: int = 0
+    #: Messages of ordered groups that were claimed too early.
+    out_of_order: int = 0
 
     @property
     def clean(self) -> bool:
-        """Whether nothing is missing, unexplained or unrecorded."""
-        return self.unaccounted == self.unexplained == self.overcounted == self.unrecorded == 0
+        """Whether nothing is missing, unexplained, unrecorded or out of order."""
+        faults = (self.unaccounted, self.unexplained, self.overcounted, self.unrecorded, self.out_of_order)
+        return not any(faults)
 
     @property
     def whole(self) -> bool:
@@ -364,13 +367,14 @@ def _verdict(lake: Lake) -> Verdict | None:
             not_seen=int(result["not_seen"]),
             listed=tuple(
                 f"{one['queue']} {one['message_id']}: {one['fault']}"
-                for kind in ("unaccounted", "duplicates_unexplained", "unrecorded")
+                for kind in ("unaccounted", "duplicates_unexplained", "unrecorded", "out_of_order")
                 for one in result.get(kind, ())[:LISTED_MAX]
             ),
             at_ms=int(result["at_ms"]),
             at_least=bool(result["has_more"]),
             # An audit of an older release did not look for these.
             unrecorded=int(result.get("unrecorded_count", 0)),
+            out_of_order=int(result.get("out_of_order_count", 0)),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         place = lake.files.path("audit.json")

@@ -547,6 +547,8 @@ def _audit(verdict: Verdict | None) -> str:
             text += f" {verdict.unexplained:,} messages have a claim or an end too many."
         if verdict.unrecorded:
             text += f" The store has {verdict.unrecorded:,} messages that no event of the journal explains."
+        if verdict.out_of_order:
+            text += f" {verdict.out_of_order:,} messages of ordered groups were claimed too early."
         if verdict.overcounted:
             text += f" The journal has {verdict.overcounted:,} more changes than the store has counted."
         listed = "".join(f"<li>{text_of(one)}</li>" for one in verdict.listed)

@@ -329,7 +329,10 @@ BEGIN
     SELECT * INTO g FROM {group} t WHERE t.queue = q.number AND t.name = p_group;
     r := {group_room}(q, g, v_now);
     RETURN json_build_array(
-        true, {wake}(q, v_now, CASE WHEN r.room <= 0 THEN 0 WHEN q."order" IS NOT NULL THEN 1 ELSE g.ready END))::text;
+        true, {wake}(q, v_now, CASE
+            -- One sleeper learns by its claim when the rate goes on.
+            WHEN r.room <= 0 THEN (r.limited_by = 'rate' AND g.ready > 0 AND NOT g.paused)::int
+            WHEN q."order" IS NOT NULL THEN 1 ELSE g.ready END))::text;
 END $body$;
 
 -- Let the next message of a group pass the one that holds it, once per operation. Returns the id of that one, null if none

@@ -172,6 +172,11 @@ DECLARE
     v_names text[];
     v_joins smallint[];
 BEGIN
+    IF NOT EXISTS (SELECT 1 FROM {group} t WHERE t.queue = q.number AND t.limited_until IS NOT NULL) AND NOT EXISTS (
+        SELECT 1 FROM {group} t WHERE t.queue = q.number AND t.forget_at IS NOT NULL)
+    THEN
+        RETURN;
+    END IF;
     SELECT array_agg(o.name), array_agg(CASE WHEN o.ready > 0 THEN {JOINS} ELSE 0 END) INTO v_names, v_joins FROM (
         (SELECT t.name, t.ready FROM {group} t
         WHERE t.queue = q.number AND t.limited_until IS NOT NULL AND t.limited_until <= p_now
@@ -257,6 +262,53 @@ BEGIN
     PERFORM {update_groups}(q, p_names, NULL, NULL, NULL, NULL);
 END $body$;
 
+-- The same where each of the first groups hands out one message, as in most claims: nothing limits any of them, and none has
+-- its next turn before the last of them has had its own. Returns nulls where that is not so: what it has locked is chosen again.
+CREATE OR REPLACE FUNCTION {choose_one_each}(
+    q {queue}, p_room bigint, p_left bigint, p_held boolean, OUT places tid[], OUT size bigint, OUT groups tid[], OUT turn bigint
+) LANGUAGE plpgsql AS $body$
+DECLARE
+    v_names text[];
+    v_count bigint;
+    v_plain boolean;
+BEGIN
+    SELECT array_agg(o.place), array_agg(o.name), count(*), max(o.turn),
+        bool_and(o.plain) AND (q.claim_mode = {MODE_ORDERED} OR count(*) = p_room AND max(o.turn) - min(o.turn) < {GROUP_STRIDE})
+    INTO groups, v_names, v_count, turn, v_plain FROM (
+        SELECT t.ctid AS place, t.name, t.turn, t.ready > 0 AND NOT t.paused AND t.weight = 1
+            AND t.max_running IS NULL AND t.rate_count IS NULL
+            AND (q.claim_mode < {MODE_ORDERED} OR t.running = 0 AND t.name <> '') AS plain
+        FROM {group} t WHERE t.queue = q.number AND t.in_line ORDER BY t.turn, t.name LIMIT p_room) o;
+    IF v_plain IS NOT TRUE OR p_held THEN
+        RETURN;
+    END IF;
+    IF q.claim_mode < {MODE_ORDERED} THEN
+        SELECT array_agg(c.place), sum(c.size), bool_and(c.good) INTO places, size, v_plain FROM unnest(v_names) AS u (name)
+        CROSS JOIN LATERAL (
+            SELECT m.ctid AS place, length(m.data) AS size, q.max_deliveries IS NULL OR m.deliveries < q.max_deliveries AS good
+            FROM {message} m
+            WHERE m.queue = q.number AND coalesce(m."group", '') = u.name AND m.group_rank IS NOT NULL AND m.state = {READY}
+            ORDER BY m.group_rank, m.position, m.id LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED) c;
+    ELSE
+        -- If another step has locked the first one of a group, that is left alone, as is one that is held since a moment ago.
+        SELECT array_agg(c.place), sum(c.size), bool_and(c.good) INTO places, size, v_plain FROM unnest(v_names) AS u (name)
+        CROSS JOIN LATERAL (
+            SELECT m.ctid AS place FROM {message} m
+            WHERE m.queue = q.number AND coalesce(m."group", '') = u.name AND m.group_rank = {RANK_ORDERED}
+                AND m.group_rank IS NOT NULL AND m.state = {READY}
+                AND (q.on_failure = 'pass' OR (
+                    SELECT true FROM {message} o
+                    WHERE o.queue = q.number AND coalesce(o."group", '') = u.name AND o.keeps_place LIMIT 1) IS NULL)
+            ORDER BY m.position, m.id LIMIT 1) h
+        CROSS JOIN LATERAL (
+            SELECT m.ctid AS place, length(m.data) AS size, q.max_deliveries IS NULL OR m.deliveries < q.max_deliveries AS good
+            FROM {message} m WHERE m.ctid = h.place LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED) c;
+    END IF;
+    IF v_plain IS NOT TRUE OR cardinality(places) < v_count OR size > p_left THEN
+        places := NULL;
+    END IF;
+END $body$;
+
 -- Choose messages for a claim by the turns of their groups, lock them and count them as running. `p_left` are the bytes that the
 -- claim may still return, `p_leased` what it has. `exhausted` are messages over their limit of deliveries whose turn has
 -- come: they are to be buried, then the choice goes on. `again`: it may go on in any case. `missed` are groups whose messages are
@@ -273,7 +325,31 @@ DECLARE
     v_counts bigint[];
     v_stale text[];
     v_turn bigint;
+    -- Mostly no message of the whole queue holds its group. One that begins to after this is found below.
+    v_held boolean := q.claim_mode = {MODE_ORDERED} AND q.on_failure <> 'pass' AND EXISTS (
+        SELECT 1 FROM {message} m WHERE m.queue = q.number AND m.keeps_place);
+    v_short record;
 BEGIN
+    IF q.group_max_running IS NULL AND q.group_rate_count IS NULL AND q.conversion IS NULL AND q.lease_ms IS NOT NULL
+        AND p_missed IS NULL
+    THEN
+        v_short := {choose_one_each}(q, p_room, p_left, v_held);
+        IF v_short.places IS NOT NULL THEN
+            places := v_short.places;
+            size := v_short.size;
+            more := false;
+            limited := false;
+            skipped := 0;
+            -- It has as many as it may have, or the last of an order's groups that are in line.
+            again := false;
+            UPDATE {group} t SET turn = t.turn + {GROUP_STRIDE}, ready = t.ready - 1, running = t.running + 1,
+                in_line = t.ready > 1 AND q.claim_mode < {MODE_ORDERED}
+            FROM unnest(v_short.groups) AS u (place) WHERE t.ctid = u.place;
+            INSERT INTO {group_turn} AS t (queue, turn) VALUES (q.number, v_short.turn)
+            ON CONFLICT (queue) DO UPDATE SET turn = excluded.turn;
+            RETURN;
+        END IF;
+    END IF;
     -- A group of a queue without limits hands out what it has: asked in line, since every claim does.
     WITH first AS MATERIALIZED (
         SELECT t.place, (t.whole).name, (t.whole).turn, {GROUP_STRIDE} / (t.whole).weight AS stride,
@@ -283,7 +359,7 @@ BEGIN
                 THEN (t.whole).ready
             WHEN NOT (t.whole).paused AND q.claim_mode = {MODE_ORDERED} AND q.group_max_running IS NULL
                 AND q.group_rate_count IS NULL AND coalesce((t.whole).max_running, (t.whole).rate_count) IS NULL
-                AND (t.whole).name <> '' AND ((t.whole).running > 0 OR q.on_failure = 'pass' OR (
+                AND (t.whole).name <> '' AND ((t.whole).running > 0 OR NOT v_held OR (
                     SELECT true FROM {message} m
                     WHERE m.queue = q.number AND coalesce(m."group", '') = (t.whole).name AND m.keeps_place LIMIT 1) IS NULL)
                 THEN least((t.whole).ready, 1 - (t.whole).running)
@@ -321,19 +397,18 @@ BEGIN
             SELECT l.*, 1 FROM (
                 SELECT o.* FROM generate_series({RANK_ORDERED}, CASE WHEN q.conversion IS NULL THEN {RANK_ORDERED} ELSE {PRIORITY_MAX} END) AS ranks (rank)
                 CROSS JOIN LATERAL (
-                    SELECT m.id, m.position FROM {message} m
+                    SELECT m.ctid AS place, m.id, m.position FROM {message} m
                     WHERE q.claim_mode = {MODE_ORDERED} AND w.name <> '' AND m.queue = q.number
                         AND coalesce(m."group", '') = w.name AND m.group_rank = ranks.rank AND m.group_rank IS NOT NULL AND m.state = {READY}
                     ORDER BY m.position, m.id LIMIT 1) o
-                WHERE q.on_failure = 'pass' OR (
+                WHERE q.claim_mode < {MODE_ORDERED} OR q.on_failure = 'pass' OR (
                     SELECT true FROM {message} m
                     WHERE m.queue = q.number AND coalesce(m."group", '') = w.name AND m.keeps_place LIMIT 1) IS NULL
                 ORDER BY o.position, o.id LIMIT 1) h
             CROSS JOIN LATERAL (
                 SELECT m.ctid AS place, m.id, length(m.data) AS size,
                     q.max_deliveries IS NULL OR m.deliveries < q.max_deliveries AS good
-                FROM {message} m WHERE m.queue = q.number AND m.id = h.id AND m.state + 0 = {READY} AND m.position + 0 = h.position
-                LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED) l) c
+                FROM {message} m WHERE m.ctid = h.place LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED) l) c
     ), judged AS MATERIALIZED (
         SELECT f.*, sum(f.size) OVER w > p_left AND p_leased + count(*) OVER w > 1 AS over, count(*) FILTER (WHERE NOT f.good) OVER w AS bad
         FROM found f WINDOW w AS (ORDER BY f.at, f.name, f.n ROWS UNBOUNDED PRECEDING)
@@ -410,23 +485,37 @@ BEGIN
     END IF;
 END $body$;
 
--- How many of these groups can go on since a lease or a hold of theirs has ended: so many sleepers are worth waking.
+-- How many sleepers these groups are worth since a lease or a hold of theirs has ended: one for each that can go on, and one more if
+-- only a rate keeps some of them back, and no claim has returned until when.
 CREATE OR REPLACE FUNCTION {count_freed}(q {queue}, p_now bigint, p_groups text[]) RETURNS bigint LANGUAGE plpgsql AS $body$
 BEGIN
     IF q.group_mode < {MODE_ORDERED} AND q.group_max_running IS NULL AND NOT q.group_limited THEN
         RETURN 0;
     END IF;
+    IF coalesce(current_setting('waypost.in_transaction', true), '') <> 'on' AND NOT EXISTS (
+        SELECT 1 FROM {sleeper} s
+        WHERE s.queue = q.number AND s.until_ms > p_now AND s.name NOT LIKE '~%' AND (NOT s.awake OR s.woken_ms > p_now - 250))
+    THEN
+        -- As on every busy queue: there is no sleeper, as `wake` would find out.
+        RETURN 0;
+    END IF;
     -- Scalar queries, so that none of them is turned into a join.
     RETURN (
-        SELECT count(*) FROM (SELECT DISTINCT o.name FROM unnest(p_groups) AS o (name) WHERE o.name IS NOT NULL) u
-        LEFT JOIN LATERAL (SELECT * FROM {group} t WHERE t.queue = q.number AND t.name = u.name OFFSET 0) g ON true
-        WHERE (q.group_mode = {MODE_ORDERED} OR coalesce(g.max_running, q.group_max_running) IS NOT NULL)
-            AND NOT coalesce(g.paused, false) AND NOT coalesce(g.limited_until > p_now, false)
-            AND (
-                SELECT true FROM {message} m
-                WHERE m.queue = q.number AND coalesce(m."group", '') = u.name AND m.group_rank IS NOT NULL AND m.state = {READY}
-                LIMIT 1) IS NOT NULL
-            AND (q.group_mode < {MODE_ORDERED} OR q.on_failure = 'pass' OR (
-                SELECT true FROM {message} m WHERE m.queue = q.number AND coalesce(m."group", '') = u.name AND m.keeps_place
-                LIMIT 1) IS NULL));
+        SELECT count(*) FILTER (WHERE NOT f.waits) + coalesce(bool_or(f.waits AND f.limited_until IS NULL), false)::int FROM (
+            SELECT g.limited_until, CASE WHEN g.rate_ends IS NULL OR coalesce(g.rate_count, q.group_rate_count) IS NULL THEN false
+                ELSE (
+                    SELECT r.room <= 0 FROM {rate_room}(
+                        g.rate_ends, g.rate_counts, coalesce(g.rate_count, q.group_rate_count),
+                        coalesce(g.rate_per_ms, q.group_rate_per_ms), p_now) r) END AS waits
+            FROM (SELECT DISTINCT o.name FROM unnest(p_groups) AS o (name) WHERE o.name IS NOT NULL) u
+            LEFT JOIN LATERAL (SELECT * FROM {group} t WHERE t.queue = q.number AND t.name = u.name OFFSET 0) g ON true
+            WHERE (q.group_mode = {MODE_ORDERED} OR coalesce(g.max_running, q.group_max_running) IS NOT NULL)
+                AND NOT coalesce(g.paused, false)
+                AND (
+                    SELECT true FROM {message} m
+                    WHERE m.queue = q.number AND coalesce(m."group", '') = u.name AND m.group_rank IS NOT NULL AND m.state = {READY}
+                    LIMIT 1) IS NOT NULL
+                AND (q.group_mode < {MODE_ORDERED} OR q.on_failure = 'pass' OR (
+                    SELECT true FROM {message} m WHERE m.queue = q.number AND coalesce(m."group", '') = u.name AND m.keeps_place
+                    LIMIT 1) IS NULL)) f);
 END $body$;

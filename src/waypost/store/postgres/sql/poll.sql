@@ -3,8 +3,8 @@
 -- Touches: queue, message, sleeper, and what `heartbeat`, `elect` and `tidy` touch.
 -- Keeps: no step waits for another; a sleeper that is being woken is left to that step. It waits for no disk, unless it
 -- put a journal in order: what a reader has read must not change.
--- The reply is the store's time, the leader, for each queue whether it needs a claim, how long until the next due time and
--- the next lease end, and how long leases are; and what was requested of the worker, and when.
+-- The reply is the store's time, the leader, for each queue whether it needs a claim, how long until the next due time (or
+-- until the rate of a group allows its next message) and the next lease end, and how long leases are; and what was requested of the worker, and when.
 
 CREATE OR REPLACE FUNCTION {poll}(
     p_clock bigint, p_queues text[], p_sleepers text[], p_name text, p_record bytea, p_ttl bigint, p_max bigint,
@@ -29,20 +29,22 @@ BEGIN
                 AND CASE WHEN q.claim_mode > 0 THEN
                     EXISTS (SELECT 1 FROM {group} g WHERE g.queue = q.number AND g.in_line)
                     OR EXISTS (SELECT 1 FROM {group_change} g WHERE g.queue = q.number)
-                    OR coalesce({next_group_rate}(q.number, v_now) = 0, false)
+                    OR coalesce(f.rate = 0, false)
                 ELSE EXISTS (SELECT 1 FROM {message} m WHERE m.queue = q.number AND m.state = {READY}) END)
             OR (u.sleeper IS NOT NULL AND (s.until_ms IS NULL OR s.awake OR s.until_ms <= v_now))
             OR (q.dead_keep_ms IS NOT NULL AND EXISTS (
                 SELECT 1 FROM {message} m
                 WHERE m.queue = q.number AND m.state = {DEAD} AND m.ended_ms <= v_now - q.dead_keep_ms)),
-            {ms_until}(f.due, v_now), {ms_until}(f.ends, v_now),
+            least({ms_until}(f.due, v_now), f.rate), {ms_until}(f.ends, v_now),
             CASE WHEN q.number IS NULL THEN {DEFAULT_LEASE_MS} ELSE q.lease_ms END) ORDER BY u.place)
     INTO v_found
     FROM unnest(p_queues, p_sleepers) WITH ORDINALITY AS u (queue, sleeper, place)
     LEFT JOIN {queue} q ON q.name = u.queue
     LEFT JOIN {sleeper} s ON s.queue = q.number AND s.name = u.sleeper
     LEFT JOIN LATERAL (
-        SELECT {next_due}(q.number) AS due, {next_lease}(q.number) AS ends WHERE NOT q.paused) f ON true;
+        SELECT {next_due}(q.number) AS due, {next_lease}(q.number) AS ends,
+            CASE WHEN q.claim_mode > 0 THEN {next_group_rate}(q.number, v_now) END AS rate
+        WHERE NOT q.paused) f ON true;
     -- Registrations whose time is half over. Each worker renews its own, so none waits for another.
     UPDATE {sleeper} s SET until_ms = v_now + {SLEEPER_TTL_MS} FROM (
         SELECT o.ctid AS place FROM unnest(p_queues, p_sleepers) AS u (queue, sleeper)

@@ -133,12 +133,12 @@ local function plan_drafts(first)
         passing = passing + 1
       else
         added = added + 1
-        if grouping then added_to[draft.group] = (added_to[draft.group] or 0) + 1 end
+        if grouping and grouping.capped then added_to[draft.group] = (added_to[draft.group] or 0) + 1 end
       end
     end
     drafts[#drafts + 1] = draft
   end
-  drafts.dropped = room_for(added, concerned, grouping and grouping.over_caps(added_to, concerned) or {})
+  drafts.dropped = room_for(added, concerned, grouping and grouping.capped and grouping.over_caps(added_to, concerned) or {})
   drafts.passing = passing
   if ends_others or #drafts.dropped > 0 then
     must_be('zset', DEAD)
@@ -254,6 +254,7 @@ local function store_drafts(drafts)
     end
   end
   if drafts.passing > 0 and policy.max_pending then
+    if grouping then grouping.write_ready() end
     -- Counted by the depth behind them: what of them is past the cap.
     local over = min(drafts.passing, pending() - policy.max_pending)
     if over > 0 then call('HINCRBY', QUEUE, 'over_cap', over) end

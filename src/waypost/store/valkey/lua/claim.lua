@@ -299,7 +299,7 @@ if grouping then
         if bytes_left < 0 and leased > 0 then
           more, as_planned = true, false
         else
-          g = grouping.take(g, heads[i], id, score)
+          g = grouping.take(g, heads[i], id, score, true)
           lease(id, value, raw)
           grouping.hand_out(g, id, score, not at_most_once)
         end

@@ -32,19 +32,23 @@ local function follow_groups()
   local LATEST_LIMITED = 8 -- so many limited groups are examined by a claim because the clock may have been set back
   local RANK_OFFSET = 2 * BAND -- ranks are no negative numbers
   local ORDERED_BAND = 9 * BAND -- where the messages of ordered groups are in ready
+  local ONE_RUNNING, NONE_RUNNING = '\0\0\0\1\0\0\0\0', '\0\0\0\0'
+  -- Behind a place that is remembered: a hash of longer values is a table in the server, and a short one is searched from its
+  -- begin for each of them. Numbers are read without it.
+  local PADDING = string.rep(' ', 64)
 
   local serves, builds = grouped == 'T', grouped == 'B'
   local follows = serves or builds
   local ordered = policy.order ~= nil
 
-  must_be('hash', GROUPS)
+  local with_numbers = must_be('hash', GROUPS)
   must_be('zset', NAMES)
   must_be('zset', LINE)
   must_be('zset', DEPTHS)
   must_be('zset', TURNS)
-  must_be('zset', LIMITED)
+  local limited = must_be('zset', LIMITED)
   must_be('hash', RATES)
-  must_be('zset', RATE_ENDS)
+  local rates = must_be('zset', RATE_ENDS)
   local configured = must_be('hash', SETTINGS) > 0
   must_be('hash', POSITIONS)
   local held = must_be('zset', HELD)
@@ -52,21 +56,34 @@ local function follow_groups()
   local fields = call('HMGET', QUEUE, 'groups_at', 'group_turn')
   local at, turn = fields[1], tonumber(fields[2] or '') or 0
   local turn_before = turn
-  grouping = {serves = serves}
+  grouping = {serves = serves, capped = policy.group_max_pending or configured}
 
   local known, touched = {}, {}
+  local limits = policy.group_max_running or policy.group_rate_count or policy.group_max_pending
+  -- No group differs from another in its settings, and no message holds its group. Then the steps that every message takes
+  -- (stored, claimed, done) follow it without a record of each group: to make one costs more than all the rest.
+  local simple = serves and not configured and not limits and not at and (held == 0 or not ordered)
 
   -- ---- records -------------------------------------------------------------------------------------------------------
 
+  local takes_turns = group_use == 'turns'
+  local write_added -- writes messages that are counted, and not yet written; see below
+
   local function read_group(name, packed, depth, settings)
-    local running, later, ready, own = 0, 0, depth and tonumber(depth) or 0, nil
+    local running, later, ready = 0, 0, depth and tonumber(depth) or 0
     if packed and #packed == 8 then running, later = struct_unpack('>I4I4', packed) end
-    -- With all fields at once: a table that grows costs as much as a command.
-    local g = {name = name, running = running, later = later, packed = packed, ready = ready, ready_before = ready, weight = 1,
-      own = nil, number = 0, planned = 0, left = false, heads = false, head_at = 1, joins = false, leaves = false, moved = false}
-    if settings then own = unpacked(settings) end
+    -- With all fields at once, 16 at most: a table that grows costs more than a command, also by a field that is nil.
+    local g
+    if takes_turns then
+      g = {name = name, running = running, later = later, packed = packed, ready = ready, ready_before = ready, weight = 1,
+        number = 0, planned = 0, left = false, heads = false, head_at = 1, joins = false, leaves = false, moved = false, freed = false}
+    else
+      g = {name = name, running = running, later = later, packed = packed, ready = ready, ready_before = ready, weight = 1,
+        joins = false, leaves = false, moved = false, freed = false, fresh = false}
+    end
+    local own = settings and unpacked(settings)
     if own then g.own, g.weight = own, own.weight or 1 end
-    if name ~= '' then
+    if (limits or own) and name ~= '' then
       g.max_running, g.max_pending = policy.group_max_running, policy.group_max_pending
       g.rate_count, g.rate_per = policy.group_rate_count, policy.group_rate_per_ms
       if own then
@@ -81,23 +98,27 @@ local function follow_groups()
 
   local function group_named(name)
     if known[name] then return known[name] end
+    write_added()
     return read_group(name, call('HGET', GROUPS, name), call('ZSCORE', DEPTHS, name),
       configured and call('HGET', SETTINGS, name))
   end
 
   -- Read the records of many groups at once: at most a chunk.
   local function read_groups(names)
-    local missing, chosen = {}, {}
+    local missing, number = {}, 0
     for i = 1, #names do
-      if not known[names[i]] and not chosen[names[i]] then
-        missing[#missing + 1] = names[i]
-        chosen[names[i]] = true
+      local name = names[i]
+      if known[name] == nil then
+        number = number + 1
+        missing[number] = name
+        known[name] = false -- until it is read below
       end
     end
-    if #missing == 0 then return end
+    if number == 0 then return end
+    write_added()
     local packed, depths = call('HMGET', GROUPS, unpack(missing)), call('ZMSCORE', DEPTHS, unpack(missing))
     local settings = configured and call('HMGET', SETTINGS, unpack(missing)) or {}
-    for i = 1, #missing do read_group(missing[i], packed[i], depths[i], settings[i]) end
+    for i = 1, number do read_group(missing[i], packed[i], depths[i], settings[i]) end
   end
 
   -- ---- limits --------------------------------------------------------------------------------------------------------
@@ -188,43 +209,99 @@ local function follow_groups()
     g.counts_rate = nil
   end
 
+  -- Messages that became ready, and have to be written to ready and to the lines: score and id, 0 and name. Only steps
+  -- that store many messages at once collect them. `added`: how many by group, where there is no record of it.
+  local new_ready, new_line, new_states = {}, {}, {}
+  local added, added_names = {}, {}
+
+  function write_added()
+    local number = #added_names
+    if number == 0 then return end
+    local names, depths, new_names, joins = added_names, {}, {}, {}
+    local before, number_in_turn = call('ZMSCORE', DEPTHS, unpack(names)), turn + GROUP_STRIDE
+    for i = 1, number do
+      local name, depth = names[i], before[i]
+      local at_place = 2 * i - 1
+      depths[at_place], depths[at_place + 1] = (depth or 0) + added[name], name
+      if not depth then new_names[#new_names + 1], new_names[#new_names + 2] = 0, name end
+      -- One that has messages and no order is in turn.
+      if ordered or not depth then joins[#joins + 1], joins[#joins + 2] = number_in_turn, name end
+    end
+    added, added_names = {}, {}
+    bulk('ZADD', DEPTHS, depths, 2 * number)
+    bulk('ZADD', NAMES, new_names, #new_names)
+    for i = 1, #joins, 1000 do call('ZADD', TURNS, 'NX', unpack(joins, i, min(i + 999, #joins))) end
+  end
+
+  function grouping.write_ready()
+    write_added()
+    if #new_ready == 0 then return end
+    bulk('ZADD', READY, new_ready, #new_ready)
+    bulk('ZADD', LINE, new_line, #new_line)
+    bulk('HSET', STATE, new_states, #new_states)
+    new_ready, new_line, new_states = {}, {}, {}
+  end
+
+  -- The packed numbers of a group without delayed and waiting messages, by how many it has leased: most have the same.
+  local packed_running = {}
+
+  local function pack_numbers(g)
+    local running = g.running
+    if g.later > 0 then return struct_pack('>I4I4', running, g.later) end
+    if running == 0 then return false end
+    local packed = packed_running[running]
+    if not packed then
+      packed = struct_pack('>I4I4', running, 0)
+      packed_running[running] = packed
+    end
+    return packed
+  end
+
   -- Write what has changed of the groups that this step concerns.
   function grouping.write()
+    grouping.write_ready()
     local records, no_records, depths, no_depths, new_names, gone = {}, {}, {}, {}, {}, {}
     local turns, joins, leaves = {}, {}, {}
     for i = 1, #touched do
       local g = touched[i]
-      local packed = g.running + g.later > 0 and struct_pack('>I4I4', g.running, g.later) or nil
-      local was_listed = g.packed or g.ready_before > 0 or g.own
-      if packed ~= g.packed then
+      local name, ready, before, was_packed, packed = g.name, g.ready, g.ready_before, g.packed, pack_numbers(g)
+      if packed ~= was_packed then
         if packed then
-          records[#records + 1], records[#records + 2] = g.name, packed
+          local length = #records
+          records[length + 1], records[length + 2] = name, packed
         else
-          no_records[#no_records + 1] = g.name
+          no_records[#no_records + 1] = name
         end
         g.packed = packed
       end
-      if g.ready ~= g.ready_before then
-        if g.ready > 0 then
-          depths[#depths + 1], depths[#depths + 2] = g.ready, g.name
+      if ready ~= before then
+        if ready > 0 then
+          local length = #depths
+          depths[length + 1], depths[length + 2] = ready, name
         else
-          no_depths[#no_depths + 1] = g.name
+          no_depths[#no_depths + 1] = name
         end
-        g.ready_before = g.ready
+        g.ready_before = ready
       end
-      if packed or g.ready > 0 or g.own then
-        if not was_listed then new_names[#new_names + 1], new_names[#new_names + 2] = 0, g.name end
-      elseif was_listed then
-        gone[#gone + 1] = g.name
+      if packed or ready > 0 then
+        if not (was_packed or before > 0 or g.own) then new_names[#new_names + 1], new_names[#new_names + 2] = 0, name end
+      elseif (was_packed or before > 0) and not g.own then
+        gone[#gone + 1] = name
       end
       if g.leaves then
-        leaves[#leaves + 1] = g.name
+        leaves[#leaves + 1] = name
+        g.leaves, g.moved = false, false
       elseif g.moved then
-        turns[#turns + 1], turns[#turns + 2] = g.number, g.name
+        local length = #turns
+        turns[length + 1], turns[length + 2] = g.number, name
+        g.moved = false
       end
-      if g.joins then joins[#joins + 1], joins[#joins + 2] = g.joins, g.name end
+      if g.joins then
+        local length = #joins
+        joins[length + 1], joins[length + 2] = g.joins, name
+        g.joins = false
+      end
       if g.counts_rate then write_windows(g) end
-      g.leaves, g.moved, g.joins = false, false, false
     end
     bulk('HDEL', GROUPS, no_records, #no_records)
     bulk('HSET', GROUPS, records, #records)
@@ -241,14 +318,23 @@ local function follow_groups()
     end
   end
 
+  -- Whether a group could go on if its rate allowed it, which is at `until_ms`, and no claim has returned that time yet.
+  local function waits_for_rate(g, until_ms)
+    return until_ms and not (ordered and (g.running > 0 or holder_of(g))) and not call('ZSCORE', LIMITED, g.name)
+  end
+
   -- The same, and how many sleepers the groups are worth that can go on since a lease or a hold of them ended. Those with
-  -- messages that became ready are counted already.
+  -- messages that became ready are counted already. One more if only a rate keeps some of them back: it learns until when.
   function grouping.worth()
-    local number = 0
+    local number, waits = grouping.freed and grouping.freed() or 0, false
     for i = 1, #touched do
       local g = touched[i]
-      if g.freed and not g.fresh and serves and claimable(g) > 0 then number = number + 1 end
+      if g.freed and not g.fresh and serves then
+        local left, until_ms = claimable(g)
+        if left > 0 then number = number + 1 else waits = waits or waits_for_rate(g, until_ms) end
+      end
     end
+    if waits then number = number + 1 end
     if grouping.build then grouping.build() end
     grouping.write()
     return number
@@ -286,6 +372,7 @@ local function follow_groups()
     if not follows or s.status == 'X' then return end
     local g = group_named(s.group)
     if s.status == 'R' then
+      grouping.write_ready()
       local score = call('ZSCORE', READY, s.id)
       if score then g.ready = max(0, g.ready - call('ZREM', LINE, line_name(s.group, tonumber(score), s.id))) end
     elseif serves or call('SREM', COUNTED, s.id) == 1 then
@@ -302,7 +389,8 @@ local function follow_groups()
 
   -- A message does not return to its place in an ordered group, or is there again: it holds the group no more.
   local function forget_place(s)
-    local score = is_ordered(s) and call('HGET', POSITIONS, s.id)
+    -- One that was never claimed has no place to return to.
+    local score = s.token > 0 and is_ordered(s) and call('HGET', POSITIONS, s.id)
     if not score then return end
     call('HDEL', POSITIONS, s.id)
     if held > 0 and call('ZREM', HELD, line_name(s.group, tonumber(score), s.id)) == 1 then
@@ -327,41 +415,120 @@ local function follow_groups()
     local name = codes().cause_name[s.cause]
     if is_ordered(s) and s.status == 'R'
       and (name == 'expired' or name == 'released' or name == 'retried' or name == 'snoozed') then
+      grouping.write_ready()
       call('HSET', POSITIONS, s.id, call('ZSCORE', READY, s.id))
     end
   end
 
   -- A message becomes ready, at its place in an ordered group if it has one. `head`: its position if it returns to the head
-  -- of its priority.
+  -- of its priority. Returns whether its state is taken care of.
+  local collects = follows and group_use == 'overload'
+
   function grouping.make_ready(s, head)
+    local group = s.group
+    local by_age = follows and ordered and group ~= ''
+    if simple and collects and s.token == 0 and not known[group] then
+      local score = by_age and ORDERED_BAND + next_position() or score_of(s.priority, head or next_position())
+      local length, number = #new_ready, added[group]
+      new_ready[length + 1], new_ready[length + 2] = score, s.id
+      new_line[length + 1], new_line[length + 2] = 0, line_name(group, score, s.id)
+      if not number then
+        added[group] = 1
+        added_names[#added_names + 1] = group
+      else
+        added[group] = number + 1
+      end
+      -- An ordered group hands out one, however many became ready.
+      if not (by_age and number) then freshly_ready = freshly_ready + 1 end
+      -- One with a key may be found by it in this step.
+      if s.key ~= '' then return false end
+      length = #new_states
+      new_states[length + 1], new_states[length + 2] = s.id, pack_state(s)
+      return true
+    end
     local score = forget_place(s)
     if not score then
-      if is_ordered(s) then
+      if by_age then
         score = ORDERED_BAND + next_position()
       else
         score = score_of(s.priority, head or next_position())
       end
     end
-    call('ZADD', READY, score, s.id)
     if not follows then
+      call('ZADD', READY, score, s.id)
       freshly_ready = freshly_ready + 1
       return
     end
-    local g = group_named(s.group)
-    -- An ordered group hands out one, however many became ready.
-    if not (is_ordered(s) and g.fresh) then freshly_ready = freshly_ready + 1 end
-    g.fresh = is_ordered(s)
-    enter_line(g, score, s.id)
+    local g = group_named(group)
+    if not (by_age and g.fresh) then freshly_ready = freshly_ready + 1 end
+    g.fresh = by_age
+    if not collects then
+      call('ZADD', READY, score, s.id)
+      enter_line(g, score, s.id)
+      return
+    end
+    local length = #new_ready
+    new_ready[length + 1], new_ready[length + 2] = score, s.id
+    new_line[length + 1], new_line[length + 2] = 0, line_name(g.name, score, s.id)
+    g.ready = g.ready + 1
+    join(g)
+  end
+
+  local freed = 0 -- groups without a record that can go on since a lease of theirs ended
+
+  function grouping.freed() return freed end
+
+  -- The same without records: how many leases of which groups have ended.
+  local function leave_leases(names, ended, number)
+    local packed, depths = call('HMGET', GROUPS, unpack(names)), call('ZMSCORE', DEPTHS, unpack(names))
+    local records, no_records, gone, joins = {}, {}, {}, {}
+    local number_in_turn = turn + GROUP_STRIDE
+    for i = 1, number do
+      local name, before, later = names[i], packed[i], 0
+      local running = before == ONE_RUNNING and 1 or 0
+      if before and before ~= ONE_RUNNING and #before == 8 then running, later = struct_unpack('>I4I4', before) end
+      running = max(0, running - ended[name])
+      if running + later > 0 then
+        records[#records + 1], records[#records + 2] = name, struct_pack('>I4I4', running, later)
+      else
+        no_records[#no_records + 1] = name
+        if not depths[i] then gone[#gone + 1] = name end
+      end
+      if ordered and name ~= '' then
+        joins[#joins + 1], joins[#joins + 2] = number_in_turn, name
+        if depths[i] and running == 0 then freed = freed + 1 end
+      end
+    end
+    bulk('HDEL', GROUPS, no_records, #no_records)
+    bulk('HSET', GROUPS, records, #records)
+    bulk('ZREM', NAMES, gone, #gone)
+    for i = 1, #joins, 1000 do call('ZADD', TURNS, 'NX', unpack(joins, i, min(i + 999, #joins))) end
   end
 
   -- Plain messages were done: their ids, and the groups of all of them.
   function grouping.done(ids, names, number)
-    read_groups(names)
-    for i = 1, number do
-      if serves or call('SREM', COUNTED, ids[i]) == 1 then
-        local g = known[names[i]]
-        g.running = max(0, g.running - 1)
-        released(g)
+    if not follows then return end
+    if simple and #touched == 0 then
+      local ended, different, length = {}, {}, 0
+      for i = 1, number do
+        local name = names[i]
+        local before = ended[name]
+        if before then
+          ended[name] = before + 1
+        else
+          length = length + 1
+          different[length], ended[name] = name, 1
+        end
+      end
+      leave_leases(different, ended, length)
+    else
+      read_groups(names)
+      for i = 1, number do
+        if serves or call('SREM', COUNTED, ids[i]) == 1 then
+          local g = known[names[i]]
+          g.running = max(0, g.running - 1)
+          released(g)
+        end
       end
     end
     if ordered then bulk('HDEL', POSITIONS, ids, number) end
@@ -384,6 +551,7 @@ local function follow_groups()
   if group_use == 'turns' then
     -- Put the groups in turn whose rate allows the next message, and forget windows that are over: a bounded number of both.
     function grouping.resume_limited()
+      if limited + rates == 0 then return end
       local names = call('ZRANGEBYSCORE', LIMITED, '-inf', now, 'LIMIT', 0, CHUNK_MESSAGES_MAX)
       read_groups(names)
       for i = 1, #names do join(known[names[i]]) end
@@ -404,6 +572,7 @@ local function follow_groups()
 
     -- How long until the rate of a group allows the next message, or nil.
     function grouping.next_rate()
+      if limited == 0 then return end
       local first = call('ZRANGE', LIMITED, 0, 0, 'WITHSCORES')
       return first[2] and max(0, tonumber(first[2]) - now)
     end
@@ -443,7 +612,10 @@ local function follow_groups()
     -- A group that cannot go on leaves the turns. It comes back by itself if only its rate is used up.
     local function leave_turns(g, until_ms)
       g.leaves = true
-      if until_ms then call('ZADD', LIMITED, until_ms, g.name) end
+      if until_ms then
+        call('ZADD', LIMITED, until_ms, g.name)
+        limited = limited + 1
+      end
     end
 
     -- The next message of a group's line that is not planned yet: its name there. `number`: how many to read.
@@ -460,6 +632,45 @@ local function follow_groups()
     end
 
     local skipped = 0
+    -- A plan without records: names of groups, the numbers of their turns, their packed numbers and depths, and how many of
+    -- them were taken from. Nil otherwise.
+    local short
+
+    -- Plan one message of each of the first groups, if that is what their turns say: then no group has its next turn before
+    -- the last of these. Ids, and for each its place in the plan and its name in the line; nothing otherwise.
+    local function plan_short(number)
+      local ids, names, numbers, places, heads, left_packed, left_depths, count = {}, {}, {}, {}, {}, {}, {}, 0
+      repeat
+        local page = call('ZRANGE', TURNS, 0, number - 1, 'WITHSCORES')
+        local length = #page / 2
+        if length == 0 or not ordered and (length < number or page[2 * length] - page[2] >= GROUP_STRIDE) then return end
+        local all = {}
+        for i = 1, length do
+          all[i] = page[2 * i - 1]
+          -- Messages without a group know no order.
+          if ordered and all[i] == '' then return end
+        end
+        local packed = with_numbers > 0 and call('HMGET', GROUPS, unpack(all)) or {}
+        local depths, leaves = call('ZMSCORE', DEPTHS, unpack(all)), {}
+        for i = 1, length do
+          local name, was = all[i], packed[i]
+          if not depths[i] or ordered and was and sub(was, 1, 4) ~= NONE_RUNNING then
+            leaves[#leaves + 1] = name
+          else
+            local head = call('ZRANGEBYLEX', LINE, '[' .. name .. '\0', '(' .. name .. '\1', 'LIMIT', 0, 1)[1]
+            if not head then return end
+            count = count + 1
+            ids[count], places[count], heads[count], names[count] = sub(head, -24), count, head, name
+            numbers[count], left_packed[count], left_depths[count] = page[2 * i], was, depths[i]
+          end
+        end
+        skipped = skipped + #leaves
+        bulk('ZREM', TURNS, leaves, #leaves)
+      until count > 0 or skipped >= GROUPS_SKIPPED_MAX
+      if count == 0 then return end
+      short = {names = names, numbers = numbers, packed = left_packed, depths = left_depths, taken = 0}
+      return ids, places, heads
+    end
 
     -- Plan up to `number` messages in the order of turns: ids, and for each its group and its name in the line. Groups that
     -- cannot go on leave the turns, a bounded number of them in one claim.
@@ -468,6 +679,10 @@ local function follow_groups()
       if not serves then
         -- By priority and age. The groups of the messages are known when their states are read.
         return call('ZRANGE', READY, 0, number - 1), groups, heads
+      end
+      if simple and #touched == 0 and policy.lease_ms then
+        local short_ids, places, short_heads = plan_short(number)
+        if short_ids then return short_ids, places, short_heads end
       end
       while planned < number and skipped < GROUPS_SKIPPED_MAX do
         local g = in_turn[first]
@@ -510,13 +725,61 @@ local function follow_groups()
 
     -- Whether a planned message is in ready, at the place that its line names.
     function grouping.is_there(head, score)
-      return not serves or score and sub(head, -32, -25) == struct_pack('>I8', score + RANK_OFFSET)
+      return not serves or score and struct_unpack('>I8', head, #head - 31) == score + RANK_OFFSET
     end
 
     local left_line, left_ready, places = {}, {}, {}
 
+    -- Write the numbers of the groups that a short plan took from. From there on there are records again.
+    local function write_short()
+      local records, depths, no_depths, turns, leaves = {}, {}, {}, {}, {}
+      for i = 1, short.taken do
+        local name, packed, depth = short.names[i], short.packed[i], tonumber(short.depths[i]) - 1
+        if packed then
+          local running, later = 0, 0
+          if #packed == 8 then running, later = struct_unpack('>I4I4', packed) end
+          packed = struct_pack('>I4I4', running + 1, later)
+        end
+        local at_place = 2 * i - 1
+        records[at_place], records[at_place + 1] = name, packed or ONE_RUNNING
+        if depth > 0 then
+          depths[#depths + 1], depths[#depths + 2] = depth, name
+        else
+          no_depths[#no_depths + 1] = name
+        end
+        if ordered or depth == 0 then
+          leaves[#leaves + 1] = name
+        else
+          turns[#turns + 1], turns[#turns + 2] = short.numbers[i] + GROUP_STRIDE, name
+        end
+      end
+      bulk('HSET', GROUPS, records, #records)
+      bulk('ZREM', DEPTHS, no_depths, #no_depths)
+      bulk('ZADD', DEPTHS, depths, #depths)
+      bulk('ZREM', TURNS, leaves, #leaves)
+      bulk('ZADD', TURNS, turns, #turns)
+      if short.taken > 0 then turn = tonumber(short.numbers[short.taken]) end
+      with_numbers = with_numbers + short.taken
+    end
+
+    -- The record of a group that a short plan names by its place. What was taken before is written first.
+    local function end_short(place)
+      local name = short.names[place]
+      write_short()
+      short = nil
+      simple = false
+      return group_named(name)
+    end
+
     -- A planned message leaves ready and the line of its group. `score`: of ready, nil if it is not there. Returns its group.
-    function grouping.take(g, head, id, score)
+    function grouping.take(g, head, id, score, is_handed_out)
+      if short then
+        if is_handed_out then
+          left_line[g], left_ready[g] = head, id
+          return g
+        end
+        g = end_short(g)
+      end
       if serves then
         left_line[#left_line + 1] = head
         if score then left_ready[#left_ready + 1] = id end
@@ -545,9 +808,14 @@ local function follow_groups()
     -- A message of a group was handed out.
     function grouping.hand_out(g, id, score, is_leased)
       if not follows then return end
+      if short then
+        short.taken = g
+        if ordered then places[2 * g - 1], places[2 * g] = id, score .. PADDING end
+        return
+      end
       if is_leased then
         if serves or call('SADD', COUNTED, id) == 1 then g.running = g.running + 1 end
-        if ordered and g.name ~= '' then places[#places + 1], places[#places + 2] = id, score end
+        if ordered and g.name ~= '' then places[#places + 1], places[#places + 2] = id, score .. PADDING end
       end
       if g.rate_count then count_claim(g) end
       if not serves then return end
@@ -562,6 +830,10 @@ local function follow_groups()
       bulk('ZREM', LINE, left_line, #left_line)
       bulk('ZREM', READY, left_ready, #left_ready)
       bulk('HSET', POSITIONS, places, #places)
+      if short then
+        write_short()
+        short = nil
+      end
       grouping.write()
       left_line, left_ready, places = {}, {}, {}
       in_turn, first, read_to, all_read, last_number, last_name = {}, 1, 0, false, nil, nil
@@ -600,9 +872,10 @@ local function follow_groups()
     function grouping.over_caps(added, concerned)
       local names, doomed = {}, {}
       for name in pairs(added) do names[#names + 1] = name end
-      table.sort(names)
       read_groups(names)
-      for i = 1, serves and #names or 0 do
+      if not serves or not (policy.group_max_pending or configured) then return doomed end
+      table.sort(names)
+      for i = 1, #names do
         local g, number = known[names[i]], added[names[i]]
         local pending = g.ready + g.later
         local over = g.max_pending and min(pending + number - g.max_pending, number + BURY_MAX) or 0
@@ -680,7 +953,8 @@ local function follow_groups()
       local group = raw and group_in(raw)
       if not group or group == '' then return end
       local position = score < -HEAD_OFFSET and score + BAND or score - ORDERED_BAND
-      local restored = score_of(byte(raw, 48), position)
+      -- In line: the shortest way of settle does without the functions of moves, and comes by here too.
+      local restored = (9 - byte(raw, 48)) * BAND + position
       if restored == score then return end
       call('ZADD', READY, restored, id)
       if follows and call('ZREM', LINE, line_name(group, score, id)) == 1 then
@@ -833,7 +1107,9 @@ local function follow_groups()
     -- How many sleepers a group is worth that was resumed or configured.
     function grouping.worth_waking(name)
       local g = known[name]
-      if not serves or claimable(g) == 0 then return 0 end
+      if not serves then return 0 end
+      local left, until_ms = claimable(g)
+      if left == 0 then return waits_for_rate(g, until_ms) and 1 or 0 end
       return ordered and 1 or g.ready
     end
 

@@ -219,7 +219,7 @@ local function make_claimable(s, ready)
   else
     s.status = 'R'
     if grouping then
-      grouping.make_ready(s)
+      if grouping.make_ready(s) then return end
     else
       freshly_ready = freshly_ready + 1
       call('ZADD', READY, score_of(s.priority, next_position()), s.id)

@@ -10,7 +10,8 @@
 -- Invariant: what it changes is how long something stays known. Foreign data is left to the claim, which reports it. The first
 -- write removes: a store whose memory is full can be polled.
 -- Reply: the store's time, {leader, token, how long it still leads} or {}, what was requested of the worker, then four numbers for each queue: 1 if it needs a
--- claim, 2 if its sleeper is in a blocking wait, 3 if both, otherwise 0; next due, next lease end, how long leases are (-1: none).
+-- claim, 2 if its sleeper is in a blocking wait, 3 if both, otherwise 0; next due time or time at which a group's rate goes on, next lease
+-- end, how long leases are (-1: none).
 
 -- include register
 -- include leader
@@ -74,9 +75,10 @@ for i = 1, many do
     if not needed and fields[3] ~= '1' then
       needed = (due and due <= now) or (lease and lease <= now)
       if fields[4] == 'T' then
-        -- Ready messages of groups that cannot go on bring nothing.
+        -- Ready messages of groups that cannot go on bring nothing, until a rate allows the next one.
         local limited = first_score(base .. 'group_limited')
         needed = needed or number_of('ZCARD', base .. 'group_turns') > 0 or limited == nil or limited and limited <= now
+        if limited and (not due or limited < due) then due = limited end
       else
         needed = needed or number_of('ZCARD', base .. 'ready') > 0
       end
