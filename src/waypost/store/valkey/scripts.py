@@ -23,6 +23,8 @@ VERSION = 1
 
 #: The mark of sleepers that are in a blocking wait.
 BLOCKED_MARK = "!"
+#: Added to the expiry of a message while it is leased. No expiry is as late.
+EXPIRY_ASIDE = 2**50
 #: Suffixes of a queue's keys, in the order of KEYS.
 KEY_NAMES = (
     "queue", "messages", "state", "ready", "due", "leases", "keys", "waiting", "dead", "errors", "journal", "readers",
@@ -44,6 +46,7 @@ CAUSES = (
     *REDELIVERY_CAUSES, "due", "unparked", "overload", "publish", "replace", "parked", "forwarded", "at_most_once",
     "request", "purge", "retry", "snooze", "release", "dead", "drop", "dead_max", "dead_keep", "hard_cap",
     "blocked", "unblocked", "damaged", "mended", "max_deliveries", "blocker_failed", "edited", "held", "group",
+    "lapsed",
 )  # fmt: skip
 
 SCRIPTS = (
@@ -84,7 +87,7 @@ TOP_FUNCTION = re.compile(r"^local function (\w+)", re.MULTILINE)
 TOP_NAMES = re.compile(r"^local (?!function)([\w, ]+?)( =|$)", re.MULTILINE)
 LIMITS = (
     "PROMOTE_MAX", "RECLAIM_MAX", "BURY_MAX", "REPLAY_MAX", "STAMP_AHEAD_MS", "SLEEPER_TTL_MS", "ARRIVAL_TTL_MS",
-    "ARRIVALS_FORGOTTEN_MAX", "CHANGES_KEPT",
+    "ARRIVALS_FORGOTTEN_MAX", "CHANGES_KEPT", "LAPSE_MAX",
     "MINUTES_KEPT", "HEAD_OFFSET", "CHUNK_MESSAGES_MAX", "WORKERS_SWEPT_MAX", "ENDED_TTL_MS", "WAITER_TTL_MS",
     "NO_END_MS", "COMPLETION_TTL_MS", "BLOCKER_CHECK_MS", "BLOCKER_CHECKS_MAX", "POLL_SOON_MS_MAX",
     "POLL_SOON_MESSAGES_MAX", "UNBLOCK_TTL_MS", "SCANNED_MAX", "CHUNK_BYTES_MAX", "JOURNAL_SLACK_PART",
@@ -103,6 +106,7 @@ _texts = {
     **{f"{table}_TABLE": _table(entries) for table, entries in _places.items()},
     "KEY_NAMES": f"'{' '.join(KEY_NAMES)}'",
     "VERSION": str(VERSION),
+    "EXPIRY_ASIDE": str(EXPIRY_ASIDE),
     "COUNTERS": str(len(COUNTERS)),
     "MINUTE_COUNTERS_FIRST": str(MINUTE_COUNTERS_FIRST),
     "REDELIVERY_CAUSES": str(len(REDELIVERY_CAUSES)),

@@ -42,7 +42,7 @@ BEGIN
     LEFT JOIN {queue} q ON q.name = u.queue
     LEFT JOIN {sleeper} s ON s.queue = q.number AND s.name = u.sleeper
     LEFT JOIN LATERAL (
-        SELECT {next_due}(q.number) AS due, {next_lease}(q.number) AS ends WHERE NOT q.paused) f ON true;
+        SELECT least({next_due}(q.number), {next_lapse}(q.number)) AS due, {next_lease}(q.number) AS ends WHERE NOT q.paused) f ON true;
     -- Registrations whose time is half over. Each worker renews its own, so none waits for another.
     UPDATE {sleeper} s SET until_ms = v_now + {SLEEPER_TTL_MS} FROM (
         SELECT o.ctid AS place FROM unnest(p_queues, p_sleepers) AS u (queue, sleeper)

@@ -152,7 +152,7 @@ if #news > 0 then
     if not raw or sub(raw, 1, 1) ~= 'W' then return end
     local s = state_of(id, 'W')
     if not s then return set_aside(id, WAITING) end
-    if s.flags < 8 then return end
+    if s.flags % 16 < 8 then return end
     local key = OWN .. 'blockers:' .. id
     if redis.pcall('SREM', key, notice.chain) ~= 1 then return end
     if notice.failed then

@@ -174,11 +174,11 @@ local function put_back(id, value, raw, letters)
   elseif s.status == 'D' and s.ready > now then
     make_claimable(s, s.ready)
     return 'a timer again'
-  elseif s.status == 'W' and (waits_for_key(s) or (s.flags >= 8 and chains_awaited(id) > 0)) then
+  elseif s.status == 'W' and (waits_for_key(s) or (s.flags % 16 >= 8 and chains_awaited(id) > 0)) then
     call('ZADD', WAITING, 0, id)
     call('HSET', STATE, id, pack_state(s))
     if grouping then grouping.enter(s) end
-    if s.flags >= 8 then redis.pcall('ZADD', BASE .. 'blocked', now, id) end
+    if s.flags % 16 >= 8 then redis.pcall('ZADD', BASE .. 'blocked', now, id) end
     return 'waiting again'
   elseif s.status == 'L' then
     if cancel_requested(s) then
@@ -190,7 +190,7 @@ local function put_back(id, value, raw, letters)
     note_state('expired', nil, id, s.raw)
     s.cause = CAUSE_NUMBER.expired
   end
-  if s.flags >= 8 then s.flags = s.flags - 8 end
+  if s.flags % 16 >= 8 then s.flags = s.flags - 8 end
   return to_front(s)
 end
 
@@ -202,7 +202,7 @@ local function check_holder(s)
   if mend then
     take_key(s)
     call('HSET', STATE, s.id, pack_state(s))
-    if s.key ~= '' and s.status == 'W' and s.flags < 8 then
+    if s.key ~= '' and s.status == 'W' and s.flags % 16 < 8 then
       leave_place(s)
       make_claimable(s, ready_after_wait(s))
       note_state('promoted', 'mended', s.id, s.raw)
