@@ -24,6 +24,13 @@ with Waypost("sqlite:///reminders.db") as post:
             print("now:", message.body["text"])
     print(post.cancel("reminders", key="old"))
 
+    # A message that is worth nothing after some time: if it is not claimed by then, it is never handed out.
+    post.publish("quotes", {"price": 7}, expires=datetime.now(UTC) - timedelta(seconds=1))
+    post.publish("quotes", {"price": 8}, expires=timedelta(minutes=10))
+    with post.receive("quotes", wait=5) as quote:
+        if quote is not None:
+            print("price:", quote.body["price"], "dropped:", post.ledger("quotes").dropped)
+
     # The content itself as the key, for a window: the same body within a minute is the same message.
     sent = [post.publish("mails", {"to": "Ann", "n": n % 2}, key=CONTENT, window=60).status for n in range(4)]
     print(sent)

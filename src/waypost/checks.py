@@ -8,6 +8,7 @@ invalid value raises the same error everywhere. They accept values of any class,
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
@@ -183,6 +184,26 @@ def due_ms(delay: float | timedelta | None, at: datetime | None) -> tuple[int, i
     if delay is None:
         return 0, None
     return check_delay("delay", delay), None
+
+
+def expiry_ms(expires: float | timedelta | datetime | None, delay_ms: int, at_ms: int | None) -> int:
+    """Turn `expires` into absolute milliseconds, or into minus the milliseconds after the publish; 0 for none.
+
+    A message that would lapse before it is due is refused. If one of both times is absolute, this machine's clock
+    decides.
+    """
+    if expires is None:
+        return 0
+    if isinstance(expires, datetime):
+        found = max(1, check_moment("expires", expires))
+        is_early = found <= at_ms if at_ms is not None else delay_ms > 0 and found <= time.time() * 1000 + delay_ms
+    else:
+        span = max(1, round(check_seconds("expires", expires, least=0.001) * 1000))
+        is_early = span <= delay_ms if at_ms is None else time.time() * 1000 + span <= at_ms
+        found = -span
+    if is_early:
+        raise InvalidInput(f"expires={show(expires)} lies before the message is due: expire later, or be due earlier")
+    return found
 
 
 def check_delay(what: str, delay: float | timedelta) -> int:

@@ -450,6 +450,11 @@ class StoredMessage(_Readable[T]):
         return to_datetime(self._stored.ready_ms)
 
     @property
+    def expires_at(self) -> datetime | None:
+        """When it lapses unless it is claimed before; None: it does not, or has ended."""
+        return to_datetime(self._stored.expires_ms)
+
+    @property
     def claimed_at(self) -> datetime | None:
         """When it was claimed last; None if it is not leased."""
         return to_datetime(self._stored.claimed_ms)

@@ -69,11 +69,13 @@ SCANNED_MAX = 2_000
 #: A claim promotes and reclaims at most this many, so that a backlog cannot make it long.
 PROMOTE_MAX = 512
 RECLAIM_MAX = 256
+#: Messages past their expiry that one claim or promotion ends.
+LAPSE_MAX = 256
 #: Messages above their delivery limit that one claim may move to the dead letters while it searches for others.
 BURY_MAX = 256
 #: For each kind of side effect, a reply names at most this many messages and counts the others. Enough for all expired
 #: leases and all new dead letters of a claim.
-SIDE_EFFECTS_MAX = max(RECLAIM_MAX, BURY_MAX)
+SIDE_EFFECTS_MAX = max(RECLAIM_MAX, BURY_MAX, LAPSE_MAX)
 #: Results of this many operations are kept per session and queue, to answer repeats after a lost reply.
 REPLAY_MAX = 128
 #: How far the time in an operation may be ahead of the store's: nodes of a Cluster differ, and clocks are set back

@@ -147,7 +147,7 @@ def is_side_effect(event: str, cause: str | None, *, leased: bool) -> bool:
             return cause not in ("purge", "edited")
         case "dead":
             return not leased
-    return cause in ("overload", "expired", "publish", "parked")
+    return cause in ("overload", "expired", "publish", "parked", "lapsed")
 
 
 class Claimed(Struct, frozen=True):
@@ -288,6 +288,8 @@ class Stored(Struct, frozen=True):
     error_type: str | None = None
     #: With the traceback behind its text: `split_error`.
     error: str | None = None
+    #: When it lapses unless it is claimed before; None of one that does not, and of dead and done ones.
+    expires_ms: int | None = None
 
 
 class Page(Struct, frozen=True):

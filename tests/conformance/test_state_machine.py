@@ -31,7 +31,7 @@ PROFILES = {"usual": USUAL, "deep": DEEP}
 #: if something did not happen, it draws more of them.
 REACHED = {
     "published", "duplicate", "promoted", "claimed", "done", "retried", "expired", "dead", "cancelled", "replaced",
-    "forgotten", "cloned",
+    "forgotten", "cloned", "lapsed",
 }  # fmt: skip
 MORE_RUNS_MAX = 3
 

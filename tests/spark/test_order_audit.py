@@ -36,11 +36,11 @@ def history(text: str) -> list[dict[str, Any]]:
     events: list[dict[str, Any]] = []
     claims: dict[str, int] = {}
     operation = 0
-    for word in text.split():
-        if word == "=":
+    for step in text.split():
+        if step == "=":
             operation += 1
             continue
-        name, sign = word[0], word[1:]
+        name, sign = step[0], step[1:]
         event = {"+": "published", "(": "claimed", ")": "done"}.get(sign, sign.removeprefix(":"))
         number = len(events) + 1
         row: dict[str, Any] = dict.fromkeys(BRONZE_JOURNAL.columns)

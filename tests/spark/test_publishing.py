@@ -146,6 +146,19 @@ def test_columns_set_how_each_row_is_published(shop: Shop) -> None:
     assert "ü".encode() in messages["k4"].envelope
 
 
+@pytest.mark.promise("SPARK-1", "PUB-10")
+def test_a_column_sets_when_a_row_lapses(shop: Shop) -> None:
+    moment = datetime.now(UTC) + timedelta(days=2)
+    for value in (moment, 250.5, None):
+        writer = writer_of(shop)
+        rows = batches(1, expires=lambda n, value=value: value)
+        writer.publish(rows, RowIds(writer.write_id, 0, writer.made_ms))
+    by_moment, by_seconds, kept = shop.stored("ready", "out")
+    assert by_moment.expires_ms == round(moment.timestamp() * 1000)
+    assert by_seconds.expires_ms == by_seconds.published_ms + 250_500
+    assert kept.expires_ms is None
+
+
 @pytest.mark.parametrize("remembered", [200_000, 10])
 def test_rows_of_one_key_are_one_message_and_are_counted(
     shop: Shop, remembered: int, monkeypatch: pytest.MonkeyPatch
@@ -189,6 +202,7 @@ def test_structs_and_json_texts_arrive_as_json(shop: Shop) -> None:
         ({"body": "x", "priority": 12}, "priority"),
         ({"body": "x", "delay": -1.0}, "delay"),
         ({"body": "x", "delay": 1.0, "due": 5}, "both"),
+        ({"body": "x", "delay": 5.0, "expires": 4.0}, "before the message is due"),
         ({"body": "x", "key": ""}, "key"),
         ({"body": "x" * ((1 << 20) + 1)}, "bytes"),
     ],

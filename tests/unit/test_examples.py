@@ -33,6 +33,7 @@ EXPECTED = {
         "['write Ann', 'retire']",
         "now: write Ann",
         "cancelled",
+        "price: 8 dropped: 1",
         "['queued', 'queued', 'duplicate', 'duplicate']",
     ],
     "backpressure": [

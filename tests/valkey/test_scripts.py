@@ -78,7 +78,7 @@ PARTS = {
     "known_answer", "cursor", "grouping",
 }  # fmt: skip
 #: Keys that depend on an argument, and the line in the opening of a script that can touch those of chains.
-DERIVED = {"window:<key>", "result:<id>", "end:<id>", "leader:<role>"}
+DERIVED = {"window:<key>", "result:<id>", "end:<id>", "leader:<role>", "expires"}
 OF_CHAINS = "the keys of chains"
 #: The same for those of groups.
 OF_GROUPS = "the keys of groups"

@@ -352,6 +352,7 @@ def message_json(message: StoredMessage[Any]) -> dict[str, Any]:
         "attempts": message.attempts,
         "published_at": format_time(message.published_at),
         "ready_at": format_time(message.ready_at),
+        "expires_at": format_time(message.expires_at),
         "claimed_at": format_time(message.claimed_at),
         "lease_end_at": format_time(message.lease_end_at),
         "worker": message.worker,

@@ -325,6 +325,8 @@ class AsyncWaypost(BaseClient):
           unfinished, or for `window` (seconds, timedelta). `on_conflict` decides about a second one: `keep` the first
           (the default), `replace` it, `extend` its due time, or `error`.
         - `delay` (seconds, timedelta) or `at` (a datetime with a time zone) makes it a timer.
+        - `expires` (seconds, timedelta, or a datetime with a time zone): if it is not claimed by then, it is never
+          handed out and ends `dropped`, cause `lapsed`.
         - `priority` is 0 to 9 (5), higher first. `group`, `headers`, `trace` (W3C), `correlation_id` and `reply_to`
           travel along.
         - `chain=True` begins a chain, which `message.then` continues and `wait_chain` waits for. `after` (chain ids, or

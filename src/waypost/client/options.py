@@ -24,6 +24,7 @@ class _PublishOptions(TypedDict, total=False):
     on_conflict: OnConflict
     delay: Duration | None
     at: datetime | None
+    expires: Duration | datetime | None
     priority: int
     group: Group
     headers: Mapping[str, str] | None

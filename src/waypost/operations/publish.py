@@ -24,6 +24,7 @@ from waypost.checks import (
     check_text,
     check_texts,
     due_ms,
+    expiry_ms,
     show,
 )
 from waypost.errors import (
@@ -97,8 +98,8 @@ class PublishOptions:
     """The validated options of a publish, as a store understands them."""
 
     __slots__ = (
-        "after", "at_ms", "block_timeout", "chain", "delay_ms", "group", "headers", "heads", "key", "on_conflict",
-        "priority", "window_ms",
+        "after", "at_ms", "block_timeout", "chain", "delay_ms", "expires_ms", "group", "headers", "heads",
+        "key", "on_conflict", "priority", "window_ms",
     )  # fmt: skip
 
     def __init__(
@@ -109,6 +110,7 @@ class PublishOptions:
         on_conflict: OnConflict = "keep",
         delay: Duration | None = None,
         at: datetime | None = None,
+        expires: Duration | datetime | None = None,
         priority: int = PRIORITY_DEFAULT,
         group: Group = None,
         headers: Mapping[str, str] | None = None,
@@ -132,6 +134,7 @@ class PublishOptions:
         self.window_ms = 0 if window is None else _window_ms(window)
         self.on_conflict: OnConflict = on_conflict
         self.delay_ms, self.at_ms = due_ms(delay, at)
+        self.expires_ms = expiry_ms(expires, self.delay_ms, self.at_ms)
         self.priority = check_priority(priority)
         self.group: Group = check_text("group", group, GROUP_CHARACTERS_MAX) if isinstance(group, str) else group
         self.headers = check_texts("headers", headers)
@@ -261,6 +264,8 @@ def publish(
         False,
         chain_id(queue, message_id) if options.chain else None,
         options.after,
+        False,
+        options.expires_ms,
     )
     try:
         try:
@@ -438,7 +443,7 @@ class Cutter:
         self._left: list[Draft] = []
         self._plain = (
             options.key is None and not callable(options.group) and context.redact is None
-            and not options.chain and not options.after
+            and not options.chain and not options.after and not options.expires_ms
         )  # fmt: skip
         self.read = 0
         self.error: Exception | None = None
@@ -512,6 +517,8 @@ class Cutter:
                 False,
                 chain_id(self._queue, id) if options.chain else None,
                 options.after,
+                False,
+                options.expires_ms,
             )
             for id, envelope, body in zip(ids, envelopes, bodies, strict=True)
         ]

@@ -438,6 +438,13 @@ class Draft(Struct, frozen=True, gc=False):
     after: tuple[str, ...] = ()
     #: With `forwarded`: `max_pending` applies as for a publish. No message has ended for it, so it can be refused.
     capped: bool = False
+    #: When it lapses: from this moment on, or if negative, so long after the publish, it is not handed out. 0: never.
+    #: One number, because stores check it for each message of a batch.
+    expires_ms: int = 0
+
+    def expiry(self, now: int) -> int | None:
+        """Return when it lapses if it is published now; None: never."""
+        return (self.expires_ms if self.expires_ms > 0 else now - self.expires_ms) if self.expires_ms else None
 
 
 class Hold(Struct, frozen=True, gc=False):

@@ -239,12 +239,14 @@ class Bench:
         capped: bool = False,
         chain: str | None = None,
         after_chains: Sequence[str] = (),
+        expires: float = 0,
+        expires_at_ms: int | None = None,
     ) -> Draft:
         """Return a message to publish, with a new id unless one is given."""
         id = id or self.session.message_ids(1)[0]
         return Draft(
             id, make_envelope(id, encode_body(body)), key, ms(window), on_conflict, ms(delay), at_ms, priority, group,
-            journal_copy, forwarded, chain, tuple(after_chains), capped,
+            journal_copy, forwarded, chain, tuple(after_chains), capped, expires_at_ms or -ms(expires),
         )  # fmt: skip
 
     def publish_drafts(

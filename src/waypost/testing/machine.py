@@ -147,6 +147,7 @@ wishes = st.fixed_dictionaries(
         "priority": st.sampled_from((5, 5, 0, 9)),
         "group": st.sampled_from((None, *GROUPS)),
         "copy": st.sampled_from((None, None, b"redacted")),
+        "expires": st.sampled_from((0, 0, 0, 0.5, 5, 30)),
         # Whether its arrival is remembered, and whether it still respects the cap.
         "arrival": st.sampled_from(((False, False), (False, False), (True, False), (True, True))),
     }
@@ -311,7 +312,7 @@ class StoreMachine(RuleBasedStateMachine):
             if key is not None:
                 keys.add(key)
             id = self.session.message_ids(1)[0]
-            delay_ms = ms(wish["delay"])
+            delay_ms, expires = ms(wish["delay"]), wish["expires"]
             drafts.append(
                 Draft(
                     id,
@@ -326,6 +327,7 @@ class StoreMachine(RuleBasedStateMachine):
                     wish["copy"],
                     forwarded=wish["arrival"][0],
                     capped=wish["arrival"][1],
+                    expires_ms=self.clock() + ms(expires) if wish["absolute"] and expires else -ms(expires),
                 )
             )
             self.ids[queue].append(id)
@@ -785,8 +787,13 @@ class StoreMachine(RuleBasedStateMachine):
         model = cast(MemoryStore, self.stores[0])
         # A message that was out of reach has lost its place in an ordered group.
         known = (model._queues.get(name) for name in names or QUEUES if not self.policy(name).order)
+        # Of one that lapses while it is out of reach, some stores find the expiry.
         return sorted(
-            one.id for queue in known if queue is not None for one in queue.messages.values() if one.state == "ready"
+            one.id
+            for queue in known
+            if queue is not None
+            for one in queue.messages.values()
+            if one.state == "ready" and one.expires_ms is None
         )
 
     @invariant()
@@ -855,6 +862,7 @@ class StoreMachine(RuleBasedStateMachine):
             assert numbers == list(range(after + 1, after + 1 + len(numbers))), "a number is missing"
             self.journal_read[queue] = after + len(numbers)
             self.reached.update(event.event for event in pages[0].events)
+            self.reached["lapsed"] += sum(event.cause == "lapsed" for event in pages[0].events)
             self.dead += [(queue, event.message_id or "") for event in pages[0].events if event.event == "dead"]
         self.carried = False
 

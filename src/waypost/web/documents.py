@@ -348,6 +348,8 @@ class Message(Answer, frozen=True, kw_only=True):
     attempts: int
     published_at: datetime
     ready_at: datetime
+    #: When it lapses unless it is claimed before.
+    expires_at: datetime | None
     claimed_at: datetime | None
     lease_ends_at: datetime | None
     worker: str | None

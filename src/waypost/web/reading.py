@@ -285,6 +285,7 @@ def message_document(message: StoredMessage[Any], *, show_bodies: bool) -> docum
         attempts=message.attempts,
         published_at=message.published_at,
         ready_at=message.ready_at,
+        expires_at=message.expires_at,
         claimed_at=message.claimed_at,
         lease_ends_at=message.lease_end_at,
         worker=message.worker,

@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from datetime import datetime
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any, cast
@@ -58,6 +59,8 @@ def add(commands: Any) -> None:
                         help="if the key is in use (keep)")  # fmt: skip
     parser.add_argument("--delay", type=parse_duration, metavar="S", help="due after this time (90, 30s, 5m, 2h, 7d)")
     parser.add_argument("--at", type=parse_time, metavar="TIME", help="due at a time: 2026-03-06T09:00:00Z")
+    parser.add_argument("--expires", type=parse_expiry, metavar="S|TIME",
+                        help="not handed out after this time, or from this moment on")  # fmt: skip
     parser.add_argument(
         "--priority", type=integer_between(0, 9), default=5, metavar="N", help="0 to 9, higher first (5)"
     )
@@ -116,10 +119,18 @@ def publish_options(options: argparse.Namespace) -> dict[str, Any]:
     found = {
         "key": key, "window": options.window, "delay": options.delay, "at": options.at, "group": options.group,
         "headers": headers or None, "correlation_id": options.correlation_id, "reply_to": options.reply_to,
-        "retry": options.retry, "timeout": options.timeout,
+        "retry": options.retry, "timeout": options.timeout, "expires": options.expires,
     }  # fmt: skip
     given = {name: value for name, value in found.items() if value is not None}
     return given | {"priority": options.priority, "on_conflict": options.on_conflict}
+
+
+def parse_expiry(text: str) -> float | datetime:
+    """Read a duration (90, 30s, 5m, 2h, 7d) or a time."""
+    try:
+        return parse_duration(text)
+    except argparse.ArgumentTypeError:
+        return parse_time(text)
 
 
 def parse_retry_argument(text: str) -> RetryPolicy:

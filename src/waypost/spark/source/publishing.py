@@ -20,7 +20,7 @@ import msgspec
 import pyarrow as pa
 
 from waypost import codec
-from waypost.checks import DUE_MS_MAX, check_text
+from waypost.checks import DUE_MS_MAX, check_text, expiry_ms
 from waypost.errors import InvalidBody, InvalidInput, InvalidTime, OutcomeUnknown, QueueFull, StoreUnavailable
 from waypost.identity import ALPHABET, ID_CHARACTERS, PAIRS, encode, make_triples
 from waypost.operations.flow import REFUSALS, ClientContext, Flow, Sending, Sleep, Together
@@ -37,6 +37,7 @@ from waypost.spark.source.bodies import find_non_finite, make_converter
 from waypost.spark.source.diverting import Aside, Refused
 from waypost.spark.source.options import WriteOptions
 from waypost.store.port import Draft
+from waypost.times import to_datetime
 from waypost.values import Published
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ KEY_QUOTED_MAX = 100
 _BLOCK_BITS = 25
 _TO_OURS = bytes.maketrans(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567", ALPHABET.encode())
 _NO_HEAD = codec.encode_head()
+#: The columns of a row, as `Rows` takes them.
+ROW_COLUMNS = ("body", "key", "delay", "due", "priority", "group", "headers", "expires")
 _raw_json = msgspec.json.Decoder(msgspec.Raw)
 
 
@@ -134,7 +137,7 @@ class Rows:
         columns = {name: _values(batch.column(index)) for index, name in enumerate(names)}
         empty: list[Any] = [None] * batch.num_rows
         rows = zip(
-            *(columns.get(name, empty) for name in ("body", "key", "delay", "due", "priority", "group", "headers")),
+            *(columns.get(name, empty) for name in ROW_COLUMNS),
             strict=True,
         )
         make = self._plain_draft if set(names) == {"body"} else self._draft
@@ -164,7 +167,7 @@ class Rows:
         return Draft(message_id, envelope, journal_copy=copy, forwarded=True, capped=True)
 
     def _draft(
-        self, row: int, body: Any, key: Any, delay: Any, due: Any, priority: Any, group: Any, headers: Any
+        self, row: int, body: Any, key: Any, delay: Any, due: Any, priority: Any, group: Any, headers: Any, expires: Any
     ) -> Draft:
         message_id = self._ids.of_row(row) if key is None else self._ids.of_key(key)
         envelope = codec.make_envelope(message_id, self._encoded(body), self._head(headers))
@@ -182,6 +185,7 @@ class Rows:
             copy,
             forwarded=True,
             capped=True,
+            expires_ms=0 if expires is None else _expires_ms(expires, _delay_ms(delay, due), _due_ms(due)),
         )
 
     def _encoded(self, body: Any) -> codec.Encoded:
@@ -243,6 +247,14 @@ def _due_ms(due: Any) -> int | None:
     if not 0 <= at_ms < DUE_MS_MAX:
         raise InvalidTime(f"a due time of {at_ms} milliseconds since 1970 is out of range")
     return int(at_ms)
+
+
+def _expires_ms(expires: Any, delay_ms: int, due_ms: int | None) -> int:
+    if isinstance(expires, _Unreadable):
+        raise InvalidTime(f"the expiry cannot be read: {expires.reason}")
+    if hasattr(expires, "timestamp"):
+        return expiry_ms(to_datetime(round(expires.timestamp() * 1000)), delay_ms, due_ms)
+    return expiry_ms(float(expires), delay_ms, due_ms)
 
 
 # ---- sending ---------------------------------------------------------------------------------------------------

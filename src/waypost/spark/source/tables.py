@@ -52,6 +52,7 @@ WRITTEN: Final[dict[str, tuple[str, ...]]] = {
     "key": ("string",),
     "delay": ("tinyint", "smallint", "int", "bigint", "float", "double", "decimal"),
     "due": ("timestamp", "bigint"),
+    "expires": ("timestamp", "tinyint", "smallint", "int", "bigint", "float", "double", "decimal"),
     "priority": ("tinyint", "smallint", "int", "bigint"),
     "group": ("string",),
     "headers": ("map",),

@@ -126,6 +126,7 @@ MESSAGES: Final = Table(
         "reason": "STRING",
         "error_type": "STRING",
         "error": "STRING",
+        "expires_ms": "BIGINT",
         "size": "BIGINT",
         **ENVELOPE,
     },

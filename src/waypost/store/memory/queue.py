@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from itertools import islice
 from typing import Any, cast
 
-from waypost.errors import QueueFull
+from waypost.errors import QueueFull, WaypostError
 from waypost.identity import Operation
 from waypost.policy import (
     ARRIVAL_TTL_MS,
@@ -22,6 +23,7 @@ from waypost.policy import (
     DEFAULT_POLICY,
     FAILURE_EVENTS,
     HEAD_OFFSET,
+    LAPSE_MAX,
     MINUTES_KEPT,
     POLL_SOON_MESSAGES_MAX,
     POLL_SOON_MS_MAX,
@@ -163,6 +165,27 @@ class QueueModel:
     def publish(
         self, now: int, drafts: Sequence[Draft], operation: Operation | None, *, schedule: str | None = None
     ) -> list[Published]:
+        lapsed = self._lapsed_of(now, {draft.key for draft in drafts if draft.key is not None})
+        if lapsed:
+            # A message that has lapsed does not keep its key from the next one. If that is refused, nothing happens.
+            before = deepcopy(self.__dict__)
+            for record in lapsed:
+                self._end(now, record, "dropped", operation, cause="lapsed")
+            try:
+                return self._publish(now, drafts, operation, schedule)
+            except WaypostError:
+                self.__dict__.update(before)
+                raise
+        return self._publish(now, drafts, operation, schedule)
+
+    def _lapsed_of(self, now: int, keys: set[str]) -> list[Record]:
+        """Return the messages of these keys that have lapsed, the earliest first."""
+        found = [r for r in self.messages.values() if r.key in keys and r.has_lapsed(now)]
+        return sorted(found, key=lambda r: (r.expires_ms, r.id))
+
+    def _publish(
+        self, now: int, drafts: Sequence[Draft], operation: Operation | None, schedule: str | None
+    ) -> list[Published]:
         plans = [self._plan(now, draft) for draft in drafts]
         for draft, (action, _) in zip(drafts, plans, strict=True):
             if action in ("new", "park", "replace") and draft.id in self.messages:
@@ -279,7 +302,7 @@ class QueueModel:
 
         record = Record(
             draft.id, draft.envelope, draft.key, draft.group, draft.priority, now, max(due, now),
-            chain=draft.chain, blockers=draft.after,
+            chain=draft.chain, blockers=draft.after, expires_ms=draft.expiry(now),
         )  # fmt: skip
         cause: str | None = "forwarded" if draft.forwarded else None
         status = "delayed" if due > now else "queued"
@@ -340,6 +363,7 @@ class QueueModel:
             self.promote(now, operation)
             self._cap_leases(now)
             self._reclaim(now, operation)
+            self.lapse(now, operation)
             groups.join_again(self, now)
             leases, more = self._lease(now, self._room(now, limit), bytes_max, operation, nonce, worker)
             next_rate_ms = self.next_rate(now)
@@ -372,13 +396,13 @@ class QueueModel:
 
     def _claimed(self, now: int, leases: list[Lease], next_rate_ms: int | None, more: bool) -> Claimed:
         return Claimed(
-            leases, self.next_due(now), self.next_lease(now), next_rate_ms, self.paused, 0, self.policy.lease_ms, more,
-            grouped=self.policy.grouped,
+            leases, self.next_moment(now), self.next_lease(now), next_rate_ms, self.paused, 0, self.policy.lease_ms,
+            more, grouped=self.policy.grouped,
         )  # fmt: skip
 
     def poll(self, now: int, sleeper: str | None) -> PolledQueue:
         """Return whether a claim may return something. Renews the registration of a sleeper."""
-        next_due, next_lease = (None, None) if self.paused else (self.next_due(now), self.next_lease(now))
+        next_due, next_lease = (None, None) if self.paused else (self.next_moment(now), self.next_lease(now))
         ready = groups.needs_claim(self, now) if self.policy.grouped else self.count("ready") > 0
         needs_claim = next_due == 0 or next_lease == 0 or (ready and not self.paused)
         needs_claim = needs_claim or self._has_old_dead(now)
@@ -403,6 +427,12 @@ class QueueModel:
         for record in due[:PROMOTE_MAX]:
             self.make_claimable(now, record, record.ready_ms)
             self.note(now, "promoted", operation, record, cause="due")
+
+    def lapse(self, now: int, operation: Operation | None) -> None:
+        """End messages whose expiry is over, the earliest first."""
+        lapsed = sorted((r for r in self.messages.values() if r.has_lapsed(now)), key=lambda r: (r.expires_ms, r.id))
+        for record in lapsed[:LAPSE_MAX]:
+            self._end(now, record, "dropped", operation, cause="lapsed")
 
     def _cap_leases(self, now: int) -> None:
         """Return whether a lease is from before the clock was set back: it ends later than its own length from now."""
@@ -450,6 +480,9 @@ class QueueModel:
         buried, left, more = 0, bytes_max, False
         candidates = self._candidates(now)
         while len(leases) < room and (record := next(candidates, None)) is not None:
+            if record.has_lapsed(now):
+                self._end(now, record, "dropped", operation, cause="lapsed")
+                continue
             if self.policy.max_deliveries is not None and record.deliveries >= self.policy.max_deliveries:
                 if buried == BURY_MAX:
                     break
@@ -744,6 +777,7 @@ class QueueModel:
         if record.state == "leased" or record.holds:
             groups.released(self, record)
             record.holds = False
+        record.expires_ms = None
         if how == "dead":
             record.state = "dead"
         else:
@@ -872,6 +906,12 @@ class QueueModel:
     def next_due(self, now: int) -> int | None:
         due = self.next_due_at()
         return None if due is None else max(0, due - now)
+
+    def next_moment(self, now: int) -> int | None:
+        """Return the time until the next timer is due or the next message lapses."""
+        ends = [r.expires_ms for r in self.messages.values() if r.can_lapse]
+        moments = [self.next_due_at(), *ends]
+        return min((max(0, one - now) for one in moments if one is not None), default=None)
 
     def next_lease(self, now: int) -> int | None:
         return min((max(0, (r.lease_end_ms or 0) - now) for r in self._in("leased")), default=None)

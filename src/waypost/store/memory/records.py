@@ -42,6 +42,8 @@ class Record:
     chain: str | None = None
     #: The chains that it still waits for.
     blockers: tuple[str, ...] = ()
+    #: When it lapses, unless it is claimed before.
+    expires_ms: int | None = None
     #: Whether it failed or was snoozed in an ordered group, and is delayed since: `groups.holding`.
     holds: bool = False
 
@@ -52,6 +54,15 @@ class Record:
         """
         return now if self.ready_ms == self.published_ms else max(self.ready_ms, now)
 
+    def has_lapsed(self, now: int) -> bool:
+        """Return whether it must not be handed out any more. A leased message does not lapse until it returns."""
+        return self.can_lapse and (self.expires_ms or 0) <= now
+
+    @property
+    def can_lapse(self) -> bool:
+        """Whether it lapses at its expiry if nothing else happens."""
+        return self.expires_ms is not None and self.state in ("ready", "delayed", "waiting")
+
     def stored(self) -> Stored:
         leased = self.state == "leased"
         return Stored(
@@ -59,7 +70,7 @@ class Record:
             self.published_ms, self.ready_ms, self.envelope,
             self.claimed_ms if leased else None, self.lease_end_ms if leased else None,
             self.worker if leased else None, self.cancel_requested,
-            self.ended_ms, self.reason, self.error_type, self.error,
+            self.ended_ms, self.reason, self.error_type, self.error, self.expires_ms,
         )  # fmt: skip
 
 

@@ -88,11 +88,13 @@ def promote(model: QueueModel, now: int) -> Promoted:
     """Make due timers ready, as a claim does; in a paused queue they accumulate."""
     late = model.next_due_at()
     before = model.count("delayed")
+    promoted = 0
     if not model.paused:
         model.promote(now, None)
-    depth = model.count("delayed")
+        promoted = before - model.count("delayed")
+        model.lapse(now, None)
     lag = 0 if late is None else max(0, now - late)
-    return Promoted(before - depth, depth, lag, model.next_due(now))
+    return Promoted(promoted, model.count("delayed"), lag, model.next_moment(now))
 
 
 class Leaders:

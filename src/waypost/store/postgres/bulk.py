@@ -219,6 +219,8 @@ class PostgresBulkReader:
         if known is None:
             return
         hidden = frozenset() if span.state == "leased" else _LEASE_COLUMNS
+        if span.state == "dead":
+            hidden |= {"expires_ms"}
         names = [
             name
             for name in columns

@@ -197,10 +197,11 @@ def _page(names: Names, state: MessageState, given: dict[str, int], marks: list[
     size = "octet_length(m.data)" if not fits else "CASE WHEN m.fits THEN octet_length(m.data) ELSE 0 END"
     before = f"coalesce(sum({size}) OVER (ORDER BY {columns} ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0)"
     data = f"CASE WHEN {before} < {CHUNK_BYTES_MAX} THEN m.data END"
+    expires = "NULL::bigint" if state in ("dead", "done") else "m.expires_ms"
     return (
         f'SELECT m.id, m.key, m."group", m.rank, m.token, m.deliveries, m.attempts, m.published_ms, m.ready_ms, '
         f"{data}, {lease}, m.cancel_requested, m.ended_ms, m.reason, m.error_type, m.error, {fit}, "
-        f"json_build_array({columns})::text FROM {source} {end}"
+        f"json_build_array({columns})::text, {expires} FROM {source} {end}"
     )
 
 
@@ -212,7 +213,7 @@ def read_listing(state: MessageState, limit: int, result: PGresult) -> Page:
     messages = [
         Stored(
             row[0], state, row[1], row[2], 9 - row[3], row[4], row[5], row[6], row[7], row[8], row[9], row[10], row[11],
-            row[12], row[13], row[14], row[15], row[16], row[17],
+            row[12], row[13], row[14], row[15], row[16], row[17], row[21],
         )
         for row in fitting[:limit]
     ]  # fmt: skip

@@ -191,7 +191,9 @@ SCHEDULE_COLUMNS = (
     "status, at_ms, wake, (s).key, (s).version, (s).spec, (s).paused, (s).next_ms, (s).due_ms, (s).fires, (s).missed, "
     "(s).last_ms, (s).state"
 )
-_promoted_reply = msgspec.json.Decoder(tuple[int, int, int, int | None, list[str], Also | None]).decode
+_promoted_reply = msgspec.json.Decoder(
+    tuple[int, int, int, int | None, list[str], Also | None, list[tuple[str, list[str]]]]
+).decode
 _elected_reply = msgspec.json.Decoder(tuple[str, int, int]).decode
 _NOTHING = b"SELECT NULL WHERE false"
 
@@ -758,8 +760,8 @@ class PostgresStore:
 
     def promote(self, queue: str) -> Call[Woken[Promoted]]:
         def decode(result: PGresult) -> Woken[Promoted]:
-            promoted, depth, lag, next_due, names, also = _promoted_reply(one(result) or b"")
-            return Woken(Promoted(promoted, depth, lag, next_due), {queue: names} if names else {}, also or ())
+            promoted, depth, lag, next_due, names, also, more = _promoted_reply(one(result) or b"")
+            return Woken(Promoted(promoted, depth, lag, next_due), by_queue([(queue, names), *more]), also or ())
 
         return self._call("promote", queue, [text(queue), self._now()], decode)
 
@@ -930,6 +932,7 @@ def _is_simple(draft: Draft) -> bool:
         and not draft.forwarded
         and draft.chain is None
         and not draft.after
+        and not draft.expires_ms
     )
 
 
@@ -964,7 +967,8 @@ def _options(drafts: Sequence[Draft]) -> list[Parameter]:
             options[7] = array_of_text([draft.on_conflict for draft in drafts])
     if any(draft.forwarded for draft in drafts):
         options[8] = array_of_flags([draft.forwarded for draft in drafts])
-    capped = any(draft.capped for draft in drafts)
+    expires = any(draft.expires_ms for draft in drafts)
+    capped = expires or any(draft.capped for draft in drafts)
     if capped or any(draft.chain is not None or draft.after for draft in drafts):
         waits = [(place, chain) for place, draft in enumerate(drafts, 1) for chain in draft.after]
         options += [
@@ -974,6 +978,8 @@ def _options(drafts: Sequence[Draft]) -> list[Parameter]:
         ]
     if capped:
         options.append(array_of_flags([draft.capped for draft in drafts]))
+    if expires:
+        options.append(array_of_numbers([draft.expires_ms or None for draft in drafts]))
     return options
 
 

@@ -10,6 +10,7 @@ import msgspec
 from waypost.policy import CHANGES_KEPT, PolicyRecord
 from waypost.store.port import Draft, format_changes
 from waypost.store.sqlite.check import usable
+from waypost.store.sqlite.expires import clear_expiries
 from waypost.store.sqlite.groups import configured
 from waypost.store.sqlite.moves import end, forget_completed, make_claimable
 from waypost.store.sqlite.peek import BY_GROUP, ORDERS
@@ -64,6 +65,7 @@ def redrive(records: QueueRecords, limit: int, operation: str, ids: Sequence[str
         records.note("redriven", operation, record)
         make_claimable(records, record, records.now)
         moved.append(record.id)
+    clear_expiries(records, [record.seq for record in chosen[:limit]])
     count_over_cap(records, len(moved))
     return Redriven(moved, duplicates, len(chosen) > limit)
 

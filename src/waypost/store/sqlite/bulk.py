@@ -86,6 +86,8 @@ class SqliteBulkReader:
     def messages(self, span: Span, columns: Sequence[str]) -> Iterator[Any]:
         """The messages of a span, a page at a time."""
         hidden = frozenset() if span.state == "leased" else _LEASE_COLUMNS
+        if span.state == "dead":
+            hidden |= {"expires_ms"}
         names = [
             name for name in columns if name not in ("queue", "state", "size", *ENVELOPE_COLUMNS) and name not in hidden
         ]

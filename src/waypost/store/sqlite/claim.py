@@ -10,6 +10,7 @@ from typing import Any
 from waypost.identity import Operation
 from waypost.policy import BURY_MAX, POLL_SOON_MS_MAX, PRIORITY_MAX, PROMOTE_MAX, RECLAIM_MAX, SLEEPER_TTL_MS
 from waypost.store.sqlite.check import OTHERS_SOUND, is_sound, usable
+from waypost.store.sqlite.expires import lapse, next_moment
 from waypost.store.sqlite.grouping import Grouping
 from waypost.store.sqlite.groups import convert
 from waypost.store.sqlite.known import KnownLeases
@@ -94,6 +95,8 @@ def claim(
         convert(records)
         promote_due(records, operation_id)
         _reclaim(records, operation_id)
+        if lapse(records, operation_id):
+            limit = 0  # The next claim ends more of them; none is handed out before.
         if records.groups is not None and records.groups.takes_turns:
             join_again(records, records.groups)
         leases, more = _lease(records, _room(records, limit), bytes_max, nonce, worker, operation_id, known)
@@ -124,7 +127,7 @@ def claim_again(records: QueueRecords, ids: list[str], held: bytes, nonce: bytes
 
 def _claimed(records: QueueRecords, leases: list[Lease], next_rate_ms: int | None, more: bool) -> Claimed:
     return Claimed(
-        leases, records.next_due(), records.next_lease(), next_rate_ms, records.paused, 0, records.policy.lease_ms,
+        leases, next_moment(records), records.next_lease(), next_rate_ms, records.paused, 0, records.policy.lease_ms,
         more, damaged=tuple(records.damaged), grouped=records.policy.grouped,
     )  # fmt: skip
 

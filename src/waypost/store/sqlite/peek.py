@@ -169,8 +169,9 @@ def _read(records: QueueRecords, state: MessageState, numbers: list[int]) -> lis
     """The messages of these numbers, in their order."""
     table = "completed" if state == "done" else "message"
     lease = "m.claimed_ms, m.lease_end_ms, m.worker" if state == "leased" else "NULL, NULL, NULL"
+    expiry = "NULL" if state in ("dead", "done") else "m.expires_ms"
     query = (
-        f"SELECT {_STORED.format(state=repr(state))}, {lease}, {_ENDED} FROM json_each(?) j "
+        f"SELECT {_STORED.format(state=repr(state))}, {lease}, {_ENDED}, {expiry} FROM json_each(?) j "
         f"CROSS JOIN {{{table}}} m ON m.seq = j.value CROSS JOIN {{envelope}} e ON e.seq = m.seq ORDER BY j.key"
     )
     rows = [list(row) for row in records.step.execute(query, (as_list(numbers),))] if numbers else []

@@ -18,7 +18,9 @@ _POLL = """
         (SELECT min(m.ready_ms) FROM {message} m INDEXED BY {message:delayed}
             WHERE m.queue = q.number AND m.state = {DELAYED}),
         (SELECT min(m.lease_end_ms) FROM {message} m INDEXED BY {message:leased}
-            WHERE m.queue = q.number AND m.state = {LEASED})
+            WHERE m.queue = q.number AND m.state = {LEASED}),
+        (SELECT min(m.expires_ms) FROM {message} m INDEXED BY {message:expires}
+            WHERE m.queue = q.number AND m.expires_ms IS NOT NULL AND m.state <> {LEASED} AND m.state < {DEAD})
     FROM json_each(?) j LEFT JOIN {queue} q ON q.name = json_extract(j.value, '$[0]')
         LEFT JOIN {sleeper} s ON s.queue = q.number AND s.name = json_extract(j.value, '$[1]')
     ORDER BY j.key"""
@@ -51,7 +53,8 @@ def poll(step: Step, idle: Sequence[Idle], registration: Registration | None, re
 
 
 def _polled(step: Step, idle: Idle, row: tuple[Any, ...], renewed: list[tuple[int, str]]) -> PolledQueue:
-    number, policy_text, paused, ready, dead_kept, until, due, end = row
+    number, policy_text, paused, ready, dead_kept, until, due, end, expiry = row
+    due = min((at for at in (due, expiry) if at is not None), default=None)
     if number is None:
         return PolledQueue(idle.sleeper is not None, None, None, DEFAULT_POLICY.lease_ms)
     now, policy = step.now, read_policy(policy_text)

@@ -11,6 +11,7 @@ from waypost.errors import QueueFull
 from waypost.policy import ARRIVAL_TTL_MS, BURY_MAX, PRIORITY_MAX, PRIORITY_MIN
 from waypost.store.port import Draft
 from waypost.store.repeats import id_in_use
+from waypost.store.sqlite.expires import lapse_keys, set_expiries
 from waypost.store.sqlite.groups import oldest_of_longest, over_group_caps
 from waypost.store.sqlite.moves import begin, end, make_claimable, notify_chain, place
 from waypost.store.sqlite.queue_records import (
@@ -50,8 +51,12 @@ def publish(
     records: QueueRecords, drafts: Sequence[Draft], operation: str | None, *, schedule: str | None = None
 ) -> list[Published]:
     """Store drafts, and return the result of each."""
-    if _are_plain(records, drafts):
+    expiring = any(draft.expires_ms for draft in drafts)
+    if not expiring and _are_plain(records, drafts):
         return _publish_plain(records, drafts, operation, schedule)
+    keys = [draft.key for draft in drafts if draft.key is not None]
+    if keys:
+        lapse_keys(records, keys, operation)
     plans = _plans(records, drafts)
     # A known id is found by the file when the message is written; but these write something else before it.
     of_chains = [draft.id for draft in drafts if draft.chain is not None or draft.after]
@@ -68,6 +73,8 @@ def publish(
         _store(records, draft, action, holder_id, seq + index, operation, schedule)
         for index, (draft, (action, holder_id)) in enumerate(zip(drafts, plans, strict=True))
     ]
+    if expiring:
+        set_expiries(records, drafts, seq)
     _remember(records, drafts, plans)
     count_over_cap(
         records,

@@ -7,6 +7,7 @@ from typing import Any
 
 from waypost.store.port import Draft, FireStep
 from waypost.store.sqlite.claim import promote_due
+from waypost.store.sqlite.expires import lapse, next_moment
 from waypost.store.sqlite.publish import publish
 from waypost.store.sqlite.queue_records import QueueRecords
 from waypost.store.sqlite.step import Step
@@ -152,6 +153,8 @@ def promote(records: QueueRecords) -> Promoted:
     before = records.numbers["delayed"]
     if not records.paused and oldest is not None and oldest <= records.now:
         promote_due(records, None)
-    depth = records.numbers["delayed"]
+    promoted = before - records.numbers["delayed"]
+    if not records.paused:
+        lapse(records, None)
     lag = 0 if oldest is None else max(0, records.now - oldest)
-    return Promoted(before - depth, depth, lag, records.next_due())
+    return Promoted(promoted, records.numbers["delayed"], lag, next_moment(records))

@@ -47,11 +47,12 @@ ADDED = {
     ("queue", "grouping"): "BLOB",
     ("message", "rank"): "INTEGER",
     ("message", "holds"): "INTEGER NOT NULL DEFAULT 0",
+    ("message", "expires_ms"): "INTEGER",
 } | {("minute", counter): "INTEGER" for counter in MINUTE_COUNTERS[MINUTE_COUNTERS_FIRST:]}
 #: Tables that the first release did not have; they are made in the same way.
 ADDED_TABLES = ("record", "entry", "group")
 #: Indexes of other tables that the first release did not have.
-ADDED_INDEXES = ("message:group", "message:held")
+ADDED_INDEXES = ("message:group", "message:held", "message:expires")
 #: Every table with its columns, read from the file that creates them.
 TABLES: dict[str, tuple[str, ...]] = {
     table: tuple(re.findall(r'^    "?([a-z_]+)"? [A-Z]', body, re.MULTILINE))

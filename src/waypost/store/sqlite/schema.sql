@@ -82,7 +82,9 @@ CREATE TABLE {message} (
     chain TEXT,
     -- Only in a queue that takes turns between groups: see `grouping.py`.
     rank INTEGER,
-    holds INTEGER NOT NULL DEFAULT 0
+    holds INTEGER NOT NULL DEFAULT 0,
+    -- When it lapses: see `expires.py`.
+    expires_ms INTEGER
 );
 CREATE UNIQUE INDEX {message:id} ON {message} (queue, id);
 CREATE INDEX {message:ready} ON {message} (queue, priority DESC, position, id) WHERE state = {READY};
@@ -94,6 +96,9 @@ CREATE INDEX {message:reason} ON {message} (queue, reason, ended_ms, id) WHERE s
 -- Who has a key, and the next generation that waits for it: at most one of each, or the step fails.
 CREATE UNIQUE INDEX {message:owner} ON {message} (queue, key) WHERE key IS NOT NULL AND state < {WAITING};
 CREATE UNIQUE INDEX {message:parked} ON {message} (queue, key) WHERE key IS NOT NULL AND state = {WAITING};
+-- Messages that can lapse now: ready, delayed or waiting.
+CREATE INDEX {message:expires} ON {message} (queue, expires_ms, id)
+    WHERE expires_ms IS NOT NULL AND state <> {LEASED} AND state < {DEAD};
 -- The ready messages of each group, and the delayed ones that have a place in an ordered group.
 CREATE INDEX {message:group} ON {message} (queue, "group", rank, position, id)
     WHERE state = {READY} AND rank IS NOT NULL;

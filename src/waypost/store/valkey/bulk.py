@@ -27,7 +27,7 @@ from waypost.store.bulk.reader import BulkConnection, PageSize, Span
 from waypost.store.bulk.tables import JOURNAL
 from waypost.store.valkey import packing
 from waypost.store.valkey.command import ValkeyCall, command
-from waypost.store.valkey.scripts import CAUSES, EVENTS, KEY_NAMES
+from waypost.store.valkey.scripts import CAUSES, EVENTS, EXPIRY_ASIDE, KEY_NAMES
 from waypost.values import EventRecord, MessageState, Stored
 
 if TYPE_CHECKING:
@@ -388,6 +388,13 @@ class ValkeyBulkReader:
         values = self._run_command(span.queue, keys[_MESSAGES], b"HMGET", *ids)
         states = self._run_command(span.queue, keys[_STATES], b"HMGET", *ids)
         failures = self._run_command(span.queue, keys[_ERRORS], b"HMGET", *ids)
+        expiring = [id for id, packed in zip(ids, states, strict=True) if packed and packing.lapses(packed)]
+        if expiring:
+            scores = dict(scores)
+            key = keys[0].removesuffix(b"queue") + b"expires"
+            for id, expiry in zip(expiring, self._run_command(span.queue, key, b"ZMSCORE", *expiring), strict=True):
+                if expiry is not None:
+                    scores[id] += b" %d" % (int(float(expiry)) % EXPIRY_ASIDE)
         stored = []
         for message_id, value, packed, failure in zip(ids, values, states, failures, strict=True):
             if value is None:

@@ -42,6 +42,9 @@ STATE = Struct(">cI12sQIIIBBQBQIHHB")
 #: A lease as its holder shows it: id, and the beginning of the state it must have.
 FENCE = Struct(">24scI12s")
 ROUTING = Struct(">BBQQHHI")
+#: What stands before the draft of a message that lapses: a mark, whether the expiry is a time, and the expiry.
+EXPIRY = Struct(">BBQ")
+EXPIRING = 31
 SETTLEMENT = Struct(">24scI12scQQHHIIBB")
 CONTINUATION = Struct(">24sHI")
 TEXT_ITEM = Struct(">BBIH")
@@ -58,7 +61,7 @@ NOTICE = b"N"
 RULES = {"keep": 0, "replace": 1, "extend": 2, "error": 3}
 ABSOLUTE, FORWARDED, HAS_COPY, HAS_CHAIN, WAITS, CAPPED = 4, 8, 16, 32, 64, 128
 #: Flags of a state. The extension is behind the texts: what a later release keeps of a message.
-CANCEL_REQUESTED, OF_A_CHAIN, EXTENDED = 1, 4, 128
+CANCEL_REQUESTED, OF_A_CHAIN, LAPSES, EXTENDED = 1, 4, 16, 128
 
 VALUE_HEAD = 9  # published_ms and priority stand before the envelope
 STATUS: dict[bytes, MessageState] = {b"R": "ready", b"D": "delayed", b"W": "waiting", b"L": "leased", b"X": "dead"}
@@ -97,7 +100,10 @@ def pack_routed(draft: Draft) -> bytes:
         chains = "\0".join(draft.after).encode()
         after = len(chains).to_bytes(4, "big") + chains
     head = ROUTING.pack(ROUTED + draft.priority, flags, due, draft.window_ms, len(key), len(group), len(copy))
-    return b"".join((head, key, group, copy, chain, after, draft.envelope))
+    expiry = b""
+    if draft.expires_ms:
+        expiry = EXPIRY.pack(EXPIRING, draft.expires_ms > 0, abs(draft.expires_ms))
+    return b"".join((expiry, head, key, group, copy, chain, after, draft.envelope))
 
 
 def once_mark(draft: Draft) -> int:
@@ -319,14 +325,20 @@ def unpack_stored(state: MessageState, score: bytes, value: bytes, packed: bytes
     worker_at = group_at + group_length
     leased = state == "leased"
     reason, error_type, error = unpack(failure) if failure else ("", "", "")
+    score, _, expiry = score.partition(b" ")
     return Stored(
         value[10:34].decode(), state, _text(packed[key_at:group_at]), _text(packed[group_at:worker_at]),
         fields[10], fields[1], fields[5], fields[6], fields[9], fields[11], value[VALUE_HEAD:],
         fields[3] if leased else None, int(float(score)) if leased else None,
         _text(packed[worker_at : worker_at + worker_length]) if leased else None, bool(fields[7] & CANCEL_REQUESTED),
         int(float(score)) if state in ("dead", "done") else None,
-        _str(reason), _str(error_type), _str(error),
+        _str(reason), _str(error_type), _str(error), int(expiry) if expiry else None,
     )  # fmt: skip
+
+
+def lapses(packed: bytes) -> bool:
+    """Whether the message of a state lapses."""
+    return bool(STATE.unpack_from(packed)[7] & LAPSES)
 
 
 def _str(value: str | bytes) -> str | None:

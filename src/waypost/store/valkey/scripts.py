@@ -28,6 +28,8 @@ VERSION_WRITTEN = 2
 
 #: The mark of sleepers that are in a blocking wait.
 BLOCKED_MARK = "!"
+#: Added to the expiry of a message while it is leased. No expiry is as late.
+EXPIRY_ASIDE = 2**50
 #: Suffixes of a queue's keys, in the order of KEYS.
 KEY_NAMES = (
     "queue", "messages", "state", "ready", "due", "leases", "keys", "waiting", "dead", "errors", "journal", "readers",
@@ -49,6 +51,7 @@ CAUSES = (
     *REDELIVERY_CAUSES, "due", "unparked", "overload", "publish", "replace", "parked", "forwarded", "at_most_once",
     "request", "purge", "retry", "snooze", "release", "dead", "drop", "dead_max", "dead_keep", "hard_cap",
     "blocked", "unblocked", "damaged", "mended", "max_deliveries", "blocker_failed", "edited", "held", "group",
+    "lapsed",
 )  # fmt: skip
 
 SCRIPTS = (
@@ -89,7 +92,7 @@ TOP_FUNCTION = re.compile(r"^local function (\w+)", re.MULTILINE)
 TOP_NAMES = re.compile(r"^local (?!function)([\w, ]+?)( =|$)", re.MULTILINE)
 LIMITS = (
     "PROMOTE_MAX", "RECLAIM_MAX", "BURY_MAX", "REPLAY_MAX", "STAMP_AHEAD_MS", "SLEEPER_TTL_MS", "ARRIVAL_TTL_MS",
-    "ARRIVALS_FORGOTTEN_MAX", "CHANGES_KEPT",
+    "ARRIVALS_FORGOTTEN_MAX", "CHANGES_KEPT", "LAPSE_MAX",
     "MINUTES_KEPT", "HEAD_OFFSET", "CHUNK_MESSAGES_MAX", "WORKERS_SWEPT_MAX", "ENDED_TTL_MS", "WAITER_TTL_MS",
     "NO_END_MS", "COMPLETION_TTL_MS", "BLOCKER_CHECK_MS", "BLOCKER_CHECKS_MAX", "POLL_SOON_MS_MAX",
     "POLL_SOON_MESSAGES_MAX", "UNBLOCK_TTL_MS", "SCANNED_MAX", "CHUNK_BYTES_MAX", "JOURNAL_SLACK_PART",
@@ -110,6 +113,7 @@ _texts = {
     "VERSION": str(VERSION),
     "VERSION_WRITTEN": str(VERSION_WRITTEN),
     "NEW_SETTINGS_TABLE": _table(dict.fromkeys(sorted(policy.NEW_SETTINGS), "true")),
+    "EXPIRY_ASIDE": str(EXPIRY_ASIDE),
     "COUNTERS": str(len(COUNTERS)),
     "MINUTE_COUNTERS_FIRST": str(MINUTE_COUNTERS_FIRST),
     "REDELIVERY_CAUSES": str(len(REDELIVERY_CAUSES)),

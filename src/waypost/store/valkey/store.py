@@ -355,6 +355,7 @@ class ValkeyStore:
                 and draft.journal_copy is None
                 and draft.chain is None
                 and not draft.after
+                and not draft.expires_ms
             ):
                 envelope = draft.envelope
                 shape = (len(envelope), draft.priority + (packing.once_mark(draft) if draft.forwarded else 0))

@@ -11,6 +11,7 @@
     replay     lost replies, operations that may be forgotten, cloned sessions
     dead       dead letters and completed history
     timers     not early, in order, bounded
+    expires    messages that lapse
     wake       which sleepers are woken, and when all of them are
     idle       polls of many queues at once
     journal    the exact history
@@ -32,6 +33,7 @@ from waypost.testing.conformance.chains import TestBlockers, TestChains, TestLin
 from waypost.testing.conformance.clock_steps import TestClockSteps
 from waypost.testing.conformance.damage import TestDamage
 from waypost.testing.conformance.dead import TestChosenLetters, TestCompletedHistory, TestDeadLetters, TestRedrive
+from waypost.testing.conformance.expires import TestExpiry
 from waypost.testing.conformance.groups import (
     TestGroupLimits,
     TestGroupOrder,
@@ -93,6 +95,7 @@ __all__ = [
     "TestDamage",
     "TestDeadLetters",
     "TestEndsInsideClaims",
+    "TestExpiry",
     "TestFences",
     "TestFires",
     "TestForgottenOperations",

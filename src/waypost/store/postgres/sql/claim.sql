@@ -42,6 +42,8 @@ DECLARE
     v_skipped bigint := 0;
     v_due bigint;
     v_end bigint;
+    v_lapse bigint;
+    v_lapsed boolean := false;
     v_rate bigint;
     v_tidy boolean;
     v_floor bigint;
@@ -87,8 +89,11 @@ BEGIN
         (SELECT m.ready_ms FROM {message} m WHERE m.queue = q.number AND m.state = {DELAYED} ORDER BY m.ready_ms LIMIT 1),
         (SELECT m.lease_end_ms FROM {message} m
             WHERE m.queue = q.number AND m.state = {LEASED} ORDER BY m.lease_end_ms LIMIT 1),
-        (SELECT s.floor FROM {server} s WHERE s.started = pg_postmaster_start_time() AND s.place = '{server}'::regclass)
-    INTO v_due, v_end, v_floor;
+        (SELECT s.floor FROM {server} s WHERE s.started = pg_postmaster_start_time() AND s.place = '{server}'::regclass),
+        (SELECT m.expires_ms FROM {message} m
+            WHERE m.queue = q.number AND m.expires_ms IS NOT NULL AND m.state <> {LEASED} AND m.state < {DEAD}
+            ORDER BY m.expires_ms LIMIT 1)
+    INTO v_due, v_end, v_floor, v_lapse;
     IF NOT p_replay THEN
         IF p_sleeper IS NOT NULL THEN
             UPDATE {sleeper} s SET awake = true WHERE s.queue = q.number AND s.name = p_sleeper AND NOT s.awake;
@@ -117,6 +122,11 @@ BEGIN
             END IF;
             IF v_end <= v_now THEN
                 v_followups := {reclaim}(q, v_now, v_op);
+            END IF;
+            -- What was reclaimed can be past its expiry, too.
+            IF v_lapse <= v_now OR v_end <= v_now THEN
+                v_followups := v_followups || ({lapse}(q, v_now, v_op)).followups;
+                v_lapsed := true;
             END IF;
             IF q.max_running IS NOT NULL OR q.rate_count IS NOT NULL THEN
                 PERFORM pg_advisory_xact_lock({lock_key}('running'), q.number);
@@ -158,6 +168,7 @@ BEGIN
                         lease_end_ms = v_now + q.lease_ms, lease_ms = q.lease_ms
                     FROM (
                         SELECT o.ctid AS place FROM {message} o WHERE o.queue = q.number AND o.state = {READY}
+                            AND (o.expires_ms IS NULL OR o.expires_ms > v_now)
                         ORDER BY o.rank, o.position, o.id LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED) c
                     WHERE m.ctid = c.place AND (q.max_deliveries IS NULL OR m.deliveries < q.max_deliveries)
                     RETURNING m.id, m.token, m.claims, m.deliveries, m.attempts, m.rank, m.key, m."group", m.published_ms,
@@ -224,6 +235,7 @@ BEGIN
                                 q.max_deliveries IS NULL OR m.deliveries < q.max_deliveries AS good,
                                 m.group_rank IS NOT NULL AS ranked
                             FROM {message} m WHERE m.queue = q.number AND m.state = {READY}
+                                AND (m.expires_ms IS NULL OR m.expires_ms > v_now)
                             ORDER BY m.rank, m.position, m.id LIMIT v_tried FOR NO KEY UPDATE SKIP LOCKED) c
                         WINDOW w AS (ROWS UNBOUNDED PRECEDING)) f;
                     IF v_ranked THEN
@@ -369,7 +381,7 @@ BEGIN
         IF cardinality(v_followups) > 0 THEN
             v_wakes := {apply_followups}(v_now, v_followups);
         END IF;
-        IF v_due <= v_now OR v_end <= v_now OR cardinality(v_followups) > 0 OR v_buried > 0 OR q.dead_max IS NOT NULL
+        IF v_due <= v_now OR v_end <= v_now OR v_lapsed OR cardinality(v_followups) > 0 OR v_buried > 0 OR q.dead_max IS NOT NULL
             OR q.dead_keep_ms IS NOT NULL
         THEN
             v_side_effects := {take_side_effects}();
@@ -379,7 +391,10 @@ BEGIN
                 WHERE o.queue = q.number AND o.session = substr(p_session, 1, {SESSION_BYTES}) AND o.slot = p_number % {REPLAY_MAX};
             END IF;
         END IF;
-        IF v_due <= v_now OR v_end <= v_now OR cardinality(v_followups) > 0 THEN
+        IF v_lapse IS NOT NULL OR v_lapsed THEN
+            v_lapse := {next_lapse}(q.number);
+        END IF;
+        IF v_due <= v_now OR v_end <= v_now OR v_lapsed OR cardinality(v_followups) > 0 THEN
             v_due := {next_due}(q.number);
             v_end := {next_lease}(q.number);
         ELSIF v_leased > 0 THEN
@@ -399,7 +414,7 @@ BEGIN
     END IF;
     RETURN QUERY SELECT
         json_build_array(
-            {ms_until}(v_due, v_now), {ms_until}(v_end, v_now), coalesce(v_rate, v_group_rate), q.paused, q.lease_ms, v_more,
+            {ms_until}(least(v_due, v_lapse), v_now), {ms_until}(v_end, v_now), coalesce(v_rate, v_group_rate), q.paused, q.lease_ms, v_more,
             v_extra::json, q.group_mode > 0)::text,
         NULL::text, NULL::bigint, NULL::integer, NULL::integer, NULL::smallint, NULL::text, NULL::text, NULL::bigint,
         NULL::bigint, NULL::bigint, NULL::bigint, NULL::bytea, NULL::text;

@@ -389,6 +389,7 @@ BEGIN
                 FROM {message} m
                 WHERE (q.claim_mode < {MODE_ORDERED} OR w.name = '') AND m.queue = q.number
                     AND coalesce(m."group", '') = w.name AND m.group_rank IS NOT NULL AND m.state = {READY}
+                    AND (m.expires_ms IS NULL OR m.expires_ms > p_now)
                 ORDER BY m.group_rank, m.position, m.id LIMIT w.count FOR NO KEY UPDATE SKIP LOCKED) l
             UNION ALL
             -- In order: if another step has locked the first one, the group is left alone. While a queue is converted, some
@@ -400,6 +401,7 @@ BEGIN
                     SELECT m.ctid AS place, m.id, m.position FROM {message} m
                     WHERE q.claim_mode = {MODE_ORDERED} AND w.name <> '' AND m.queue = q.number
                         AND coalesce(m."group", '') = w.name AND m.group_rank = ranks.rank AND m.group_rank IS NOT NULL AND m.state = {READY}
+                        AND (m.expires_ms IS NULL OR m.expires_ms > p_now)
                     ORDER BY m.position, m.id LIMIT 1) o
                 WHERE q.claim_mode < {MODE_ORDERED} OR q.on_failure = 'pass' OR (
                     SELECT true FROM {message} m

@@ -106,7 +106,7 @@ BEGIN
         q, p_now, p_op, p_end, m, p_cause, m.state = {LEASED}, NULL, CASE WHEN p_end = 'dead' THEN m.reason END,
         CASE WHEN p_end = 'dead' THEN m.error_type END);
     -- The same rule as `is_side_effect` in values.py.
-    IF p_end = 'dead' AND m.state <> {LEASED} OR p_cause IN ('overload', 'expired', 'publish', 'parked') THEN
+    IF p_end = 'dead' AND m.state <> {LEASED} OR p_cause IN ('overload', 'expired', 'publish', 'parked', 'lapsed') THEN
         PERFORM {add_side_effect}(
             q.name, p_end, CASE WHEN p_end = 'dead' THEN m.reason ELSE p_cause END, ARRAY[m.id], ARRAY[m.token]);
     END IF;

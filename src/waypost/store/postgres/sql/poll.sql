@@ -42,7 +42,7 @@ BEGIN
     LEFT JOIN {queue} q ON q.name = u.queue
     LEFT JOIN {sleeper} s ON s.queue = q.number AND s.name = u.sleeper
     LEFT JOIN LATERAL (
-        SELECT {next_due}(q.number) AS due, {next_lease}(q.number) AS ends,
+        SELECT least({next_due}(q.number), {next_lapse}(q.number)) AS due, {next_lease}(q.number) AS ends,
             CASE WHEN q.claim_mode > 0 THEN {next_group_rate}(q.number, v_now) END AS rate
         WHERE NOT q.paused) f ON true;
     -- Registrations whose time is half over. Each worker renews its own, so none waits for another.

@@ -10,7 +10,8 @@ CREATE OR REPLACE FUNCTION {publish}(
     p_queue text, p_clock bigint, p_session bytea, p_number bigint, p_ttl bigint, p_envelopes bytea[],
     p_priorities smallint[], p_groups text[], p_delays bigint[], p_ats bigint[], p_copies bytea[], p_keys text[],
     p_windows bigint[], p_rules text[], p_forwarded boolean[], p_chains text[] DEFAULT NULL,
-    p_places integer[] DEFAULT NULL, p_afters text[] DEFAULT NULL, p_capped boolean[] DEFAULT NULL
+    p_places integer[] DEFAULT NULL, p_afters text[] DEFAULT NULL, p_capped boolean[] DEFAULT NULL,
+    p_expires bigint[] DEFAULT NULL
 ) RETURNS text LANGUAGE plpgsql {settings} AS $body$
 DECLARE
     q {queue};
@@ -28,6 +29,7 @@ DECLARE
     v_ended record;
     v_tidy boolean := false;
     v_more json[] := '{}';
+    v_lapsed record;
 BEGIN
     -- Before the row is read: see remove.sql.
     PERFORM pg_advisory_xact_lock_shared({lock_key}('removal'), hashtext(p_queue));
@@ -45,7 +47,7 @@ BEGIN
         BEGIN
             RETURN {publish}(
                 p_queue, p_clock, p_session, p_number, 0, p_envelopes, p_priorities, p_groups, p_delays, p_ats,
-                p_copies, p_keys, p_windows, p_rules, p_forwarded, p_chains, p_places, p_afters, p_capped);
+                p_copies, p_keys, p_windows, p_rules, p_forwarded, p_chains, p_places, p_afters, p_capped, p_expires);
         EXCEPTION WHEN SQLSTATE 'WPFUL' THEN
             RETURN json_build_array('F', ARRAY[SQLERRM], '{}'::text[], '{}'::text[])::text;
         END;
@@ -58,6 +60,9 @@ BEGIN
     END IF;
     IF NOT q.made THEN
         q := {make_queue}(q);
+    END IF;
+    IF p_keys IS NOT NULL AND {next_lapse}(q.number) <= v_now THEN
+        v_lapsed := {lapse_keys}(q, v_now, v_op, p_keys);
     END IF;
     IF q.max_pending IS NOT NULL OR q.group_capped THEN
         PERFORM pg_advisory_xact_lock({lock_key}('pending'), q.number);
@@ -73,6 +78,13 @@ BEGIN
     v_done := {accept}(
         q, v_now, v_op, p_envelopes, p_priorities, p_groups, p_delays, p_ats, p_copies, p_keys, p_windows, p_rules,
         p_forwarded, p_chains, p_places, p_afters, p_capped);
+    IF p_expires IS NOT NULL THEN
+        PERFORM {set_expiries}(q, v_now, v_done.first_seq, p_envelopes, p_expires);
+    END IF;
+    IF v_lapsed IS NOT NULL THEN
+        v_done.followups := v_lapsed.followups || v_done.followups;
+        v_done.fresh := v_done.fresh + v_lapsed.fresh;
+    END IF;
     IF q.group_capped AND q.group_mode > 0 AND v_done.added > 0 THEN
         v_ended := {keep_group_caps}(q, v_now, v_op, v_done.first_seq, v_done.others, v_done.capped_groups);
         v_done.followups := v_done.followups || v_ended.followups;

@@ -55,7 +55,7 @@ BEGIN
         FROM chosen c
     ), back AS MATERIALIZED (
         UPDATE {message} t SET state = {READY}, position = j.position, ready_ms = v_now, deliveries = 0, attempts = 0,
-            reason = NULL, error_type = NULL, error = NULL, ended_ms = NULL, cause = 'redriven',
+            reason = NULL, error_type = NULL, error = NULL, ended_ms = NULL, cause = 'redriven', expires_ms = NULL,
             cancel_requested = false, group_rank = {group_rank}(q.group_mode, t."group", t.rank)
         FROM (SELECT * FROM judged o ORDER BY o.n) j WHERE t.ctid = j.place AND NOT j.duplicate
         RETURNING j.n, t.id, t.key, t."group", t.rank, t.token, t.claims, length(t.data) AS size, t.chain

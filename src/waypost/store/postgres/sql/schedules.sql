@@ -149,7 +149,7 @@ BEGIN
     RETURN v_first;
 END $body$;
 
--- Make timers ready that are due, as a claim does; a paused queue lets them gather.
+-- Make timers ready that are due, and end messages that have lapsed, as a claim does; a paused queue lets them gather.
 CREATE OR REPLACE FUNCTION {promote}(p_queue text, p_clock bigint) RETURNS text
 LANGUAGE plpgsql {settings} AS $body$
 DECLARE
@@ -159,6 +159,9 @@ DECLARE
     v_before bigint;
     v_after bigint;
     v_wake text[] := '{}';
+    v_promoted bigint;
+    v_lapsed record;
+    v_more json[] := '{}';
 BEGIN
     SELECT * INTO q FROM {queue} t WHERE t.name = p_queue;
     v_oldest := {next_due}(q.number);
@@ -167,11 +170,19 @@ BEGIN
     IF v_oldest <= v_now AND NOT q.paused THEN
         PERFORM {promote}(q, v_now, NULL);
         SELECT h.delayed INTO v_after FROM {state_counts}(q.number) h;
-        v_wake := {wake}(q, v_now, v_before - v_after);
+    END IF;
+    v_promoted := v_before - v_after;
+    IF {next_lapse}(q.number) <= v_now AND NOT q.paused THEN
+        v_lapsed := {lapse}(q, v_now, NULL);
+        SELECT h.delayed INTO v_after FROM {state_counts}(q.number) h;
+        v_wake := {wake}(q, v_now, v_promoted + v_lapsed.fresh);
+        v_more := {apply_followups}(v_now, v_lapsed.followups);
+    ELSIF v_promoted > 0 THEN
+        v_wake := {wake}(q, v_now, v_promoted);
     END IF;
     RETURN json_build_array(
-        v_before - v_after, v_after, coalesce(greatest(v_now - v_oldest, 0), 0),
-        {ms_until}({next_due}(q.number), v_now), v_wake, {take_side_effects}())::text;
+        v_promoted, v_after, coalesce(greatest(v_now - v_oldest, 0), 0),
+        {ms_until}(least({next_due}(q.number), {next_lapse}(q.number)), v_now), v_wake, {take_side_effects}(), v_more)::text;
 END $body$;
 
 -- Lead in a role, or go on leading, if no other does. The token grows with every change of the leader.

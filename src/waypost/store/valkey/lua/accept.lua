@@ -29,10 +29,10 @@ local function droppable(number, concerned)
 end
 
 -- What must be dropped so that `added` fit: a list of ids, or an error before anything is written. `dropped`: what is dropped
--- already, because its group is full.
-local function room_for(added, concerned, dropped)
+-- already, because its group is full. `lapsed`: how many are ended before.
+local function room_for(added, concerned, dropped, lapsed)
   if not policy.max_pending or added == 0 then return dropped end
-  local waiting = pending()
+  local waiting = pending() - lapsed
   local over = min(waiting - #dropped + added - policy.max_pending, added + BURY_MAX)
   if over <= 0 then return dropped end
   if policy.overload ~= 'drop_oldest' then refuse(waiting) end
@@ -78,6 +78,15 @@ local function plan(draft)
   -- A message whose record is gone or damaged holds no key.
   if holder and #holder > 24 and not state_of(sub(holder, 25)) then holder = sub(holder, 1, 24) end
   if holder and #holder <= 24 and not state_of(holder) then holder = nil end
+  if holder and expiring then
+    -- A message that has lapsed does not keep its key from the next one.
+    if has_lapsed(sub(holder, 1, 24)) then
+      draft.lapsed = sub(holder, 1, 24)
+      return 'new', draft.id
+    elseif #holder > 24 and has_lapsed(sub(holder, 25)) then
+      draft.lapsed, holder = sub(holder, 25), sub(holder, 1, 24)
+    end
+  end
   if not holder then
     local window = window_of(draft.key)
     if kept_until(window, 25) <= now then return 'new', draft.id end
@@ -97,7 +106,7 @@ end
 
 -- Decide about the drafts from argument `first` on; an error if there is no room for them. Reads only.
 local function plan_drafts(first)
-  local drafts, added, passing, concerned, added_to = {}, 0, 0, {}, {}
+  local drafts, added, passing, concerned, added_to, lapsed = {}, 0, 0, {}, {}, {}
   local ends_others = false
   for i = first, #ARGV do
     local draft = parse_draft(ARGV[i])
@@ -125,9 +134,14 @@ local function plan_drafts(first)
           must_be('set', OWN .. 'watchers:' .. first_id)
         end
       end
-    elseif draft.action == 'replace' then
+    elseif draft.action == 'replace' or draft.lapsed then
       ends_others = true
     end
+    if draft.lapsed then
+      concerned[draft.lapsed] = true
+      lapsed[#lapsed + 1] = state_of(draft.lapsed)
+    end
+    if draft.expires then must_be('zset', BASE .. 'expires') end
     if draft.action == 'new' or draft.action == 'park' then
       if draft.forwarded and not draft.capped then
         passing = passing + 1
@@ -138,7 +152,13 @@ local function plan_drafts(first)
     end
     drafts[#drafts + 1] = draft
   end
-  drafts.dropped = room_for(added, concerned, grouping and grouping.capped and grouping.over_caps(added_to, concerned) or {})
+  if grouping then
+    for i = 1, #lapsed do
+      if added_to[lapsed[i].group] then added_to[lapsed[i].group] = added_to[lapsed[i].group] - 1 end
+    end
+  end
+  drafts.dropped = room_for(added, concerned, grouping and grouping.capped and grouping.over_caps(added_to, concerned) or {}, #lapsed)
+  drafts.lapsed = lapsed
   drafts.passing = passing
   if ends_others or #drafts.dropped > 0 then
     must_be('zset', DEAD)
@@ -183,6 +203,12 @@ local function store(draft, ready, status)
     flags = draft.chain ~= '' and 4 or 0, cause = 0, published = now, priority = draft.priority, ready = ready,
     size = #draft.envelope, key = draft.key, group = draft.group, worker = '', chain = draft.chain}
   local cause = draft.forwarded and 'forwarded' or nil
+  if draft.expires then
+    s.flags = s.flags + 16
+    call('ZADD', BASE .. 'expires', draft.expires, draft.id)
+    if not expiring then call('HSET', QUEUE, 'expiring', '1') end
+    expiring = '1'
+  end
   if draft.action == 'park' then
     s.status, cause = 'W', 'parked'
     call('HSET', HOLDERS, draft.key, draft.holder .. draft.id)
@@ -230,6 +256,11 @@ end
 
 -- Store drafts as planned, behind the first write; a letter for each, with an id where another message counts.
 local function store_drafts(drafts)
+  if #drafts.lapsed > 1 then
+    for i = 1, #drafts.lapsed do drafts.lapsed[i].expiry = tonumber(call('ZSCORE', BASE .. 'expires', drafts.lapsed[i].id)) end
+    table.sort(drafts.lapsed, function(a, b) return a.expiry < b.expiry or a.expiry == b.expiry and a.id < b.id end)
+  end
+  for i = 1, #drafts.lapsed do end_message(drafts.lapsed[i], 'dropped', 'lapsed') end
   drop(drafts.dropped)
   local statuses, arrivals = {}, {}
   for i = 1, #drafts do

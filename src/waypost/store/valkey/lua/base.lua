@@ -10,7 +10,7 @@
 --                        over_cap: messages accepted although `max_pending` was reached, changes: the last ones of its settings,
 --                        m<slot>: counters of one of the last 1,440 minutes before it; removed: when a queue of this name was
 --                        removed (8) and the mark of the operation that did it; gone: it is no queue (any more), and expires;
---                        groups, groups_at, group_turn: see grouping.lua
+--                        groups, groups_at, group_turn: see grouping.lua; expiring: there may be members in expires
 --   2 messages   hash    id -> published_ms (8 bytes) priority (1) envelope; never rewritten, so a body is stored once
 --   3 state      hash    id -> packed state (below); a plain ready message that was never claimed has none
 --   4 ready      zset    id by (9 - priority) * 2^49 + position
@@ -32,12 +32,13 @@
 --                        expires
 --  19 never              on a Cluster only: never written, so that no script begins in a slot that is moving
 -- and, derived in the same slot: damaged, a zset of ids that a step took out of their place because their record cannot be
--- used, by that time (`doctor` lists and mends them); window:<key>, result:<id>, both with a TTL; unblock:<sleeper>, a list with a TTL that ends a blocking wait;
+-- used, by that time (`doctor` lists and mends them); expires, a zset of the messages that lapse by that time, of leased ones with EXPIRY_ASIDE more,
+-- so that they are behind all others; window:<key>, result:<id>, both with a TTL; unblock:<sleeper>, a list with a TTL that ends a blocking wait;
 -- schedules, a hash (see save_schedule.lua); those of chains.lua; and those of grouping.lua. Of a queue whose name another had that was removed, keys
 -- that expire by themselves have the time of that removal in their names, so that it does not find those of the other.
 --
 -- State, 65 bytes and up to four texts: status (1: R D W L X) token (4) nonce (12) claimed_ms (8) lease_ms (4) deliveries (4)
--- attempts (4) flags (1: 1 cancel requested, 2 awaited, 4 of a chain, 8 waits for chains, 128 has an extension) cause (1)
+-- attempts (4) flags (1: 1 cancel requested, 2 awaited, 4 of a chain, 8 waits for chains, 16 lapses, 128 has an extension) cause (1)
 -- published_ms (8) priority (1) ready_ms (8) size (4) key, group and worker lengths (2, 2, 1), key, group, worker; then of a chain
 -- its length (1) and id; last the extension, length (2) and bytes: what a later release keeps of a message, passed on unread.
 --
@@ -74,6 +75,7 @@ local now8 = struct_pack('>I8', now)
 
 local policy, paused, counts
 local layout -- the one that this queue needs: no older than what this release writes
+local expiring -- it may have messages that lapse
 local gone -- it is no queue: nothing was added yet, or it was removed
 local makes = false -- this step adds something: from now on it is a queue
 -- What a grouped queue keeps of its groups, and the functions that follow it: see grouping.lua. Nil in other queues.
@@ -120,12 +122,12 @@ local function check_removal(removed)
 end
 
 local function open_queue()
-  local fields = redis.pcall('HMGET', QUEUE, 'version', 'policy', 'paused', 'counts', 'uneven', 'removed', 'gone', 'groups')
+  local fields = redis.pcall('HMGET', QUEUE, 'version', 'policy', 'paused', 'counts', 'uneven', 'removed', 'gone', 'groups', 'expiring')
   if fields.err then refuse_key(fields, 'hash', QUEUE) end
   layout = max(tonumber(fields[1] or 0), VERSION_WRITTEN)
   if layout > VERSION then error('WP-NEWER ' .. fields[1]) end
   if fields[2] then policy = unpacked(fields[2]) else policy = DEFAULT_POLICY end
-  paused, uneven, grouped = fields[3] == '1', fields[5], fields[8]
+  paused, uneven, grouped, expiring = fields[3] == '1', fields[5], fields[8], fields[9]
   gone = not fields[1] or fields[7]
   if fields[6] then
     if OPERATION ~= '' then check_removal(fields[6]) end

@@ -3,7 +3,7 @@
 -- Arguments: limit, worker, sleeper or '', '1' to repeat only (take no fresh work), in how many milliseconds it polls
 -- again or '', how many bytes of envelopes at most (one message whatever its size), nonce of this sending.
 -- Touches: queue, messages, state, ready, due, leases, keys, waiting, dead, errors, journal, sleepers, rate, outgoing,
--- completed, operations, the keys of chains, the keys of groups.
+-- completed, operations, expires, the keys of chains, the keys of groups.
 -- Invariant: one holder. A lease is a member of leases and a state with status L, a grown token and this call's nonce.
 -- The first write removes: a store whose memory is full can be drained.
 -- Reply: lease end, next due, next lease end, next rate slot (milliseconds, -1: none), 1 if paused, 2 more if it is no
@@ -27,6 +27,7 @@ local timers, outgoing = must_be('zset', DUE), must_be('hash', OUTGOING)
 if sleeper ~= '' or poll_soon_ms then must_be('zset', SLEEPERS) end
 if policy.rate_count then must_be('list', RATE) end
 if policy.completed_max > 0 then must_be('list', COMPLETED) end
+if expiring then must_be('zset', BASE .. 'expires') end
 
 local more = false -- the next message would have made the reply too long
 local goes_on = false -- there may be groups that can go on behind those that this claim read
@@ -36,6 +37,13 @@ local plain, leased = false, 0
 local function header(lease_end, next_rate)
   -- The shortest way adds no timer, and only leases that end at `lease_end`: where none were, none are searched.
   local next_due = not (plain and timers == 0) and until_first(DUE) or -1
+  if expiring then
+    local next_lapse = call('ZRANGE', BASE .. 'expires', 0, 0, 'WITHSCORES')[2]
+    if next_lapse and tonumber(next_lapse) < EXPIRY_ASIDE then
+      next_lapse = max(0, tonumber(next_lapse) - now)
+      next_due = next_due < 0 and next_lapse or min(next_due, next_lapse)
+    end
+  end
   local next_lease = plain and held == 0 and (leased > 0 and lease_end - now or -1) or until_first(LEASES) or -1
   return {lease_end, next_due, next_lease, next_rate or -1, (paused and 1 or 0) + (gone and 2 or 0) + (grouped and grouped ~= 'E' and 4 or 0),
     outgoing + #sent_on / 2, now, policy.lease_ms or -1, more and 1 or 0, concat(damaged, '\0'), extra}
@@ -81,7 +89,7 @@ if unsure.err then unsure = {} end
 -- have failed; fresh messages have neither.
 -- Where a record is damaged those numbers can agree by chance: the queue is uneven then, until it is mended.
 plain = with_state == held and not uneven and #due == 0 and #expired == 0 and #unsure == 0 and policy.lease_ms
-  and not (policy.dead_max or policy.dead_keep_ms) and not grouped
+  and not (policy.dead_max or policy.dead_keep_ms) and not grouped and not expiring
 if not plain then
   must_be('hash', HOLDERS)
   must_be('zset', WAITING)
@@ -142,6 +150,9 @@ for i = 1, #expired do
     to_head(s, deadline, 'expired')
   end
 end
+
+-- A step ends a bounded number of them. Where there are more, the messages to hand out are checked one by one.
+local lapsed = expiring and not paused and lapse() or 0
 
 if grouping then
   if grouping.build then grouping.build() end
@@ -215,6 +226,7 @@ local function lease_known(id, raw)
   end
   s.status, s.token, s.nonce, s.claimed = 'L', s.token + 1, NONCE, now
   s.lease, s.deliveries, s.worker = policy.lease_ms or 0, s.deliveries + 1, worker
+  if may_lapse(s) then put_expiry_aside(id) end
   local state = pack_state(s)
   note_state('claimed', codes().cause_name[s.cause], id, state)
   if at_most_once then finish_at_once(s) end
@@ -282,6 +294,12 @@ if grouping then
         grouping.take(g, heads[i], id, score)
         set_aside(id)
         as_planned = false
+      elseif lapsed == LAPSE_MAX and raw and byte(raw, 38) >= 16 and has_lapsed(id) then
+        grouping.take(g, heads[i], id, score)
+        local s = read_state(id, raw)
+        s.popped = true
+        end_message(s, 'dropped', 'lapsed')
+        as_planned = false
       elseif raw and policy.max_deliveries and struct_unpack('>I4', raw, 30) >= policy.max_deliveries then
         if buried == BURY_MAX then
           stopped = true
@@ -338,6 +356,10 @@ while not grouping and leased < room and not more and #damaged < RECLAIM_MAX do
       put_back[#put_back + 1], put_back[#put_back + 2] = popped[i * 2], wanted[i]
     elseif not value or sub(value, 11, 34) ~= wanted[i] or byte(value, 9) > 9 or (raw and not is_sound(raw, 'R')) then
       set_aside(wanted[i])
+    elseif lapsed == LAPSE_MAX and raw and byte(raw, 38) >= 16 and has_lapsed(wanted[i]) then
+      local s = read_state(wanted[i], raw)
+      s.popped = true
+      end_message(s, 'dropped', 'lapsed')
     elseif raw and plain then
       -- States and leases do not belong together though they are as many: let the next claim take the long way.
       if not uneven then call('HSET', QUEUE, 'uneven', '1') end
@@ -407,7 +429,7 @@ if side_effects or #expectant > 0 then
 end
 
 -- Also where the journal is silent: what came due or expired has been counted or has a place in the sequence.
-if item_count > 0 or leased > 0 or buried > 0 or #due > 0 or #expired > 0 or #unsure > 0 or #damaged > 0
+if item_count > 0 or leased > 0 or buried > 0 or lapsed > 0 or #due > 0 or #expired > 0 or #unsure > 0 or #damaged > 0
   or policy.rate_count then
   write_book()
 end

@@ -7,12 +7,19 @@
 -- kept to the cap), due (8), window (8),
 -- key, group and journal copy lengths (2, 2, 4), key, group, journal copy; then length (1) and id of its chain; then length (4)
 -- of the chains that it waits for and those with a NUL between; then the envelope.
+-- Of one that lapses, this stands before that: 31, 1 if the next number is a time and 0 if it begins now (1), expiry (8).
 -- Invariant: reads its argument and nothing else.
 
 local RULES = {[0] = 'keep', [1] = 'replace', [2] = 'extend', [3] = 'error'}
 
 local function parse_draft(argument)
   local mark = byte(argument, 1)
+  if mark == 31 then
+    local absolute, expires = struct_unpack('>BI8', argument, 2)
+    local draft = parse_draft(sub(argument, 11))
+    draft.expires = absolute == 1 and expires or now + expires
+    return draft
+  end
   if mark < 16 then
     return {id = sub(argument, 3, 26), priority = mark, flags = 0, due = 0, window = 0, key = '', group = '', chain = '',
       envelope = sub(argument, 2), rule = 'keep'}

@@ -196,6 +196,31 @@ end
 
 local function cancel_requested(s) return s.flags % 2 == 1 end
 local function waits_for_chains(s) return s.flags % 16 >= 8 end
+local function may_lapse(s) return s.flags % 32 >= 16 end
+
+-- Whether a message that is not leased has lapsed.
+local function has_lapsed(id)
+  local expiry = call('ZSCORE', BASE .. 'expires', id)
+  return expiry and tonumber(expiry) <= now
+end
+
+-- The expiry of a message that is leased does not count.
+local function put_expiry_aside(id)
+  local expiry = tonumber(call('ZSCORE', BASE .. 'expires', id) or EXPIRY_ASIDE)
+  if expiry < EXPIRY_ASIDE then call('ZADD', BASE .. 'expires', expiry + EXPIRY_ASIDE, id) end
+end
+
+-- The expiry of a message that was leased counts again.
+local function restore_expiry(id)
+  local expiry = tonumber(call('ZSCORE', BASE .. 'expires', id) or 0)
+  if expiry >= EXPIRY_ASIDE then call('ZADD', BASE .. 'expires', expiry - EXPIRY_ASIDE, id) end
+end
+
+-- Milliseconds until the first of the messages that are not leased lapses, or nil.
+local function until_lapse()
+  local first = call('ZRANGE', BASE .. 'expires', 0, 0, 'WITHSCORES')
+  if first[2] and tonumber(first[2]) < EXPIRY_ASIDE then return max(0, tonumber(first[2]) - now) end
+end
 
 local function next_position()
   local position = counts[COUNT.sequence] + 1
@@ -212,6 +237,7 @@ local freshly_ready = 0
 -- To the end of its priority, or to the timers if its time has not come. The caller has removed it from its old place.
 local function make_claimable(s, ready)
   s.ready = ready
+  if may_lapse(s) then restore_expiry(s.id) end
   if ready > now then
     s.status = 'D'
     call('ZADD', DUE, ready, s.id)
@@ -237,6 +263,7 @@ end
 -- Before all others of its priority, in the order of `ready`.
 local function to_head(s, ready, cause)
   s.status, s.ready, s.cause = 'R', ready, codes().cause_number[cause]
+  if may_lapse(s) then restore_expiry(s.id) end
   if grouping then
     grouping.make_ready(s, ready - HEAD_OFFSET)
   else
@@ -319,16 +346,20 @@ local function end_message(s, how, cause, details, begun)
   end
   -- The same rule as `is_side_effect` in values.py.
   if how == 'dead' and s.status ~= 'L' or cause == 'overload' or cause == 'expired' or cause == 'publish'
-    or cause == 'parked' then
+    or cause == 'parked' or cause == 'lapsed' then
     add_side_effect(how, details and details[1] or cause, s.id, s.raw)
   end
   if not s.popped then leave_place(s) end
   if grouping then grouping.ended(s) end
+  if may_lapse(s) then
+    call('ZREM', BASE .. 'expires', s.id)
+    s.flags = s.flags - 16
+  end
   if s.flags > 1 then
     news[#news + 1] = {kind = 'end', id = s.id, token = s.token, flags = s.flags, chain = s.chain, how = how, begun = begun,
       reason = details and details[1]}
     -- A dead letter waits for nothing, and its waiters have been notified.
-    s.flags = s.flags % 2 + floor(s.flags / 4) % 2 * 4
+    s.flags = s.flags % 2 + floor(s.flags / 4) % 2 * 4 + floor(s.flags / 128) * 128
   end
   if how == 'dead' then
     s.status = 'X'
@@ -352,6 +383,22 @@ local function end_message(s, how, cause, details, begun)
   end
   if s.key ~= '' then release_key(s, how) end
   if how == 'dead' then enforce_dead_limits() end
+end
+
+-- End messages that have lapsed, the earliest first; how many. The includer goes on with chains.
+local function lapse()
+  local ids = call('ZRANGEBYSCORE', BASE .. 'expires', '-inf', now, 'LIMIT', 0, LAPSE_MAX)
+  for i = 1, #ids do
+    local s = state_of(ids[i])
+    if s and PLACES[s.status] ~= LEASES and PLACES[s.status] ~= DEAD then
+      end_message(s, 'dropped', 'lapsed')
+    else
+      -- An earlier release ended it, or its record is damaged, which the next step at it finds.
+      call('ZREM', BASE .. 'expires', ids[i])
+    end
+  end
+  if #ids == 0 and call('EXISTS', BASE .. 'expires') == 0 then call('HDEL', QUEUE, 'expiring') end
+  return #ids
 end
 
 -- A delivery that would go back ends here instead if it was cancelled, or its key's next generation waits.

@@ -1,11 +1,11 @@
 -- peek: list messages of one state, in their order, page by page. Writes nothing.
 --
 -- Arguments: state, limit, cursor or '', then id, key, group and reason to filter by, each or ''.
--- Touches: queue, messages, state, ready, due, leases, keys, waiting, dead, errors, completed.
+-- Touches: queue, messages, state, ready, due, leases, keys, waiting, dead, errors, completed, expires.
 -- A page reads no more than SCANNED_MAX messages and about CHUNK_BYTES_MAX bytes, so a filter that matches nothing
 -- cannot hold up the server: it may come back short or empty, with a cursor to go on from. A cursor is the last message seen and its score; of done, how many
 -- were seen.
--- Reply: cursor or '', then score, value, state and failure of each.
+-- Reply: cursor or '', then score (and of one that lapses, behind a space, when), value, state and failure of each.
 
 -- include moves
 -- include cursor
@@ -26,6 +26,8 @@ local found, bytes = 0, 0
 local function show(score, value, s, failure)
   found = found + 1
   local at = #reply
+  local expiry = may_lapse(s) and state ~= 'done' and call('ZSCORE', BASE .. 'expires', s.id)
+  if expiry then score = score .. ' ' .. format('%.0f', tonumber(expiry) % EXPIRY_ASIDE) end
   reply[at + 1], reply[at + 2], reply[at + 3], reply[at + 4] = score, value, s.raw, failure
 end
 

@@ -6,7 +6,7 @@
 -- Arguments: how many queues, how many keys come before theirs (3 with a heartbeat, otherwise 0), the worker's own channel or '',
 -- then of a heartbeat name, record, time to live, how many workers are remembered, and how long it would lead ('': it does
 -- not want to); then the sleeper of each queue or ''.
--- Touches: workers, records, leader:<role>, queue, ready, due, leases, outgoing, dead, sleepers, the keys of groups.
+-- Touches: workers, records, leader:<role>, queue, ready, due, leases, outgoing, dead, sleepers, expires, the keys of groups.
 -- Invariant: what it changes is how long something stays known. Foreign data is left to the claim, which reports it. The first
 -- write removes: a store whose memory is full can be polled.
 -- Reply: the store's time, {leader, token, how long it still leads} or {}, what was requested of the worker, then four numbers for each queue: 1 if it needs a
@@ -64,8 +64,10 @@ end
 for i = 1, many do
   local key = KEYS[before + i]
   local base, sleeper = sub(key, 1, -6), ARGV[sleepers_from + i]
-  local fields = redis.pcall('HMGET', key, 'version', 'policy', 'paused', 'groups')
+  local fields = redis.pcall('HMGET', key, 'version', 'policy', 'paused', 'groups', 'expiring')
   local due, lease = first_score(base .. 'due'), first_score(base .. 'leases')
+  local expiry = not fields.err and fields[5] and first_score(base .. 'expires')
+  if expiry and expiry < EXPIRY_ASIDE then due = due and min(due, expiry) or expiry end
   local rules = DEFAULT_POLICY
   local needed = fields.err or due == nil or lease == nil or (fields[1] and tonumber(fields[1]) > VERSION)
   if not needed then

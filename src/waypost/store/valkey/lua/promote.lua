@@ -1,9 +1,10 @@
--- promote: make timers ready that are due, as a claim does, for sleeping workers.
+-- promote: make timers ready that are due, and end messages that have lapsed, as a claim does, for sleeping workers.
 --
--- Touches: queue, messages, state, ready, due, journal, sleepers, the keys of groups.
+-- Touches: queue, messages, state, ready, due, keys, waiting, dead, errors, journal, sleepers, outgoing, expires, window:<key>, the keys of
+-- chains, the keys of groups.
 -- Invariant: a bounded number; a paused queue lets its timers gather. A repeat only finds less to do.
 -- A timer whose record is damaged is set aside.
--- Reply: promoted, timers left, how late the oldest was, next due (-1: none), then the sleepers to wake and, behind a byte 1, what else
+-- Reply: promoted, timers left, how late the oldest was, next due or next to lapse (-1: none), then the clients to wake and, behind a byte 1, what else
 -- it did.
 
 -- include moves
@@ -12,6 +13,14 @@ open_queue()
 must_be('hash', MESSAGES)
 must_be('hash', STATE)
 must_be('zset', READY)
+if expiring then
+  must_be('zset', BASE .. 'expires')
+  must_be('hash', HOLDERS)
+  must_be('zset', WAITING)
+  must_be('zset', DEAD)
+  must_be('hash', ERRORS)
+  must_be('hash', OUTGOING)
+end
 -- include grouping
 local timers = must_be('zset', DUE)
 local oldest = timers > 0 and tonumber(call('ZRANGE', DUE, 0, 0, 'WITHSCORES')[2]) or now
@@ -29,8 +38,13 @@ for i = 1, #due do
     set_aside(due[i], DUE)
   end
 end
+local lapsed = expiring and not paused and lapse() or 0
+-- include chains
 if grouping then grouping.write() end
-local names = wake(freshly_ready)
-if #due > 0 then write_book() end
+local names = wake(freshly_ready + (lapsed > 0 and grouping and grouping.worth() or 0))
+for i = 1, #expectant do names[#names + 1] = expectant[i] end
+if #due > 0 or lapsed > 0 then write_book() end
 if side_effects then names[#names + 1] = '\1' .. concat(side_effects) end
-return {promoted, timers - #due, max(0, now - oldest), until_first(DUE) or -1, unpack(names)}
+local next_due, next_lapse = until_first(DUE) or -1, expiring and until_lapse()
+if next_lapse and (next_due < 0 or next_lapse < next_due) then next_due = next_lapse end
+return {promoted, call('ZCARD', DUE), max(0, now - oldest), next_due, unpack(names)}

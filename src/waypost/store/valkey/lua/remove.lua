@@ -1,7 +1,7 @@
 -- remove: remove a queue that is empty, with all that is kept of it.
 --
 -- Touches: queue, messages, state, ready, due, leases, keys, waiting, dead, errors, journal, readers, sleepers, rate,
--- completed, outgoing, arrivals, schedules, the keys of groups. Also chains, damaged and blocked. What is left: queue, with the last number of the
+-- completed, outgoing, arrivals, schedules, expires, the keys of groups. Also chains, damaged and blocked. What is left: queue, with the last number of the
 -- journal, when it was removed and by which operation; and arrivals. Both expire. Operations, windows, results, ends and finished
 -- chains have a time to live of their own, and lie under other names in the next queue (OWN), so it sees none of them.
 -- Invariant: nothing is removed while anything is left in the queue. The first write removes.
@@ -25,6 +25,7 @@ must_be('list', RATE)
 must_be('list', COMPLETED)
 must_be('zset', ARRIVALS)
 must_be('zset', BASE .. 'blocked')
+must_be('zset', BASE .. 'expires')
 for _, name in pairs({'groups', 'group_rates', 'group_settings', 'positions'}) do must_be('hash', BASE .. name) end
 for _, name in pairs({'names', 'line', 'depths', 'turns', 'limited', 'rate_ends', 'held'}) do must_be('zset', BASE .. 'group_' .. name) end
 must_be('set', BASE .. 'group_counted')
@@ -39,7 +40,7 @@ end
 if gone then return {0} end
 
 call('UNLINK', MESSAGES, STATE, READY, DUE, LEASES, HOLDERS, WAITING, DEAD, ERRORS, JOURNAL, READERS, SLEEPERS, RATE, COMPLETED,
-  OUTGOING, BASE .. 'schedules', BASE .. 'chains', BASE .. 'damaged', BASE .. 'blocked',
+  OUTGOING, BASE .. 'schedules', BASE .. 'chains', BASE .. 'damaged', BASE .. 'blocked', BASE .. 'expires',
   BASE .. 'groups', BASE .. 'group_names', BASE .. 'group_line', BASE .. 'group_depths', BASE .. 'group_turns', BASE .. 'group_limited',
   BASE .. 'group_rates', BASE .. 'group_rate_ends', BASE .. 'group_settings', BASE .. 'positions', BASE .. 'group_held',
   BASE .. 'group_counted')

@@ -1,0 +1,73 @@
+"""Messages that lapse: they end dropped, cause lapsed, if they were not claimed before their expiry.
+
+The expiry is a column that only this module reads. A leased message leaves its index, and is in it again if it returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from waypost.policy import LAPSE_MAX
+from waypost.store.port import Draft
+from waypost.store.sqlite.check import usable
+from waypost.store.sqlite.moves import end
+from waypost.store.sqlite.queue_records import COLUMNS, QueueRecords, as_list
+
+_CAN_LAPSE = "m.expires_ms IS NOT NULL AND m.state <> {LEASED} AND m.state < {DEAD}"
+_LAPSED = f"""
+    SELECT {COLUMNS} FROM {{message}} m INDEXED BY {{message:expires}}
+    WHERE m.queue = ? AND {_CAN_LAPSE} AND m.expires_ms <= ? ORDER BY m.expires_ms, m.id LIMIT ?"""
+_LAPSED_OF_KEYS = f"""
+    SELECT {COLUMNS} FROM {{message}} m INDEXED BY {{message:expires}}
+    WHERE m.queue = ? AND {_CAN_LAPSE} AND m.expires_ms <= ? AND m.key IN (SELECT value FROM json_each(?))
+    ORDER BY m.expires_ms, m.id"""
+_NEXT = f"SELECT min(m.expires_ms) FROM {{message}} m INDEXED BY {{message:expires}} WHERE m.queue = ? AND {_CAN_LAPSE}"
+_SET = "UPDATE {message} SET expires_ms = ? WHERE seq = ?"
+_CLEAR = "UPDATE {message} SET expires_ms = NULL WHERE seq IN (SELECT value FROM json_each(?))"
+
+
+def lapse(records: QueueRecords, operation: str | None) -> bool:
+    """End messages that have lapsed, the earliest first, a bounded number; return whether there may be more."""
+    records.flush_messages()
+    rows = records.step.execute(_LAPSED, (records.number, records.now, LAPSE_MAX)).fetchall()
+    if rows:
+        _end(records, rows, operation)
+        records.flush_and_forget()
+    return len(rows) == LAPSE_MAX
+
+
+def lapse_keys(records: QueueRecords, keys: list[str], operation: str | None) -> None:
+    """End messages of these keys that have lapsed: they do not keep their keys from the next ones."""
+    rows = records.step.execute(_LAPSED_OF_KEYS, (records.number, records.now, as_list(keys))).fetchall()
+    if rows:
+        _end(records, rows, operation)
+        records.flush_messages()
+
+
+def _end(records: QueueRecords, rows: list[tuple[object, ...]], operation: str | None) -> None:
+    lapsed = [records.hold(row) for row in usable(records, rows)]
+    records.load_holders([record.key for record in lapsed if record.key is not None])
+    for record in lapsed:
+        end(records, record, "dropped", operation, cause="lapsed")
+
+
+def next_moment(records: QueueRecords) -> int | None:
+    """Return the milliseconds until the next timer is due, or the next message lapses."""
+    due = records.next_due()
+    expires_ms: int | None = records.step.execute(_NEXT, (records.number,)).fetchone()[0]
+    if expires_ms is None:
+        return due
+    remaining = max(0, expires_ms - records.now)
+    return remaining if due is None else min(due, remaining)
+
+
+def set_expiries(records: QueueRecords, drafts: Sequence[Draft], first: int) -> None:
+    """Give an expiry to those drafts that have one, which were stored with numbers from `first` on."""
+    records.flush_messages()
+    rows = [(draft.expiry(records.now), seq) for seq, draft in enumerate(drafts, first) if draft.expires_ms]
+    records.step.execute_many(_SET, rows)
+
+
+def clear_expiries(records: QueueRecords, seqs: Sequence[int]) -> None:
+    """Take the expiry from messages: dead letters that are made ready again do not lapse."""
+    records.step.execute(_CLEAR, (as_list(seqs),))
