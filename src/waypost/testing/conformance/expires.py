@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from waypost.policy import LAPSE_MAX
@@ -133,6 +135,19 @@ class TestExpiry:
         found = bench.claim(5)
         assert [lease.id for lease in found or bench.claim(5)] == [kept.id]
         bench.check_invariants()
+
+    @pytest.mark.promise("PUB-10", "QUEUE-5", "QUEUE-6")
+    @pytest.mark.parametrize("settings", [{"fair": True}, {"order": "group"}], ids=["fair", "ordered"])
+    def test_turns_between_many_groups_hand_out_nothing_that_lapsed(
+        self, bench: Bench, settings: dict[str, Any]
+    ) -> None:
+        bench.configure(**settings)
+        bench.publish_drafts([bench.draft(group=f"g{number}", expires=1) for number in range(LAPSE_MAX + 7)])
+        bench.after(1)
+        assert bench.claim(5) == []
+        assert bench.claim(5) == []
+        bench.check_invariants()
+        assert bench.ledger().dropped == LAPSE_MAX + 7
 
     @pytest.mark.promise("PUB-10")
     def test_a_paused_queue_lets_its_messages_lapse_when_it_goes_on(self, bench: Bench) -> None:

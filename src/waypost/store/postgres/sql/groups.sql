@@ -265,7 +265,7 @@ END $body$;
 -- The same where each of the first groups hands out one message, as in most claims: nothing limits any of them, and none has
 -- its next turn before the last of them has had its own. Returns nulls where that is not so: what it has locked is chosen again.
 CREATE OR REPLACE FUNCTION {choose_one_each}(
-    q {queue}, p_room bigint, p_left bigint, p_held boolean, OUT places tid[], OUT size bigint, OUT groups tid[], OUT turn bigint
+    q {queue}, p_now bigint, p_room bigint, p_left bigint, p_held boolean, OUT places tid[], OUT size bigint, OUT groups tid[], OUT turn bigint
 ) LANGUAGE plpgsql AS $body$
 DECLARE
     v_names text[];
@@ -285,7 +285,8 @@ BEGIN
     IF q.claim_mode < {MODE_ORDERED} THEN
         SELECT array_agg(c.place), sum(c.size), bool_and(c.good) INTO places, size, v_plain FROM unnest(v_names) AS u (name)
         CROSS JOIN LATERAL (
-            SELECT m.ctid AS place, length(m.data) AS size, q.max_deliveries IS NULL OR m.deliveries < q.max_deliveries AS good
+            SELECT m.ctid AS place, length(m.data) AS size, (q.max_deliveries IS NULL OR m.deliveries < q.max_deliveries)
+                AND (m.expires_ms IS NULL OR m.expires_ms > p_now) AS good
             FROM {message} m
             WHERE m.queue = q.number AND coalesce(m."group", '') = u.name AND m.group_rank IS NOT NULL AND m.state = {READY}
             ORDER BY m.group_rank, m.position, m.id LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED) c;
@@ -301,7 +302,8 @@ BEGIN
                     WHERE o.queue = q.number AND coalesce(o."group", '') = u.name AND o.keeps_place LIMIT 1) IS NULL)
             ORDER BY m.position, m.id LIMIT 1) h
         CROSS JOIN LATERAL (
-            SELECT m.ctid AS place, length(m.data) AS size, q.max_deliveries IS NULL OR m.deliveries < q.max_deliveries AS good
+            SELECT m.ctid AS place, length(m.data) AS size, (q.max_deliveries IS NULL OR m.deliveries < q.max_deliveries)
+                AND (m.expires_ms IS NULL OR m.expires_ms > p_now) AS good
             FROM {message} m WHERE m.ctid = h.place LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED) c;
     END IF;
     IF v_plain IS NOT TRUE OR cardinality(places) < v_count OR size > p_left THEN
@@ -333,7 +335,7 @@ BEGIN
     IF q.group_max_running IS NULL AND q.group_rate_count IS NULL AND q.conversion IS NULL AND q.lease_ms IS NOT NULL
         AND p_missed IS NULL
     THEN
-        v_short := {choose_one_each}(q, p_room, p_left, v_held);
+        v_short := {choose_one_each}(q, p_now, p_room, p_left, v_held);
         IF v_short.places IS NOT NULL THEN
             places := v_short.places;
             size := v_short.size;
