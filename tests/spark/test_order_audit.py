@@ -164,8 +164,6 @@ def test_a_queue_is_judged_when_all_messages_of_before_its_order_have_ended(spar
 @pytest.mark.promise("SPARK-5", "QUEUE-5")
 def test_a_store_keeps_the_order_and_a_planted_break_is_reported(shop: Shop, pipeline: Callable[..., Pipeline]) -> None:
     with shop.bulk() as bulk:
-        if not bulk.store.capabilities.groups:
-            pytest.skip("this store cannot treat groups apart yet")
         exact = not bulk.store.capabilities.commits_out_of_order
     shop.post.configure("orders", order="group")
     ids = [shop.post.publish("orders", number, group="g").id for number in range(6)]
