@@ -182,6 +182,14 @@ class GroupRow(Struct):
             return True
         return self.leased <= 0 and (policy.on_failure == "pass" or self.held_by is None)
 
+    def waits_for_rate(self, policy: PolicyRecord, now: int) -> bool:
+        """Return whether it could go on if its rate allowed it, and no claim has returned yet when it does."""
+        if self.limited_until is not None or self.paused or self.ready <= 0:
+            return False
+        if policy.order is not None and (self.leased > 0 or (policy.on_failure != "pass" and self.held_by is not None)):
+            return False
+        return self.limit_at(policy, now)[0] == "rate"
+
 
 def end_of_part(now: int, per_ms: int) -> int:
     """Return the last millisecond of the part of a rate's window in which a time lies."""
@@ -388,14 +396,17 @@ class Grouping:
     def worth_waking(self) -> int:
         """Return how many sleepers the groups are worth that can go on since a step ended leases or holds of them.
 
-        Those with messages that became ready in the same step are counted already.
+        Those with messages that became ready in the same step are counted already. One more if only a rate keeps some
+        of them back, and no claim has returned until when: the claim of that sleeper does.
         """
         names = self.freed - self.fresh
         policy, now = self.records.policy, self.records.now
         if not names or not policy.grouped:
             return 0
         always = policy.order is not None or policy.group_max_running is not None
-        return sum((always or row.max_running is not None) and row.can_go_on(policy, now) for row in self.rows(names))
+        rows = [row for row in self.rows(names) if always or row.max_running is not None]
+        able = [row.can_go_on(policy, now) for row in rows]
+        return sum(able) + any(row.waits_for_rate(policy, now) for row, can in zip(rows, able, strict=True) if not can)
 
 
 def _as_list(names: Iterable[Any]) -> str:

@@ -216,6 +216,7 @@ def worth_configuring(records: QueueRecords, group: str) -> int:
     for row in _groups_of(records).rows([group]):
         if row.can_go_on(records.policy, records.now):
             return 1 if records.policy.order else row.ready
+        return int(row.waits_for_rate(records.policy, records.now))
     return 0
 
 

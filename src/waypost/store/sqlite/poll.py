@@ -10,6 +10,7 @@ from waypost.store.port import Idle, Registration
 from waypost.store.sqlite import schedules, workers
 from waypost.store.sqlite.queue_records import as_list, read_policy
 from waypost.store.sqlite.step import Step
+from waypost.store.sqlite.turns import limited_until
 from waypost.store.sqlite.turns import needs_claim as needs_claim_for_groups
 from waypost.values import Polled, PolledQueue
 
@@ -62,6 +63,7 @@ def _polled(step: Step, idle: Idle, row: tuple[Any, ...], renewed: list[tuple[in
         records = step.queue_for_reading(idle.queue)
         if records.groups is not None and records.groups.takes_turns:
             ready = needs_claim_for_groups(records)
+            due = min((at for at in (due, limited_until(records)) if at is not None), default=None)
     if paused:
         ready, due, end = 0, None, None
     needs_claim = ready > 0 or any(at is not None and at <= now for at in (due, end))

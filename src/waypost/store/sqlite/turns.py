@@ -283,8 +283,13 @@ def next_allowed(records: QueueRecords, groups: Grouping) -> int | None:
 
 def needs_claim(records: QueueRecords) -> bool:
     """Return whether a claim may find something, or has groups to put into the line."""
-    execute = records.step.execute
-    if execute(_IN_LINE, (records.number,)).fetchone() is not None:
+    if records.step.execute(_IN_LINE, (records.number,)).fetchone() is not None:
         return True
-    until: int | None = execute(_NEXT_ALLOWED, (records.number,)).fetchone()[0]
+    until = limited_until(records)
     return until is not None and until <= records.now
+
+
+def limited_until(records: QueueRecords) -> int | None:
+    """Return when the first rate of a group allows its next message."""
+    until: int | None = records.step.execute(_NEXT_ALLOWED, (records.number,)).fetchone()[0]
+    return until
