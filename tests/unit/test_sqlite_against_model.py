@@ -42,7 +42,7 @@ def test_random_programs_have_the_same_history_on_both(pair_for: Callable[[int],
 
 
 @pytest.mark.promise("STORE-4", "QUEUE-5", "QUEUE-6", "QUEUE-7")
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_random_programs_with_groups_have_the_same_history_on_both(pair_for: Callable[..., Pair], seed: int) -> None:
     pair = pair_for(seed, groups=("g", "h", "ü"))
     for _ in range(150):

@@ -94,8 +94,10 @@ def test_no_statement_about_groups_scans_a_whole_table(tmp_path: Path) -> None:
     pair = Pair(lambda clock: SqliteStore(tmp_path / "plans.db", clock=clock), seed=1, groups=("g", "h", "ü"))
     executor, store = executor_of(pair), pair.stores[1]
     statements = record_statements(executor)
-    for _ in range(200):
+    for at in range(150):
         queue = pair.step()
+        if at % 5:
+            continue
         pair.check(queue)
         for group in (None, "g"):
             page = executor.run(store.peek(queue, "ready", 1, group=group))
@@ -163,7 +165,7 @@ def test_a_publish_a_claim_and_the_stats_cost_the_same_in_a_long_queue(tmp_path:
 def test_a_claim_and_its_settle_cost_the_same_with_many_groups(tmp_path: Path, settings: dict[str, Any]) -> None:
     costs = []
     # Few groups, many groups, and many messages in each of a few groups.
-    for groups, depth in ((50, 200), (20_000, 20_000), (50, 20_000)):
+    for groups, depth in ((50, 200), (5_000, 5_000), (50, 5_000)):
         store = SqliteStore(tmp_path / f"{groups}-{depth}.db", clock=ManualClock())
         pair = Pair(lambda clock, store=store: store)  # type: ignore[misc]
         executor = executor_of(pair)
