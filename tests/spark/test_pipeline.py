@@ -523,8 +523,9 @@ def test_a_transaction_that_commits_late_is_not_missed_and_one_rolled_back_never
 
 @pytest.mark.promise("STORE-7", "SPARK-4")
 def test_columns_that_a_later_release_added_to_a_lake_are_passed_over(
-    shop: Shop, pipeline: Callable[..., Pipeline]
+    postgres_shop: Shop, pipeline: Callable[..., Pipeline]
 ) -> None:
+    shop = postgres_shop
     shop.post.publish_many("orders", range(3))
     made = pipeline(shop)
     made.run()
