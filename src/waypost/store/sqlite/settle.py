@@ -302,6 +302,8 @@ def _change_priority_of(records: QueueRecords, id: str, priority: int, operation
         return "unknown"
     if record.state not in (READY, DELAYED) or record.priority == priority:
         return "unchanged"
+    if records.policy.order is not None and record.group is not None:
+        return "unchanged"
     record.priority = priority
     records.step.execute(_PRIORITY, (priority, record.seq))
     if record.state == READY:

@@ -178,7 +178,7 @@ BEGIN
         SELECT * INTO m FROM {message} t WHERE t.queue = q.number AND t.id = p_ids[i] FOR UPDATE;
         IF NOT FOUND OR m.state = {DEAD} THEN
             v_letters := v_letters || 'u';
-        ELSIF m.state NOT IN ({READY}, {DELAYED}) OR m.rank = v_rank OR coalesce(m.group_rank = {RANK_ORDERED}, false) THEN
+        ELSIF m.state NOT IN ({READY}, {DELAYED}) OR m.rank = v_rank OR (q.group_mode = {MODE_ORDERED} AND m."group" IS NOT NULL) THEN
             v_letters := v_letters || 's';
         ELSE
             UPDATE {message} t SET rank = v_rank, group_rank = CASE WHEN t.group_rank IS NOT NULL THEN v_rank END,

@@ -25,7 +25,7 @@ begin_removing()
 local function change(id)
   local s = state_of(id)
   if not s or s.status == 'X' then return 'u' end
-  if (s.status ~= 'R' and s.status ~= 'D') or s.priority == priority or (grouping and grouping.is_ordered(s)) then return 's' end
+  if (s.status ~= 'R' and s.status ~= 'D') or s.priority == priority or (policy.order and s.group ~= '') then return 's' end
   if s.status == 'R' then
     leave_place(s)
     s.priority = priority

@@ -351,7 +351,6 @@ local function follow_groups()
   end
 
   local function is_ordered(s) return follows and ordered and s.group ~= '' end
-  grouping.is_ordered = is_ordered
 
   -- The group of a message by its packed state; '' without one, nil if it cannot be read.
   local function group_in(raw)
