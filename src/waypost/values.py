@@ -25,6 +25,8 @@ MessageState = Literal["ready", "delayed", "waiting", "leased", "dead", "done"]
 WorkerState = Literal["running", "quiet", "stopping"]
 WorkerRequest = Literal["quiet", "stop"]
 RescheduleStatus = Literal["moved", "due", "unknown"]
+#: `unchanged`: it has this priority already, is running or waiting, or is in an ordered group, where none counts.
+PriorityStatus = Literal["changed", "unchanged", "unknown"]
 HealthStatus = Literal["green", "degraded", "red"]
 
 NoticeKind = Literal["ended", "watch", "completed"]

@@ -491,6 +491,7 @@ UNDO_TEXTS = {
     "bulk_purge": "Cancel the rest of it while it runs; what is removed is gone.",
     "bulk_cancel": "Cancel the rest of it while it runs; what is cancelled is gone.",
     "bulk_reschedule": "Move the timers again, while they are not due; their times before are in the journal.",
+    "bulk_prioritize": "Give the messages their priority before again; it is in the journal.",
     "change_bulk": "Resume it if it was paused; a cancelled one must be started anew.",
     "edit_dead": "Cancel the new message, if no worker has claimed it yet.",
     "reschedule": "Move the timer to its time before, while it is not due.",
@@ -540,10 +541,10 @@ class BulkAction(Struct, frozen=True):
     """A redrive, purge, cancel or move of many messages, which goes on without the program that started it."""
 
     id: str
-    #: redrive, purge, cancel or reschedule.
+    #: redrive, purge, cancel, reschedule or prioritize.
     verb: str
     queue: str
-    #: Which messages: the parts of the filter that are set; of a reschedule also `at`.
+    #: Which messages: the parts of the filter that are set; of a reschedule also `at`, of a prioritize `priority`.
     filters: dict[str, Any]
     rate: str | None
     user: str

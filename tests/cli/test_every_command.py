@@ -297,6 +297,11 @@ def bulk_actions(cli: CommandRunner) -> None:
     assert [one["id"] for one in cli.json("bulk", "list")] == [second, id]
     assert "cancelled" in cli.run("bulk", "list").splitlines()[1]
     assert "there is no bulk action" in cli.refused("bulk", "run", "0" * 24)
+    cli.post.publish_many("mails", range(3), key=lambda body: f"k{body}")
+    third = cli.run("bulk", "start", "mails", "prioritize", "--state", "ready", "--priority", "9", "--key-prefix", "k2")
+    assert cli.run("bulk", "run", third.strip()) == "prioritize of mails: done, 1 message done\n"
+    assert [one["priority"] for one in cli.json("peek", "mails")] == [9, 5, 5]
+    assert [one["key"] for one in cli.json("peek", "mails", "--key-prefix", "k2")] == ["k2"]
 
 
 @check_of("dead list", "dead peek", "dead redrive", "dead purge")
@@ -309,6 +314,7 @@ def dead_letters(cli: CommandRunner) -> None:
     assert "too big" in lines[1]
     assert "\x1b" not in "".join(lines)
     assert [one["id"] for one in cli.json("dead", "list", "orders", "--reason", "rejected")] == [third]
+    assert cli.json("dead", "list", "orders", "--died-before", "2020-01-01T00:00:00Z") == []
     assert cli.json("dead", "list", "orders", "--by-reason")[0] | {"error_type": ""} == {
         "reason": "too big", "error_type": "", "count": 2,
     }  # fmt: skip

@@ -350,6 +350,12 @@ def test_wrong_bulk_actions_are_refused(post: Any) -> None:
         post.start_bulk("orders", "reschedule")
     with pytest.raises(InvalidInput, match="takes no delay"):
         post.start_bulk("orders", "redrive", delay=5)
+    with pytest.raises(InvalidInput, match="a priority=, from 0 to 9"):
+        post.start_bulk("orders", "prioritize", state="ready")
+    with pytest.raises(InvalidInput, match="priority"):
+        post.start_bulk("orders", "prioritize", state="ready", priority=10)
+    with pytest.raises(InvalidInput, match="takes no priority="):
+        post.start_bulk("orders", "redrive", priority=5)
     with pytest.raises(InvalidInput, match="reason is for dead letters"):
         post.start_bulk("orders", "cancel", state="ready", reason="rejected")
     with pytest.raises(InvalidInput, match="died_before is for dead letters"):
@@ -458,6 +464,37 @@ def test_timers_are_moved_and_run_now_by_a_filter(sync_place: Place) -> None:
         assert later.done == 220
         now = post.run_bulk(post.start_bulk("orders", "reschedule", delay=0, key_prefix="b-").id)
         assert (now.done, post.ledger("orders").ready, post.ledger("orders").balance) == (110, 110, 0)
+
+
+@pytest.mark.promise("QUEUE-8", "PUB-9")
+@pytest.mark.parametrize("priority", [1, 9])
+def test_priorities_are_changed_by_a_filter(sync_place: Place, priority: int) -> None:
+    with sync_place.open() as post:
+        for kind in "ab":
+            post.publish_many("orders", range(110), key=lambda body, kind=kind: f"{kind}-{body}")
+        started = post.start_bulk("orders", "prioritize", state="ready", priority=priority, key_prefix="b-")
+        changed = post.run_bulk(started.id)
+        assert (changed.state, changed.done, changed.filters["priority"]) == ("done", 110, priority)
+        kinds = [message.key[0] for message in post.messages("orders")]
+        assert kinds == sorted(kinds, reverse=priority == 9)
+        assert post.ledger("orders").balance == 0
+
+
+@pytest.mark.promise("QUEUE-8")
+def test_messages_are_listed_by_a_filter(post: Any) -> None:
+    for number in range(300):
+        post.publish("orders", number, key=f"{'ab'[number % 2]}-{number}", headers={"tenant": "ab"[number // 150]})
+    found = list(post.messages("orders", key_prefix="b-", header="tenant=b"))
+    assert [message.body for message in found] == list(range(151, 300, 2))
+    assert [message.body for message in post.messages("orders", key_prefix="b-", limit=2)] == [1, 3]
+    assert list(post.messages("orders", type_name="shop.Order")) == []
+    assert list(post.messages("orders", published_before=datetime(2020, 1, 1, tzinfo=UTC))) == []
+    with post.receive("orders") as message:
+        message.dead("rejected", "no such customer")
+    (letter,) = post.dead_letters("orders", error="no such customer", key_prefix="a-")
+    assert letter.body == 0
+    with pytest.raises(InvalidInput, match="died_before is for dead letters"):
+        list(post.messages("orders", died_before=datetime.now(UTC)))
 
 
 @pytest.mark.promise("QUEUE-8")

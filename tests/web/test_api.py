@@ -413,6 +413,7 @@ REQUESTS: dict[str, Any] = {
     "bulk_redrive": documents.BulkRedrive(error="no such customer", type_name="shop.Order", rate="50/s"),
     "bulk_purge": documents.BulkPurge(confirm="orders", died_before=datetime(2026, 1, 1, tzinfo=UTC)),
     "bulk_cancel": documents.BulkCancel(state="delayed", header="tenant=a b", rate="5/s", confirm="orders"),
+    "bulk_prioritize": documents.BulkPrioritize(state="ready", type_name="shop.Order", priority=9),
     "bulk_reschedule": documents.BulkReschedule(group="acme", at=datetime(2026, 1, 1, tzinfo=UTC)),
     "change_bulk": documents.BulkChange(id="1m7fra5gs06ap4cfk9b5jsq9", change="pause"),
     "edit_dead": documents.EditRequest(id="1m7fra5gs06ap4cfk9b5jsq9", body={"a": 1}),

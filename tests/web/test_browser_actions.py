@@ -214,6 +214,18 @@ def move_and_cancel_a_group(tab: Tab, shop: Shop, queue: str) -> None:
     assert (ledger.cancelled, ledger.delayed) == (3, 1)
 
 
+@does("bulk_prioritize")
+def prioritize_a_group(tab: Tab, shop: Shop, queue: str) -> None:
+    for group in ("other", "acme"):
+        shop.post.publish(queue, group, group=group)
+    page = tab.go(f"{QUEUES}/{queue}?state=ready&group=acme")
+    follow(page, "Prioritize those of this group")
+    page.get_by_label("Priority").fill("8")
+    press(page, "Change them")
+    page.locator("tr", has_text=queue).get_by_text("1 with the new priority").wait_for()
+    assert [(message.body, message.priority) for message in shop.post.peek(queue)] == [("acme", 8), ("other", 5)]
+
+
 @does("edit_dead")
 def edit_and_redrive(tab: Tab, shop: Shop, queue: str) -> None:
     old = shop.post.publish(queue, {"customer": "wrong"}, key="order:1", headers={"source": "shop"})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, date, datetime
 from textwrap import fill
@@ -92,24 +92,9 @@ def add_message_filters(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--group", help="messages of this group")
 
 
-def add_dead_filters(parser: argparse.ArgumentParser) -> None:
-    """Add the options that choose messages. All that are given must fit."""
-    parser.add_argument("--reason", help="those with this reason")
-    parser.add_argument("--error-type", metavar="CLASS", help="those with this class of error; '': none")
-    parser.add_argument("--error", metavar="TEXT", help="those whose error is this line; '': none")
-    parser.add_argument("--group", help="those of this group")
-    parser.add_argument("--key-prefix", metavar="TEXT", help="those whose key begins so")
-    parser.add_argument("--type", dest="type_name", metavar="NAME", help="those whose body is of this type")
-    parser.add_argument("--died-before", type=parse_time, metavar="TIME", help="those that died before")
-    parser.add_argument("--died-after", type=parse_time, metavar="TIME", help="those that did not die before")
-    parser.add_argument("--header", metavar="NAME[=VALUE]", help="those with this header")
-    parser.add_argument("--published-before", type=parse_time, metavar="TIME", help="those published before")
-    parser.add_argument("--published-after", type=parse_time, metavar="TIME", help="those not published before")
-
-
 def dead_filters(options: argparse.Namespace) -> DeadFilters:
     """Return the filters that were given."""
-    given = {name: getattr(options, name) for name in DeadFilters.__annotations__}
+    given = {name: getattr(options, name, None) for name in DeadFilters.__annotations__}
     return cast("DeadFilters", {name: value for name, value in given.items() if value is not None})
 
 
@@ -259,6 +244,29 @@ def parse_time(text: str) -> datetime:
     if at.tzinfo is None:
         raise argparse.ArgumentTypeError(f"{text!r} needs its zone: end it with Z, or an offset as +01:00")
     return at
+
+
+#: The options that choose messages: those of a filter, and how `argparse` knows each.
+FILTER_OPTIONS: dict[str, dict[str, Any]] = {
+    "--reason": {"help": "those with this reason"},
+    "--error-type": {"metavar": "CLASS", "help": "those with this class of error; '': none"},
+    "--error": {"metavar": "TEXT", "help": "those whose error is this line; '': none"},
+    "--group": {"help": "those of this group"},
+    "--key-prefix": {"metavar": "TEXT", "help": "those whose key begins so"},
+    "--type": {"dest": "type_name", "metavar": "NAME", "help": "those whose body is of this type"},
+    "--died-before": {"type": parse_time, "metavar": "TIME", "help": "those that died before"},
+    "--died-after": {"type": parse_time, "metavar": "TIME", "help": "those that did not die before"},
+    "--header": {"metavar": "NAME[=VALUE]", "help": "those with this header"},
+    "--published-before": {"type": parse_time, "metavar": "TIME", "help": "those published before"},
+    "--published-after": {"type": parse_time, "metavar": "TIME", "help": "those not published before"},
+}
+
+
+def add_dead_filters(parser: argparse.ArgumentParser, *, without: Collection[str] = ()) -> None:
+    """Add the options that choose messages, but for some. All that are given must fit."""
+    for name, declared in FILTER_OPTIONS.items():
+        if name not in without:
+            parser.add_argument(name, **declared)
 
 
 def parse_time_or_day(text: str) -> datetime:

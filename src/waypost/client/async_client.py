@@ -758,8 +758,10 @@ class AsyncWaypost(BaseClient):
 
         The states are `ready`, `delayed`, `waiting`, `leased`, `dead` and `done`. `id`, `key`, `group` and `reason`
         select; `before` (a datetime with a time zone) selects timers by their due time, and `died_after` those of the
-        dead letters that died then or later, without reading older ones; `limit` ends the listing. Messages that
-        change meanwhile may be missed or listed twice.
+        dead letters that died then or later, without reading older ones; `limit` ends the listing. `key_prefix`,
+        `type_name`, `header`, `published_before`, `published_after`, and of errors `error_type`, `error` and
+        `died_before` are those of `purge`: no store has an index of them, so each message is read and compared here.
+        Messages that change meanwhile may be missed or listed twice.
 
             for letter in post.messages("orders", "dead", reason="rejected", limit=100):
                 print(letter.id, letter.ended_at, letter.error)
@@ -835,7 +837,8 @@ class AsyncWaypost(BaseClient):
     def dead_letters(self, queue: QueueName, **filters: Unpack[ListingFilters]) -> AsyncIterator[StoredMessage[Any]]:
         """List the dead letters of a `queue`, oldest first: `messages` with `state="dead"` and its filters.
 
-        These are `id`, `key`, `group`, `reason`, `died_after` and `limit`; `before` is for timers.
+        These are `id`, `key`, `group`, `reason`, `error_type`, `error`, `key_prefix`, `type_name`, `header`,
+        `died_after`, `died_before`, `published_after`, `published_before` and `limit`; `before` is for timers.
         """
         return self.messages(queue, "dead", **filters)
 
@@ -1101,11 +1104,12 @@ class AsyncWaypost(BaseClient):
     async def start_bulk(
         self,
         queue: QueueName,
-        verb: Literal["redrive", "purge", "cancel", "reschedule"],
+        verb: Literal["redrive", "purge", "cancel", "reschedule", "prioritize"],
         *,
         state: MessageState | None = None,
         delay: Duration | None = None,
         at: datetime | None = None,
+        priority: int | None = None,
         rate: str | None = None,
         user: str | None = None,
         via: str = "python",
@@ -1113,17 +1117,21 @@ class AsyncWaypost(BaseClient):
     ) -> BulkAction:
         """Start to act on the messages of a `queue` that the filters choose, and return at once.
 
-        `verb` is `redrive` or `purge` (dead letters), `cancel` (`state` is `ready`, `delayed` or `waiting`), or
-        `reschedule` (timers: `delay` from now, or `at`; a delay of 0 makes them due). What is to be done is saved in
-        the store, and goes on when this program ends: web servers (`waypost web`) and `run_bulk` carry it on, one at a
-        time. What dies or is published after the start is not meant. The filters are those of `purge`: `reason`,
-        `error_type`, `error`, `group`, `key_prefix`, `type_name`, `header`, `died_before`, `died_after`,
-        `published_before`, `published_after`. `rate` ("100/s") bounds how fast it goes; `user` and `via` are for the
-        list of actions.
+        `verb` is `redrive` or `purge` (dead letters), `cancel` (`state` is `ready`, `delayed` or `waiting`),
+        `reschedule` (timers: `delay` from now, or `at`; a delay of 0 makes them due), or `prioritize` (`state` is
+        `ready` or `delayed`: they get the `priority`, and ready ones go to its end; messages of ordered groups keep
+        theirs, because none counts there).
+
+        What is to be done is saved in the store, and goes on when this program ends: web servers (`waypost web`) and
+        `run_bulk` carry it on, one at a time. What dies or is published after the start is not meant. The filters are
+        those of `purge`: `reason`, `error_type`, `error`, `group`, `key_prefix`, `type_name`, `header`, `died_before`,
+        `died_after`, `published_before`, `published_after`. `rate` ("100/s") bounds how fast it goes; `user` and `via`
+        are for the list of actions.
 
             action = post.start_bulk("orders", "redrive", error_type="builtins.TimeoutError", rate="50/s")
         """
-        return await self._run(self._start_bulk_flow(queue, verb, state, (delay, at), rate, user, via, filters))
+        flow = self._start_bulk_flow(queue, verb, state, (delay, at), priority, rate, user, via, filters)
+        return await self._run(flow)
 
     async def bulk_action(self, id: str) -> BulkAction:
         """Return the bulk action with this `id` and how far it is."""

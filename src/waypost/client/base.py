@@ -718,6 +718,7 @@ class BaseClient:
         verb: bulk.Verb,
         state: MessageState | None,
         when: tuple[Duration | None, datetime | None],
+        priority: int | None,
         rate: str | None,
         user: str | None,
         via: str,
@@ -731,7 +732,7 @@ class BaseClient:
         flow = bulk.start(
             self._context, name, verb, filter, state=state,
             delay_ms=None if delay is None else check_delay("delay", delay),
-            at_ms=None if at is None else check_moment("at", at),
+            at_ms=None if at is None else check_moment("at", at), priority=priority,
             rate=rate, user=who, via=check_text("via", via, WORKER_CHARACTERS_MAX),
         )  # fmt: skip
         return _bulk_view(flow)
@@ -962,6 +963,8 @@ def bulk_view(found: bulk.Bulk) -> BulkAction:
             filters[public] = to_datetime(filters.pop(name))
     if record.at_ms is not None:
         filters["at"] = to_datetime(record.at_ms)
+    if record.priority is not None:
+        filters["priority"] = record.priority
     return BulkAction(
         found.id, record.verb, record.queue, filters, record.rate, record.user, record.via, record.state, record.total,
         record.done, record.left, record.unknown, to_datetime(record.start_ms), to_datetime(record.ended_ms),
@@ -986,12 +989,20 @@ def _wait_seconds(wait: Duration | None) -> float | None:
     return check_seconds("wait", wait, hint=", or None to wait for ever")
 
 
+#: The filters of a listing that are compared with each message.
+COMPARED = tuple(
+    name
+    for name in DeadFilters.__annotations__
+    if name in ListingFilters.__annotations__ and name not in PageFilters.__annotations__
+)
+
+
 class Listing(Generic[T]):
     """A listing of messages: its filters, checked once, and how far it has read."""
 
     __slots__ = (
-        "_as_type", "_before_ms", "_context", "_cursor", "_filters", "_left", "_queue", "_since_ms", "_state",
-        "more",
+        "_as_type", "_before_ms", "_chosen", "_context", "_cursor", "_filters", "_left", "_queue", "_since_ms",
+        "_state", "more",
     )  # fmt: skip
 
     def __init__(
@@ -1015,6 +1026,11 @@ class Listing(Generic[T]):
         for name in ("key", "group", "reason"):
             value: Any = filters.get(name)
             self._filters[name] = None if value is None else check_text(name, value, KEY_CHARACTERS_MAX)
+        #: What no store compares.
+        given: Any = {name: filters[name] for name in COMPARED if filters.get(name) is not None}  # type: ignore[literal-required]
+        self._chosen = dead_filter("messages", given) if given else None
+        if self._chosen is not None:
+            bulk.check_filter(self._chosen, self._state)
         self._cursor: str | None = None
         if self._since_ms is not None:
             self._cursor = context.store.dead_since(self._since_ms)
@@ -1036,7 +1052,7 @@ class Listing(Generic[T]):
 
     def flow(self) -> Flow[list[StoredMessage[T]]]:
         """Read the next page."""
-        size = LISTING_PAGE if self._left is None else min(self._left, PAGE_MAX)
+        size = LISTING_PAGE if self._left is None or self._chosen is not None else min(self._left, PAGE_MAX)
         page = yield from manage.page(self._context, self._queue, self._state, size, self._cursor, self._filters)
         self._cursor = page.cursor
         self.more = page.cursor is not None
@@ -1047,6 +1063,9 @@ class Listing(Generic[T]):
             if len(kept) < len(found):
                 self.more, self._cursor = False, None
             found = kept
+        if self._chosen is not None:
+            chosen = self._chosen
+            found = [stored for stored in found if bulk.fits(stored, chosen)][: self._left]
         if self._left is not None:
             self._left -= len(found)
             self.more = self.more and self._left > 0

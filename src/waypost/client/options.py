@@ -167,6 +167,15 @@ class ListingFilters(PageFilters, total=False):
 
     #: So many at the most.
     limit: int | None
+    #: As in `purge`: these are compared here, so all messages of the state are read until there are enough.
+    error_type: str | None
+    error: str | None
+    key_prefix: str | None
+    type_name: str | None
+    header: str | None
+    died_before: datetime | None
+    published_before: datetime | None
+    published_after: datetime | None
 
 
 #: The options of a schedule's rule, as decorators and `save_schedule` take them.

@@ -1,4 +1,4 @@
-"""Bulk actions: redrive, purge, cancel or move messages by a filter, in steps that any client can carry on.
+"""Bulk actions: redrive, purge, cancel, move or prioritize messages by a filter, in steps that any client can carry on.
 
 A bulk action is a shared record: what is to be done, how far it is, and who works on it until when. A step is planned
 first: the letters that it takes and the operation that it is sent with are saved with the record. Then it is run, and
@@ -8,7 +8,7 @@ A client that was taken for dead and goes on can only repeat that step, and its 
 
 Only letters that died, or messages that were published, before the action began are meant: what is redriven and dies
 again is not redriven for ever. All moved timers get the same due time, so that one that comes up again later in the
-listing is recognized.
+listing is recognized; so is a message that has the new priority.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from waypost import codec
-from waypost.checks import check_choice, check_text
+from waypost.checks import check_choice, check_count, check_text
 from waypost.errors import (
     InvalidInput,
     OperationTooOld,
@@ -36,7 +36,7 @@ from waypost.formatting import error_line
 from waypost.identity import SESSION_BYTES, Operation, new_mark
 from waypost.operations.flow import ClientContext, Flow, Sleep
 from waypost.operations.records import records, save_record
-from waypost.policy import RECORDS_PAGE_MAX, parse_rate
+from waypost.policy import PRIORITY_MAX, PRIORITY_MIN, RECORDS_PAGE_MAX, parse_rate
 from waypost.store.port import Target, Woken
 from waypost.values import (
     CancelStatus,
@@ -71,12 +71,13 @@ LEASE_MS = 5_000
 CONFLICTS_MAX = 20
 TEXT_CHARACTERS_MAX = 512
 
-Verb = Literal["redrive", "purge", "cancel", "reschedule"]
+Verb = Literal["redrive", "purge", "cancel", "reschedule", "prioritize"]
 State = Literal["running", "pausing", "paused", "cancelling", "cancelled", "done", "failed"]
 Change = Literal["pause", "resume", "cancel"]
 #: The states whose messages each verb acts on.
 VERBS: dict[Verb, tuple[MessageState, ...]] = {
     "redrive": ("dead",), "purge": ("dead",), "cancel": ("ready", "delayed", "waiting"), "reschedule": ("delayed",),
+    "prioritize": ("ready", "delayed"),
 }  # fmt: skip
 #: Pages that one step reads in search of messages that fit, so that a filter with few matches has few steps.
 STEP_PAGES = 10
@@ -138,6 +139,8 @@ class BulkRecord(Struct, frozen=True):
     at_ms: int | None = None
     #: Messages that were read so far.
     searched: int = 0
+    #: The priority that messages get.
+    priority: int | None = None
     #: Different in each save, so that no save is taken for the repeat of another.
     change: str = ""
 
@@ -163,6 +166,7 @@ def start(
     state: MessageState | None,
     delay_ms: int | None,
     at_ms: int | None,
+    priority: int | None,
     rate: str | None,
     user: str,
     via: str,
@@ -173,6 +177,12 @@ def start(
         raise InvalidInput(
             "say when the timers are due: delay= or at=" if verb == "reschedule" else f"a {verb} takes no delay= or at="
         )
+    if (verb == "prioritize") != (priority is not None):
+        raise InvalidInput(
+            "give the messages a priority=, from 0 to 9" if priority is None else f"a {verb} takes no priority="
+        )
+    if priority is not None:
+        check_count("priority", priority, PRIORITY_MIN, PRIORITY_MAX)
     if rate is not None:
         parse_rate(rate)
     check_filter(filter, source)
@@ -181,7 +191,7 @@ def start(
     now = yield from context.attempt(context.store.time())
     record = BulkRecord(
         verb, queue, filter, user[:TEXT_CHARACTERS_MAX], via, os.urandom(SESSION_BYTES).hex(), now, total, rate,
-        source=source, at_ms=now + delay_ms if delay_ms is not None else at_ms,
+        source=source, at_ms=now + delay_ms if delay_ms is not None else at_ms, priority=priority,
     )  # fmt: skip
     (id,) = context.session.message_ids(1)
     saved = yield from _save(context, Bulk(id, record, 0, now), record)
@@ -389,7 +399,7 @@ def _plan(context: ClientContext, record: BulkRecord, now_ms: int) -> Flow[Step]
     size = STEP_LETTERS if reads_messages(record.filter) else most
     chosen = yield from choose(
         context, record.queue, record.filter, record.cursor, size, record.start_ms, state=record.source,
-        skip_duplicates=record.verb == "redrive", at_ms=record.at_ms, most=most,
+        skip_duplicates=record.verb == "redrive", at_ms=record.at_ms, priority=record.priority, most=most,
     )  # fmt: skip
     return Step(record.steps + 1, now_ms, new_mark().hex(), chosen.ids, chosen.cursor, chosen.is_last, chosen.read)
 
@@ -416,6 +426,17 @@ def _run(context: ClientContext, record: BulkRecord, step: Step) -> Flow[tuple[i
             for id, status in zip(step.ids, statuses, strict=True) if context.on_event is not None else ():
                 context.emit("postponed", record.queue, "success" if status == "moved" else "skipped", message_id=id)
             return statuses.count("moved"), 0, 0
+        if record.verb == "prioritize":
+            assert record.priority is not None
+            changes = context.wake_and_report(
+                (yield from context.attempt(
+                    context.store.change_priority(record.queue, step.ids, record.priority, operation)
+                ))
+            )  # fmt: skip
+            for id, changed in zip(step.ids, changes, strict=True) if context.on_event is not None else ():
+                outcome: ObservedOutcome = "success" if changed == "changed" else "skipped"
+                context.emit("postponed", record.queue, outcome, message_id=id, reason="priority")
+            return changes.count("changed"), 0, 0
         if record.verb == "redrive":
             moved = context.wake_and_report(
                 (yield from context.attempt(
@@ -474,6 +495,7 @@ def choose(
     state: MessageState = "dead",
     skip_duplicates: bool = False,
     at_ms: int | None = None,
+    priority: int | None = None,
     pages: int = STEP_PAGES,
     most: int | None = None,
 ) -> Flow[Chosen]:
@@ -495,7 +517,9 @@ def choose(
         if skip_duplicates and filter.reason is None and message.reason == "duplicate":
             # It was left dead because its key is in use: without a filter it would be chosen again and again.
             return False
-        return (at_ms is None or message.ready_ms != at_ms) and fits(message, filter)
+        if (at_ms is not None and message.ready_ms == at_ms) or message.priority == priority:
+            return False
+        return fits(message, filter)
 
     if cursor is None and state == "dead" and filter.after_ms is not None:
         cursor = context.store.dead_since(filter.after_ms)

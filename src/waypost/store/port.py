@@ -73,6 +73,7 @@ from waypost.values import (
     Notice,
     Page,
     Polled,
+    PriorityStatus,
     Promoted,
     Published,
     Purged,
@@ -182,6 +183,11 @@ class Store(Protocol):
         delay_ms: int = 0,
         at_ms: int | None = None,
     ) -> Call[Woken[list[RescheduleStatus]]]: ...
+
+    # another priority for ready and delayed messages; a ready one goes to the end of it
+    def change_priority(
+        self, queue: str, ids: Sequence[str], priority: int, operation: Operation
+    ) -> Call[Woken[list[PriorityStatus]]]: ...
 
     # chains: continuations and notices that have not arrived yet (none in stores whose steps span queues)
     def outgoing(self, queue: str, limit: int) -> Call[list[Continuation | Notice]]: ...

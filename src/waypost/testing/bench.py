@@ -55,6 +55,7 @@ from waypost.values import (
     Page,
     Polled,
     PolledQueue,
+    PriorityStatus,
     Published,
     Purged,
     Redriven,
@@ -486,6 +487,12 @@ class Bench:
         operation = operation or self.operation(queue)
         call = self.store.reschedule(queue, [Target(id, key)], operation, delay_ms=ms(delay), at_ms=at_ms)
         return self._woken(call)[0]
+
+    def change_priority(
+        self, *ids: str, priority: int, queue: str = QUEUE, operation: Operation | None = None
+    ) -> list[PriorityStatus]:
+        """Give messages another priority."""
+        return self._woken(self.store.change_priority(queue, ids, priority, operation or self.operation(queue)))
 
     def replace_dead(
         self, message_id: str, body: object = b"edited", *, operation: Operation | None = None, **options: Any

@@ -505,6 +505,16 @@ class StoreMachine(RuleBasedStateMachine):
         if answer is not None:
             self.reached[f"reschedule {answer.result[0]}"] += 1
 
+    @step(2, when=lambda self: any(self.ids.values()), queue=queues, pick=picks, priority=st.sampled_from((0, 4, 9)))
+    def change_priority(self, queue: str, pick: int, priority: int) -> None:
+        """Give a message another priority."""
+        if not self.ids[queue]:
+            return
+        id = self.ids[queue][-1 - pick % len(self.ids[queue])]
+        answer = self.operate(queue, lambda store, operation: store.change_priority(queue, [id], priority, operation))
+        if answer is not None:
+            self.reached[f"change_priority {answer.result[0]}"] += 1
+
     # ---- running a queue ---------------------------------------------------------------------------------
 
     @step(

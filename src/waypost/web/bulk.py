@@ -41,7 +41,7 @@ ACTIVE = ("running", "pausing", "cancelling")
 #: The fields of a start, as options of the command.
 START_FIELDS = (
     "state", "reason", "error_type", "error", "group", "key_prefix", "type_name", "header", "died_before", "died_after",
-    "published_before", "published_after", "delay", "at", "rate",
+    "published_before", "published_after", "delay", "at", "priority", "rate",
 )  # fmt: skip
 
 
@@ -156,7 +156,10 @@ async def may_show_header(place: Place, action: BulkAction, *, bodies: bool) -> 
 
 def progress_text(action: BulkAction) -> str:
     """How far a bulk action is, in a sentence."""
-    verb = {"redrive": "sent again", "purge": "removed", "cancel": "cancelled", "reschedule": "moved"}[action.verb]
+    verb = {
+        "redrive": "sent again", "purge": "removed", "cancel": "cancelled", "reschedule": "moved",
+        "prioritize": "with the new priority",
+    }[action.verb]  # fmt: skip
     text = f"{action.done:,} {verb}"
     if action.searched and not action.has_ended:
         text += f", searched {action.searched:,} of {max(action.searched, action.total):,}"
@@ -227,6 +230,15 @@ async def bulk_reschedule(place: Place, queue: str, request: documents.BulkResch
         **await filters_of(place, queue, request),
     )  # fmt: skip
     return begun(place, started, "moving timers")
+
+
+async def bulk_prioritize(place: Place, queue: str, request: documents.BulkPrioritize) -> documents.BulkDone:
+    """Save a change of many priorities; the servers of this store carry it on."""
+    started = await place.post.start_bulk(
+        queue, "prioritize", state=request.state, priority=request.priority, rate=request.rate, user=request.by or None,
+        via="web", **await filters_of(place, queue, request),
+    )  # fmt: skip
+    return begun(place, started, "changing priorities")
 
 
 def begun(place: Place, started: BulkAction, what: str) -> documents.BulkDone:
@@ -311,6 +323,9 @@ BULK_ACTIONS: tuple[Action, ...] = (
     Action("bulk_reschedule", "POST", "/queues/{queue}/bulk/reschedule", "operate", documents.BulkReschedule,
            documents.BulkDone, "Give timers another due time, in the background.", bulk_reschedule,
            bulk_forms("reschedule"), filter_scope),
+    Action("bulk_prioritize", "POST", "/queues/{queue}/bulk/prioritize", "operate", documents.BulkPrioritize,
+           documents.BulkDone, "Give messages another priority, in the background.", bulk_prioritize,
+           bulk_forms("prioritize"), filter_scope),
     Action("change_bulk", "POST", "/bulk", "operate", documents.BulkChange, documents.BulkDone,
            "Pause, resume or cancel a bulk action; a purge or a cancel with the scope `admin`.", change_bulk,
            change_forms, change_scope),

@@ -14,7 +14,7 @@ from waypost.web.reading import GROUPED_MAX, Place, answered, known_queue
 from waypost.web.search import require_bodies
 
 #: Fields of a request that choose no messages.
-NO_FILTER = ("by", "rate", "confirm", "state", "delay", "at")
+NO_FILTER = ("by", "rate", "confirm", "state", "delay", "at", "priority")
 TIMES = ("died_before", "died_after", "published_before", "published_after")
 
 Filter = documents.DeadFilter | documents.DeadQuery | documents.MessageFilter

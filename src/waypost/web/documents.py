@@ -1003,6 +1003,13 @@ class BulkReschedule(MessageFilter, frozen=True, kw_only=True):
     at: datetime | None = None
 
 
+class BulkPrioritize(MessageFilter, frozen=True, kw_only=True):
+    """Which messages get another priority in the background."""
+
+    state: Literal["ready", "delayed"]
+    priority: Annotated[int, Meta(ge=0, le=9)]
+
+
 class BulkChange(Request, frozen=True, kw_only=True):
     """A bulk action, and what to do with it. What is done stays done."""
 

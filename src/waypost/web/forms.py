@@ -139,8 +139,8 @@ def age_field(action: Action) -> str:
 def filter_fields(action: Action, given: Mapping[str, str], older_than: str, *, bodies: bool) -> list[Field]:
     """The fields that choose the messages of a bulk action; what they do not ask for stays as the link has it."""
     questions = []
-    if action.name == "bulk_cancel":
-        states = ("ready", "delayed", "waiting")
+    if action.name in ("bulk_cancel", "bulk_prioritize"):
+        states = ("ready", "delayed", "waiting") if action.name == "bulk_cancel" else ("ready", "delayed")
         questions.append(Field("state", "choice", given.get("state", "ready"), "State", "", states))
     since = "died" if age_field(action) == "died_before" else "published"
     for name, label, text in FILTER_TEXTS:
@@ -207,6 +207,8 @@ def fields_of(action: Action, given: Mapping[str, str], detail: documents.QueueD
             visible = [Field("confirm", "text", "", "Type the name of the queue", "This cannot be undone.", (), True)]
         case "redrive" | "bulk_redrive":
             visible = [Field("rate", "text", "", "Rate", "At most this fast, as in 50/s. Empty: at once.")]
+        case "bulk_prioritize":
+            visible = [Field("priority", "number", "9", "Priority", "0 to 9; the highest is claimed first.", (), True)]
         case "reschedule" | "bulk_reschedule":
             visible = [Field("delay", "number", "0", "Seconds from now", "0 makes it due now.", (), True)]
         case _:

@@ -280,13 +280,15 @@ async def show_bulk(
 ) -> Response:
     """Which messages a bulk action means, and how many these are, before it is started."""
     older_than = visit.request.query_params.get(forms.OLDER_THAN, "").strip()
-    if action.name == "bulk_cancel":
+    if action.name in ("bulk_cancel", "bulk_prioritize"):
         given.setdefault("state", "ready")
     if older_than:
         now = visit.here.watch.store_now() or datetime.now(UTC)
         given[forms.age_field(action)] = forms.time_before(older_than, now).isoformat(timespec="milliseconds")
     chosen = {name: text for name, text in given.items() if name not in dead_letters.NO_FILTER}
-    state = {"bulk_cancel": given.get("state"), "bulk_reschedule": "delayed"}.get(action.name, "dead")
+    state = {
+        "bulk_cancel": given.get("state"), "bulk_prioritize": given.get("state"), "bulk_reschedule": "delayed"
+    }.get(action.name, "dead")  # fmt: skip
     wanted = convert(forms.to_document(action, chosen) | {"state": state}, documents.CountQuery, strict=False)
     meant = await dead_letters.count_letters(visit.here, queue, wanted, bodies=visit.bodies)
     bodies = await visit.here.may_show_bodies(queue, allowed=visit.bodies)
@@ -311,6 +313,7 @@ def draw_confirm(
         fields = [field for field in forms.fields_of(action, given, detail) if field.name not in choice]
     assumed = {"confirm": queue} if action.name in ("bulk_purge", "bulk_cancel") else {}
     assumed |= {"delay": "0"} if action.name == "bulk_reschedule" else {}
+    assumed |= {"priority": given.get("priority", "9")} if action.name == "bulk_prioritize" else {}
     try:
         shortcuts = action.forms(queue, convert(forms.to_document(action, {**given, **assumed}), action.request))
     except Problem:

@@ -80,7 +80,7 @@ def describe(event: HistoryEvent, before: HistoryEvent | None) -> str:
         case "replaced":
             return "Replaced by a newer message with its key"
         case "postponed":
-            return "Due time moved"
+            return "Priority changed" if event.cause == "priority" else "Due time moved"
         case "duplicate":
             return "Published again with the same key: kept this one"
         case "dead_trimmed":

@@ -21,6 +21,7 @@ from waypost.cli.output import format_table, format_time, write, write_json
 from waypost.cli.progress import Progress
 from waypost.cli.prompts import add_yes, confirm
 from waypost.formatting import format_call, format_count, hide_header
+from waypost.policy import PRIORITY_MAX, PRIORITY_MIN
 from waypost.values import Counted
 from waypost.views import ActionUndo, BulkAction
 
@@ -34,12 +35,13 @@ COUNTED_MAX = 100_000
 def add(commands: Any) -> None:
     """Declare the arguments."""
     top = add_command(
-        commands, "bulk", None, "redrive, purge, cancel or move many messages", store=False, json_text=None,
+        commands, "bulk", None, "redrive, purge, cancel, move or prioritize many messages", store=False, json_text=None,
         more="A bulk action is saved in the store, and goes on when this command, a page or a server ends: web servers "
         "and `waypost bulk run` carry it on.",
         examples=("waypost bulk start orders redrive --reason retries_exhausted --rate 50/s", "waypost bulk list",
                   "waypost bulk start mails cancel --state delayed --header tenant=acme --dry-run",
                   "waypost bulk start mails reschedule --group acme --delay 0",
+                  "waypost bulk start mails prioritize --state ready --type shop.Welcome --priority 9",
                   "waypost bulk run 1m7fra5gs06ap4cfk9b5jsq9"),
     )  # fmt: skip
     actions = top.add_subparsers(dest="action", required=True, metavar="action")
@@ -50,15 +52,18 @@ def add(commands: Any) -> None:
     )  # fmt: skip
     start.add_argument("queue", help="the queue")
     start.add_argument(
-        "verb", choices=("redrive", "purge", "cancel", "reschedule"),
-        help="send dead letters again, remove them for good; cancel messages, or move timers",
+        "verb", choices=("redrive", "purge", "cancel", "reschedule", "prioritize"),
+        help="send dead letters again, remove them for good; cancel messages, move timers, or change priorities",
     )  # fmt: skip
     start.add_argument(
-        "--state", choices=("ready", "delayed", "waiting"), help="of a cancel: the state of the messages"
+        "--state", choices=("ready", "delayed", "waiting"), help="of a cancel or prioritize: the state of the messages"
     )
     when = start.add_mutually_exclusive_group()
     when.add_argument("--delay", type=parse_duration, metavar="S", help="of a reschedule: due after this time; 0: now")
     when.add_argument("--at", type=parse_time, metavar="TIME", help="or due at a time: 2026-03-06T09:00:00Z")
+    start.add_argument(
+        "--priority", type=integer_between(PRIORITY_MIN, PRIORITY_MAX), metavar="N", help="of a prioritize: 0 to 9"
+    )
     start.add_argument("--dry-run", action="store_true", help="only count them")
     add_dead_filters(start)
     start.add_argument("--rate", metavar="N/UNIT", help='at most this fast: "100/s", "10/m"')
@@ -94,7 +99,7 @@ def run_start(options: argparse.Namespace) -> int:
             verb = "Remove" if options.verb == "purge" else "Cancel"
             confirm(options, f"{verb} {what} of {options.queue} (of {found.total:,}) for good?")
         action = f"bulk_{options.verb}"
-        chosen = {name: getattr(options, name) for name in ("state", "delay", "at", "rate")}
+        chosen = {name: getattr(options, name) for name in ("state", "delay", "at", "priority", "rate")}
         given: Any = {name: value for name, value in chosen.items() if value is not None}
         python = format_call("start_bulk", options.queue, options.verb, **hide_header(filters), **given)
         with logged_action(options, post, action, options.queue, python) as entry:

@@ -38,7 +38,7 @@ def add(commands: Any) -> None:
     listing = add_command(actions, "list", run_list, "list dead letters, queue by queue, oldest first")
     listing.add_argument("queue", nargs="?", help="the queue (all)")
     add_message_filters(listing)
-    listing.add_argument("--reason", help="those with this reason")
+    add_dead_filters(listing, without=("--group",))
     listing.add_argument("--by-reason", action="store_true", help="only the number of each reason and error")
     peek = add_command(actions, "peek", run_peek, "show one dead letter in full")
     peek.add_argument("queue", help="the queue")
@@ -79,14 +79,11 @@ def add(commands: Any) -> None:
 
 def run_list(options: argparse.Namespace) -> int:
     """List dead letters and return the exit code."""
+    filters: Any = dead_filters(options)
     with open_client(options) as post:
         queues = post.queues() if options.queue is None else [options.queue]
         letters = (
-            letter
-            for queue in queues
-            for letter in post.dead_letters(
-                queue, reason=options.reason, id=options.id, key=options.key, group=options.group
-            )
+            letter for queue in queues for letter in post.dead_letters(queue, id=options.id, key=options.key, **filters)
         )
         if options.by_reason:
             counted = Counter((letter.reason, letter.error_type) for letter in letters)

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any
 
 from waypost.cli.exit_codes import FOUND
-from waypost.cli.options import add_command, add_message_filters, open_client
+from waypost.cli.options import add_command, add_dead_filters, add_message_filters, dead_filters, open_client
 from waypost.cli.output import format_body, format_table, format_time, message_json, print_message, write, write_json
 from waypost.message import StoredMessage
 from waypost.values import MessageState
@@ -25,16 +25,18 @@ def add(commands: Any) -> None:
     )  # fmt: skip
     parser.add_argument("queue", help="the queue")
     add_message_filters(parser)
+    add_dead_filters(parser, without=("--group",))
     parser.add_argument("--state", choices=STATES, help="messages of this state (ready; with --id, any)")
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the command and return its exit code."""
+    filters: Any = dead_filters(options)
     with open_client(options) as post:
         states: Sequence[MessageState] = [options.state] if options.state else (STATES if options.id else STATES[:1])
         messages: list[StoredMessage[Any]] = []
         for state in states:
-            listing = post.messages(options.queue, state, id=options.id, key=options.key, group=options.group)
+            listing = post.messages(options.queue, state, id=options.id, key=options.key, **filters)
             messages += islice(listing, options.n - len(messages))
     if options.json:
         write_json([message_json(message) for message in messages])

@@ -59,6 +59,7 @@ from waypost.values import (
     MinuteRecord,
     Notice,
     PolledQueue,
+    PriorityStatus,
     Published,
     PublishStatus,
     Purged,
@@ -642,6 +643,19 @@ class QueueModel:
         self.make_claimable(now, record, max(due_ms, now))
         self.note(now, "postponed", operation, record, due_ms=record.ready_ms)
         return "moved"
+
+    def change_priority(self, now: int, id: str, priority: int, operation: Operation) -> PriorityStatus:
+        """Give a message another priority; a ready one goes to the end of it."""
+        record = self.messages.get(id)
+        if record is None or record.state == "dead":
+            return "unknown"
+        if record.state not in ("ready", "delayed") or record.priority == priority or groups.is_ordered(self, record):
+            return "unchanged"
+        record.priority = priority
+        if record.state == "ready":
+            self.make_claimable(now, record, min(record.ready_ms, now))
+        self.note(now, "postponed", operation, record, cause="priority", due_ms=record.ready_ms)
+        return "changed"
 
     # ---- dead letters ------------------------------------------------------------------------------------
 

@@ -66,6 +66,7 @@ from waypost.values import (
     Notice,
     Page,
     Polled,
+    PriorityStatus,
     Promoted,
     Published,
     Purged,
@@ -373,6 +374,14 @@ class MemoryStore:
             )
 
         return self._once("reschedule", queue, operation, step)
+
+    def change_priority(
+        self, queue: str, ids: Sequence[str], priority: int, operation: Operation
+    ) -> Call[Woken[list[PriorityStatus]]]:
+        def step(model: QueueModel, now: int) -> Woken[list[PriorityStatus]]:
+            return self._waking(model, now, lambda: [model.change_priority(now, id, priority, operation) for id in ids])
+
+        return self._once("change_priority", queue, operation, step)
 
     def outgoing(self, queue: str, limit: int) -> Call[list[Continuation | Notice]]:
         return ModelCall("outgoing", lambda now: [])

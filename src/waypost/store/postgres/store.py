@@ -99,6 +99,7 @@ from waypost.values import (
     Page,
     Polled,
     PolledQueue,
+    PriorityStatus,
     Promoted,
     Published,
     PublishStatus,
@@ -141,6 +142,7 @@ SETTLE_STATUS: dict[str, SettleStatus] = {
     "e": "replaced", "l": "lost",
 }  # fmt: skip
 EXTEND_STATUS: dict[str, ExtendStatus] = {"o": "ok", "l": "lost", "c": "cancel"}
+PRIORITY_STATUS: dict[str, PriorityStatus] = {"c": "changed", "s": "unchanged", "u": "unknown"}
 RESCHEDULE_STATUS: dict[str, RescheduleStatus] = {"m": "moved", "d": "due", "u": "unknown"}
 CANCEL_STATUS: dict[str, CancelStatus] = {"c": "cancelled", "r": "requested", "f": "finished", "u": "unknown"}
 
@@ -429,6 +431,15 @@ class PostgresStore:
             number(delay_ms),
         ]
         return self._once("reschedule", queue, operation, parameters, decode)
+
+    def change_priority(
+        self, queue: str, ids: Sequence[str], priority: int, operation: Operation
+    ) -> Call[Woken[list[PriorityStatus]]]:
+        def decode(result: PGresult) -> Woken[list[PriorityStatus]]:
+            letters, wake = _rescheduled_reply(one(result) or b"")
+            return Woken([PRIORITY_STATUS[letter] for letter in letters], _wake(queue, wake))
+
+        return self._once("change_priority", queue, operation, [array_of_text(list(ids)), number(priority)], decode)
 
     # ---- chains and waiting: a step spans queues, so nothing is ever on its way between two of them ----------
 

@@ -23,6 +23,7 @@ from waypost.values import (
     CancelStatus,
     ExtendStatus,
     Fired,
+    PriorityStatus,
     Published,
     Purged,
     Redriven,
@@ -153,6 +154,7 @@ SETTLED: Form[Woken[list[SettleStatus]]] = _statuses()
 EXTENDED: Form[list[ExtendStatus]] = _form(list[tuple[str, int]], _runs, _unrolled)
 CANCELLED: Form[Woken[list[CancelStatus]]] = _statuses()
 RESCHEDULED: Form[Woken[list[RescheduleStatus]]] = _statuses()
+PRIORITY_CHANGED: Form[Woken[list[PriorityStatus]]] = _statuses()
 REDRIVEN: Form[Woken[Redriven]] = _form(Woken[Redriven], lambda woken: woken, lambda kept: kept)
 PURGED: Form[Woken[Purged]] = _form(Woken[Purged], lambda woken: woken, lambda kept: kept)
 FIRED: Form[Woken[Fired]] = _form(Woken[Fired], lambda woken: woken, lambda kept: kept)

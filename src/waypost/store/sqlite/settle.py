@@ -11,12 +11,13 @@ from waypost.store.sqlite.known import KnownLease, KnownLeases
 from waypost.store.sqlite.moves import bury, end, ends_otherwise, make_claimable, to_head
 from waypost.store.sqlite.publish import publish
 from waypost.store.sqlite.queue_records import QueueRecords, Record, as_list, consecutive
-from waypost.store.sqlite.schema import DEAD, DELAYED, LEASED
+from waypost.store.sqlite.schema import DEAD, DELAYED, LEASED, READY
 from waypost.store.sqlite.wake import waking
 from waypost.values import (
     FAILURE_REASONS,
     CancelStatus,
     ExtendStatus,
+    PriorityStatus,
     RescheduleStatus,
     Settlement,
     SettleStatus,
@@ -41,6 +42,7 @@ _COMPLETED_KEPT = "SELECT 1 FROM {completed} INDEXED BY {completed:id} WHERE que
 _WINDOW_KEPT = "SELECT 1 FROM {window} WHERE queue = ? AND key = ? AND until_ms > ?"
 _EXTEND = "UPDATE {message} SET lease_end_ms = ? WHERE seq = ?"
 _CANCEL_REQUEST = "UPDATE {message} SET cancel_requested = 1 WHERE seq = ?"
+_PRIORITY = "UPDATE {message} SET priority = ? WHERE seq = ?"
 
 
 def held(records: QueueRecords, id: str, token: int, nonce: bytes) -> Record | None:
@@ -287,3 +289,24 @@ def _reschedule_target(records: QueueRecords, target: Target, ready_ms: int, ope
     make_claimable(records, record, ready_ms)
     records.note("postponed", operation, record, due_ms=ready_ms)
     return "moved"
+
+
+def change_priority(records: QueueRecords, ids: Sequence[str], priority: int, operation: str) -> list[PriorityStatus]:
+    """Give messages another priority; a ready one goes to the end of it."""
+    return [_change_priority_of(records, id, priority, operation) for id in ids]
+
+
+def _change_priority_of(records: QueueRecords, id: str, priority: int, operation: str) -> PriorityStatus:
+    record = records.find(id)
+    if record is None or record.state == DEAD:
+        return "unknown"
+    if record.state not in (READY, DELAYED) or record.priority == priority:
+        return "unchanged"
+    if records.policy.order is not None and record.group is not None:
+        return "unchanged"
+    record.priority = priority
+    records.step.execute(_PRIORITY, (priority, record.seq))
+    if record.state == READY:
+        make_claimable(records, record, min(record.ready_ms, records.now))
+    records.note("postponed", operation, record, cause="priority", due_ms=record.ready_ms)
+    return "changed"

@@ -74,6 +74,7 @@ from waypost.values import (
     Notice,
     Page,
     Polled,
+    PriorityStatus,
     Promoted,
     Published,
     Purged,
@@ -290,6 +291,14 @@ class SqliteStore:
             return _woken(records, lambda: settle.reschedule(records, targets, due_ms, str(operation)))
 
         return self._once("reschedule", queue, operation, replays.RESCHEDULED, work)
+
+    def change_priority(
+        self, queue: str, ids: Sequence[str], priority: int, operation: Operation
+    ) -> Call[Woken[list[PriorityStatus]]]:
+        def work(records: QueueRecords) -> Woken[list[PriorityStatus]]:
+            return _woken(records, lambda: settle.change_priority(records, ids, priority, str(operation)))
+
+        return self._once("change_priority", queue, operation, replays.PRIORITY_CHANGED, work)
 
     def outgoing(self, queue: str, limit: int) -> Call[list[Continuation | Notice]]:
         return SqliteCall("outgoing", lambda step: [], writes=False)

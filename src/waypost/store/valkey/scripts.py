@@ -51,7 +51,7 @@ CAUSES = (
     *REDELIVERY_CAUSES, "due", "unparked", "overload", "publish", "replace", "parked", "forwarded", "at_most_once",
     "request", "purge", "retry", "snooze", "release", "dead", "drop", "dead_max", "dead_keep", "hard_cap",
     "blocked", "unblocked", "damaged", "mended", "max_deliveries", "blocker_failed", "edited", "held", "group",
-    "lapsed",
+    "lapsed", "priority",
 )  # fmt: skip
 
 SCRIPTS = (
@@ -59,6 +59,7 @@ SCRIPTS = (
     "configure", "journal", "outgoing", "heartbeat", "unregister", "workers", "request_worker", "arrive", "watch",
     "save_schedule", "schedules", "fire_schedule", "trigger_schedule", "promote", "check", "poll", "remove",
     "locate", "save_record", "records", "replace_dead", "groups", "configure_group", "skip_held",
+    "change_priority",
 )  # fmt: skip
 #: Scripts that need nothing of the base.
 APART = ("elect", "start_wait", "unblock")

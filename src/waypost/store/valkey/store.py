@@ -66,6 +66,7 @@ from waypost.values import (
     Notice,
     Page,
     Polled,
+    PriorityStatus,
     Promoted,
     Published,
     PublishStatus,
@@ -109,6 +110,7 @@ FIRE_STATUS: dict[bytes, FireStatus] = {
     b"f": "fired", b"k": "skipped", b"c": "conflict", b"e": "early", b"s": "stale", b"r": "running"
 }  # fmt: skip
 EXTEND_STATUS: dict[int, ExtendStatus] = {ord("o"): "ok", ord("l"): "lost", ord("c"): "cancel"}
+PRIORITY_STATUS: dict[int, PriorityStatus] = {ord("c"): "changed", ord("s"): "unchanged", ord("u"): "unknown"}
 RESCHEDULE_STATUS: dict[int, RescheduleStatus] = {ord("m"): "moved", ord("d"): "due", ord("u"): "unknown"}
 CANCEL_STATUS: dict[int, CancelStatus] = {
     ord("c"): "cancelled", ord("r"): "requested", ord("f"): "finished", ord("u"): "unknown"
@@ -118,7 +120,8 @@ ID_BYTES = 24
 #: With durability `fsync`: what must not be lost. A lost claim or renewal is harmless, the lease just ends.
 KEPT_ON_DISK = frozenset(
     (
-        "publish", "settle", "cancel", "reschedule", "redrive", "replace_dead", "purge", "configure", "pause", "resume",
+        "publish", "settle", "cancel", "reschedule", "change_priority", "redrive",
+        "replace_dead", "purge", "configure", "pause", "resume",
         "arrive", "save_schedule", "fire_schedule", "trigger_schedule", "check", "remove", "configure_group",
         "skip_held",
     )
@@ -458,6 +461,15 @@ class ValkeyStore:
         check_chunk(targets)
         when = [b"" if at_ms is None else b"%d" % at_ms, b"%d" % delay_ms]
         return self._call("reschedule", queue, operation, [*when, *_targets(targets)], decode)
+
+    def change_priority(
+        self, queue: str, ids: Sequence[str], priority: int, operation: Operation
+    ) -> Call[Woken[list[PriorityStatus]]]:
+        def decode(reply: Any) -> Woken[list[PriorityStatus]]:
+            return Woken([PRIORITY_STATUS[letter] for letter in reply[0]], _wake(queue, reply[1:]))
+
+        check_chunk(ids)
+        return self._call("change_priority", queue, operation, [b"%d" % priority, *(id.encode() for id in ids)], decode)
 
     def outgoing(self, queue: str, limit: int) -> Call[list[Continuation | Notice]]:
         def decode(reply: Any) -> list[Continuation | Notice]:

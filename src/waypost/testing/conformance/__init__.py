@@ -47,7 +47,14 @@ from waypost.testing.conformance.keys import TestConflicts, TestGenerations, Tes
 from waypost.testing.conformance.lease import TestAtMostOnce, TestClaims, TestCounts, TestFences, TestReclaim
 from waypost.testing.conformance.ledger import TestChanges, TestLedger, TestMinutes
 from waypost.testing.conformance.publish import TestArrivals, TestCap, TestPublishing
-from waypost.testing.conformance.queue import TestIsolation, TestLimits, TestListings, TestPause, TestPolicy
+from waypost.testing.conformance.queue import (
+    TestIsolation,
+    TestLimits,
+    TestListings,
+    TestPause,
+    TestPolicy,
+    TestPriorities,
+)
 from waypost.testing.conformance.records import TestSharedRecords
 from waypost.testing.conformance.removal import (
     TestOperationsAcrossARemoval,
@@ -125,6 +132,7 @@ __all__ = [
     "TestPolicy",
     "TestPollSoon",
     "TestPolls",
+    "TestPriorities",
     "TestPromotion",
     "TestPublishing",
     "TestReclaim",

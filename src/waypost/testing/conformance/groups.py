@@ -41,6 +41,22 @@ def fill(bench: Bench, groups: str) -> list[str]:
 class TestTurns:
     """Claims take turns between the groups that have something to hand out."""
 
+    @pytest.mark.promise("QUEUE-6", "QUEUE-8")
+    def test_a_priority_that_is_changed_counts_inside_its_group(self, bench: Bench) -> None:
+        bench.configure(fair=True)
+        first, second, other = fill(bench, "aab")
+        assert bench.change_priority(second, other, priority=9) == ["changed", "changed"]
+        assert sorted([lease.id for lease in bench.claim(2)]) == sorted([second, other])
+        assert bench.claim_one().id == first
+        bench.check_queue("orders")
+
+    @pytest.mark.promise("QUEUE-5", "QUEUE-8")
+    def test_no_priority_counts_in_an_ordered_group(self, bench: Bench) -> None:
+        bench.configure(order="group")
+        first, second, alone = fill(bench, "aa-")
+        assert bench.change_priority(second, alone, priority=9) == ["unchanged", "changed"]
+        assert sorted([lease.id for lease in bench.claim(5)]) == sorted([first, alone])
+
     @pytest.mark.promise("QUEUE-6")
     def test_a_group_with_many_messages_delays_no_other(self, bench: Bench) -> None:
         bench.configure(fair=True)

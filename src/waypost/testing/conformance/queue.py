@@ -12,6 +12,60 @@ from waypost.testing.bench import Bench, Runner, fresh_namespace
 from waypost.values import Lease
 
 
+class TestPriorities:
+    """Ready and delayed messages get another priority."""
+
+    @pytest.mark.promise("QUEUE-8", "PUB-9")
+    def test_a_message_with_a_higher_priority_is_claimed_first(self, bench: Bench) -> None:
+        first, second, third = bench.publish_count(3)
+        assert bench.change_priority(third, second, priority=9) == ["changed", "changed"]
+        lease = bench.claim_one()
+        # To the end of the priority, in the order in which they were changed; the time of waiting goes on.
+        assert (lease.id, lease.priority) == (third, 9)
+        assert lease.ready_ms == lease.published_ms
+        assert [one.id for one in bench.claim(5)] == [second, first]
+        assert [(event.message_id, event.priority, event.cause) for event in bench.events("postponed")] == [
+            (third, 9, "priority"), (second, 9, "priority"),
+        ]  # fmt: skip
+        bench.check_queue("orders")
+
+    @pytest.mark.promise("QUEUE-8", "PUB-9")
+    def test_a_timer_keeps_its_time_with_another_priority(self, bench: Bench) -> None:
+        timer = bench.publish(delay=10).id
+        bench.after(10)
+        later = bench.publish().id
+        # It is due, and no claim has made it ready yet.
+        assert bench.change_priority(timer, priority=7) == ["changed"]
+        assert [event.due_ms for event in bench.events("postponed")] == [bench.now_ms]
+        assert [(one.id, one.priority) for one in bench.claim(5)] == [(timer, 7), (later, 5)]
+
+    @pytest.mark.promise("QUEUE-8")
+    def test_a_priority_stays_through_a_retry(self, bench: Bench) -> None:
+        id = bench.publish(priority=1).id
+        bench.change_priority(id, priority=8)
+        bench.settle(bench.claim_one(), "retry")
+        assert (bench.stored(id).priority, bench.claim_one().priority) == (8, 8)
+
+    @pytest.mark.promise("QUEUE-8")
+    def test_what_is_neither_ready_nor_delayed_keeps_its_priority(self, bench: Bench) -> None:
+        id = bench.publish(key="k").id
+        assert bench.change_priority(id, priority=5) == ["unchanged"]
+        lease = bench.claim_one()
+        parked = bench.publish(key="k", on_conflict="replace").id
+        assert bench.change_priority(id, parked, "0" * 24, priority=9) == ["unchanged", "unchanged", "unknown"]
+        bench.settle(lease, "dead")
+        assert bench.change_priority(id, priority=9) == ["unknown"]
+        assert bench.events("postponed") == []
+
+    @pytest.mark.promise("QUEUE-8", "LEASE-6")
+    def test_a_repeat_changes_no_priority_again(self, bench: Bench) -> None:
+        id, operation = bench.publish().id, bench.operation()
+        assert bench.change_priority(id, priority=9, operation=operation) == ["changed"]
+        bench.change_priority(id, priority=1)
+        assert bench.change_priority(id, priority=9, operation=operation) == ["changed"]
+        assert bench.stored(id).priority == 1
+
+
 class TestPause:
     """A paused queue accepts messages, and none can be claimed."""
 

@@ -149,3 +149,56 @@ BEGIN
     END IF;
     RETURN v_first;
 END $body$;
+
+-- Give messages that are ready or delayed another priority, once per operation; a ready one goes to the end of it. Touches:
+-- queue (read), message, entry, group_change, sleeper, operation. Keeps: a message stays in its state.
+-- Returns letters (c changed, s stays as it is, u unknown) and the sleepers to wake.
+CREATE OR REPLACE FUNCTION {change_priority}(
+    p_queue text, p_clock bigint, p_session bytea, p_number bigint, p_ttl bigint, p_ids text[], p_priority bigint
+) RETURNS text LANGUAGE plpgsql {settings} AS $body$
+DECLARE
+    q {queue};
+    m {message};
+    v_now bigint := {clock}(p_clock);
+    v_op text := {operation_id}(p_session, p_number);
+    v_rank smallint := {PRIORITY_MAX} - p_priority;
+    v_fresh bigint := 0;
+    v_first text;
+    v_letters text := '';
+BEGIN
+    SELECT * INTO q FROM {queue} WHERE name = p_queue;
+    IF NOT FOUND THEN
+        q := {open_queue}(p_queue);
+    END IF;
+    v_first := {first_result}(q.number, q.removed_ms, p_session, p_number, v_now, p_ttl);
+    IF v_first IS NOT NULL THEN
+        RETURN v_first;
+    END IF;
+    FOR i IN 1 .. cardinality(p_ids) LOOP
+        SELECT * INTO m FROM {message} t WHERE t.queue = q.number AND t.id = p_ids[i] FOR UPDATE;
+        IF NOT FOUND OR m.state = {DEAD} THEN
+            v_letters := v_letters || 'u';
+        ELSIF m.state NOT IN ({READY}, {DELAYED}) OR m.rank = v_rank OR (q.group_mode = {MODE_ORDERED} AND m."group" IS NOT NULL) THEN
+            v_letters := v_letters || 's';
+        ELSE
+            UPDATE {message} t SET rank = v_rank, group_rank = CASE WHEN t.group_rank IS NOT NULL THEN v_rank END,
+                position = CASE WHEN t.state = {READY} THEN nextval('{sequence}') ELSE t.position END,
+                ready_ms = CASE WHEN t.state = {READY} THEN least(t.ready_ms, v_now) ELSE t.ready_ms END
+            WHERE t.queue = q.number AND t.id = m.id
+            RETURNING * INTO m;
+            IF m.state = {READY} THEN
+                IF m.group_rank IS NOT NULL THEN
+                    PERFORM {change_group}(q.number, m."group", {READY}::smallint, {READY}::smallint);
+                END IF;
+                v_fresh := v_fresh + 1;
+            END IF;
+            PERFORM {write_event}(q, v_now, v_op, 'postponed', m, 'priority', false, m.ready_ms);
+            v_letters := v_letters || 'c';
+        END IF;
+    END LOOP;
+    v_first := json_build_array(v_letters, {wake}(q, v_now, v_fresh))::text;
+    IF {store_result}(q.number, p_session, p_number, v_now + p_ttl, v_first) THEN
+        PERFORM {tidy}(q, v_now);
+    END IF;
+    RETURN v_first;
+END $body$;
