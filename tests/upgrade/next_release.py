@@ -40,8 +40,9 @@ CHANGES = (
     ("store/postgres/sql/running.sql", "made = true,\n        changes = CASE WHEN n",
      "planted = n.planted, made = true,\n        changes = CASE WHEN n"),
     # A packed record, and a field behind the events of an entry.
-    ("store/valkey/lua/accept.lua", "    flags = draft.chain ~= '' and 4 or 0, cause = 0,",
-     "    flags = (draft.chain ~= '' and 4 or 0) + 128, extension = '\\0\\7planted', cause = 0,"),
+    ("store/valkey/lua/moves.lua", "local function pack_state(s)\n",
+     "local function pack_state(s)\n"
+     "  if s.flags < 128 and s.key ~= '' then s.flags, s.extension = s.flags + 128, '\\0\\7planted' end\n"),
     ("store/valkey/lua/base.lua", "concat(items, '', 1, item_count)\n",
      "concat(items, '', 1, item_count) .. 'planted'\n"),
     # A column, and a field of the journal.
