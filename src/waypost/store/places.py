@@ -8,7 +8,7 @@ from queue import SimpleQueue
 class Places:
     """A number of places for threads, in the order in which they ask for one.
 
-    Like a `threading.Semaphore`, which is written in Python and costs a call more than to encode its message.
+    Like a `threading.Semaphore`, which is written in Python; this one is a queue written in C.
     """
 
     __slots__ = ("_free",)
