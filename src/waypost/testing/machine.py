@@ -42,6 +42,7 @@ from waypost.values import (
     OutcomeName,
     Page,
     Redriven,
+    Removal,
     Settlement,
     StatsRecord,
     StoredSchedule,
@@ -701,6 +702,9 @@ class StoreMachine(RuleBasedStateMachine):
             fresh = {(lease.id, lease.token): lease for lease in answer.leases}
             for leases in (*self.held.values(), *self.past.values()):
                 leases[:] = [fresh.get((lease.id, lease.token), lease) for lease in leases]
+        if isinstance(answer, Removal) and answer.existed and not answer.left:
+            # The first one found no queue, which nothing remembers. Calls of this millisecond are refused, as above.
+            self.pass_time(0.001)
 
     @step(2, when=lambda self: self.sent, pick=picks)
     def repeat_late(self, pick: int) -> None:
