@@ -257,6 +257,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "overlap": ("overlap",),
     "grace": ("grace_ms",), "body": ("content", "body", "type_name"), "headers": ("headers",),
     "correlation_id": ("correlation_id",), "reply_to": ("reply_to",), "priority": ("priority",), "group": ("group",),
+    "retry": ("retry",), "timeout": ("timeout",),
 }  # fmt: skip
 
 
