@@ -33,7 +33,8 @@ def make(connection: psycopg.Connection[Any], version: int, namespace: str) -> N
 
 #: Columns that came with a later version.
 NEW = {
-    "message": ("claims", "group_rank", "keeps_place"), "entry": ("claims", "errors"), "total": ("over_cap",),
+    "message": ("claims", "group_rank", "keeps_place", "expires_ms"),
+    "entry": ("claims", "errors"), "total": ("over_cap",),
     "queue": (
         "made", "removed_ms", "removed_mark", "removed_until", "changes", "hide_bodies", "no_tracebacks", "order",
         "on_failure", "fair", "group_max_running", "group_rate_count", "group_rate_per_ms", "group_max_pending",

@@ -64,7 +64,7 @@ def arguments(verb: str) -> dict[str, Any]:
         "role": "scheduler", "after": 0, "read_to": None, "up_to": 0, "version": None, "next_ms": None,
         "schedule": StoredSchedule("k", "v", b"spec", False, None, None), "key": "k", "queues": ["orders"],
         "kind": "view", "data": b"", "step": FireStep("k", "v", 0, 0, 0, None, 0, None, None), "request": "stop",
-        "group": "g",
+        "group": "g", "priority": 5,
     }  # fmt: skip
     parameters = list(VERBS[verb].parameters.values())[1:]
     return {one.name: samples[one.name] for one in parameters if one.default is inspect.Parameter.empty}

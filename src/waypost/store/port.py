@@ -1,6 +1,6 @@
 """The contract of a store: one verb, one atomic step.
 
-    a message     publish  claim  settle  extend  cancel  reschedule
+    a message     publish  claim  settle  extend  cancel  reschedule  change_priority
     its result    result  watch  watch_chain
     chains        outgoing  forwarded  arrive  links
     reading       peek  stats  stats_many  trace  locate  holders  queues  policy  time
