@@ -1,8 +1,9 @@
 """A build of this release with planted changes: what the next release could be, to run beside this one.
 
 One change in every layer, each made as docs/operations/upgrading.md demands: on PostgreSQL an argument of a function,
-columns, an index and a field of the journal; on Valkey an extension of packed states and a field behind the events of a
-journal entry; on SQLite a column and a field of journal entries; a setting; and an envelope of a newer version.
+columns, one of them filled in batches, indexes, also one of each part of the journal, and a field of the journal; on
+Valkey an extension of packed states and a field behind the events of a journal entry; on SQLite a column and a field of
+journal entries; a setting; and an envelope of a newer version.
 """
 
 from __future__ import annotations
@@ -16,15 +17,35 @@ from waypost.store.postgres.schema import MIGRATIONS, VERSION
 
 ROOT = Path(__file__).parents[2]
 NEXT_RELEASE = "99.0.0"
-MIGRATION = """-- step: a column
-ALTER TABLE {message} ADD COLUMN IF NOT EXISTS planted text;
--- step: a setting
-ALTER TABLE {queue} ADD COLUMN IF NOT EXISTS planted bigint;
--- step: a field of the journal
-ALTER TABLE {entry} ADD COLUMN IF NOT EXISTS planted text DEFAULT 'planted';
--- step: concurrently an index
-CREATE INDEX CONCURRENTLY IF NOT EXISTS {#message_planted} ON {message} (planted) WHERE planted IS NOT NULL;
-"""
+#: The parts of the journal, whose indexes are built one by one.
+PARTS = (*(f"entry_{letter}" for letter in "abcdefgh"), "rest")
+MIGRATION = "\n".join(
+    [
+        "-- step: a column",
+        "ALTER TABLE {message} ADD COLUMN IF NOT EXISTS planted text;",
+        "-- step: what the release before does not write",
+        "ALTER TABLE {message} ALTER COLUMN planted SET DEFAULT 'later';",
+        "-- step: concurrently an index of what is not filled",
+        "CREATE INDEX CONCURRENTLY IF NOT EXISTS {#message_planted} ON {message} (seq) WHERE planted IS NULL;",
+        "-- step: in batches what was there before",
+        "UPDATE {message} SET planted = 'filled' WHERE ctid = ANY (ARRAY(",
+        "    SELECT m.ctid FROM {message} m WHERE m.planted IS NULL ORDER BY m.seq LIMIT 1000 FOR UPDATE));",
+        "-- step: a setting",
+        "ALTER TABLE {queue} ADD COLUMN IF NOT EXISTS planted bigint;",
+        "-- step: a field of the journal",
+        "ALTER TABLE {entry} ADD COLUMN IF NOT EXISTS planted text DEFAULT 'planted';",
+        "-- step: an index of the journal",
+        "CREATE INDEX IF NOT EXISTS {#entry_planted} ON ONLY {entry} (planted);",
+        *(
+            f"-- step: concurrently an index of {part}\n"
+            f"CREATE INDEX CONCURRENTLY IF NOT EXISTS {{#{part}_planted}} ON {{{part}}} (planted);"
+            for part in PARTS
+        ),
+        "-- step: the index of the journal is complete",
+        *(f"ALTER INDEX {{entry_planted}} ATTACH PARTITION {{{part}_planted}};" for part in PARTS),
+        "",
+    ]
+)
 NEWEST = f'({MIGRATIONS[-1][0]}, "{MIGRATIONS[-1][1]}"),'
 #: A file, what is in it, and what the next release has in its place.
 CHANGES = (

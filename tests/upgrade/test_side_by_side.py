@@ -12,12 +12,15 @@ from typing import Any
 import psycopg
 import pytest
 
+from tests.postgres.test_versions import make
 from tests.upgrade.fleet import Fleet
 from tests.upgrade.next_release import NEXT_RELEASE, build
 from waypost import Waypost
 from waypost.errors import SchemaTooNew
 from waypost.store.postgres import migrate, schema
 from waypost.testing.bench import fresh_namespace
+from waypost.testing.postgres import PostgresServer
+from waypost.testing.servers import program_of
 
 SECONDS = 120
 ROLES = ("publish", "work", "receive")
@@ -95,6 +98,45 @@ def test_an_upgrade_is_reverted(fleet: Fleet) -> None:
     fleet.check_all()
     with Waypost(fleet.url, namespace=fleet.namespace) as post:
         assert (post.ledger("orders").balance, post.ledger("orders").unexplained) == (0, 0)
+
+
+def is_complete(database: psycopg.Connection[Any], namespace: str) -> bool:
+    """Whether all messages are filled, and the index of the journal has the indexes of all its parts."""
+    (left,) = database.execute(f'SELECT count(*) FROM "{namespace}_message" WHERE planted IS NULL').fetchall()
+    (valid,) = database.execute(
+        "SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass(%s)", (f'"{namespace}_entry_planted"',)
+    ).fetchall()
+    return (left, valid) == ((0,), (True,))
+
+
+@pytest.mark.promise("STORE-7", "BOX-5")
+@pytest.mark.parametrize("before", [0, 15, schema.VERSION], ids=lambda version: f"from {version}")
+def test_the_next_release_migrates_what_there_is(
+    postgres_url: str, tmp_path: Path, next_source: Path, database: psycopg.Connection[Any], before: int
+) -> None:
+    fleet = Fleet(postgres_url, fresh_namespace(), tmp_path, next_source)
+    if before == schema.VERSION:
+        migrate(postgres_url, namespace=fleet.namespace)
+        with Waypost(postgres_url, namespace=fleet.namespace) as post:
+            post.publish_many("orders", range(2_500))
+    elif before:
+        make(database, before, fleet.namespace)
+    code, printed = fleet.migrate("next")
+    assert code == 0, printed
+    assert is_complete(database, fleet.namespace)
+    assert fleet.migrate("next", "--check")[0] == 0
+
+
+@pytest.mark.promise("STORE-7", "BOX-5")
+def test_the_script_for_psql_does_the_same(fleet: Fleet, database: psycopg.Connection[Any]) -> None:
+    with Waypost(fleet.url, namespace=fleet.namespace) as post:
+        post.publish_many("orders", range(2_500))
+    code, script = fleet.migrate("next", "--sql")
+    assert code == 0, script
+    psql = program_of(PostgresServer.wheel, "pginstall18/bin/psql")
+    subprocess.run([psql, "--quiet", "-v", "ON_ERROR_STOP=1", fleet.url], input=script, text=True, check=True)
+    assert is_complete(database, fleet.namespace)
+    assert fleet.migrate("next", "--check")[0] == 0
 
 
 #: Runs `waypost migrate` and kills it at a point: before the step of a number, or right after it.

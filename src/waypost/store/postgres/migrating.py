@@ -45,6 +45,8 @@ from waypost.store.register import registered
 #: How often a step asks for its locks, and the longest pause between two attempts.
 LOCK_ATTEMPTS: Final = 60
 LOCK_PAUSE_SECONDS_MAX: Final = 2.0
+#: The longest pause between two batches of a step.
+BATCH_PAUSE_SECONDS_MAX: Final = 1.0
 #: Processes that only publish do not register: functions that were called so recently are in use.
 UNUSED_MINUTES: Final = 15
 
@@ -108,7 +110,7 @@ def migrate_in(cursor: Any, names: Names) -> int:
     if version < _version():
         for step in steps(names, version):
             # The locks of one transaction are held until its end anyway.
-            cursor.execute(step.script.replace("INDEX CONCURRENTLY ", "INDEX "))
+            cursor.execute(step.at_once)
     return version
 
 
@@ -226,27 +228,34 @@ def _with_lock(url: str, names: Names, start_timeout: float, run: Callable[[psyc
 
 def _run_step(connection: psycopg.Connection[Any], step: Step, *, patient: bool) -> None:
     """Run one step. With `patient` it waits for locks in short turns, between which others go on."""
+    began = time.monotonic()
+    while _run_once(connection, step, patient=patient) and step.in_batches:
+        # Others have the tables for as long as a batch had them.
+        now = time.monotonic()
+        time.sleep(min(BATCH_PAUSE_SECONDS_MAX, now - began))
+        began = time.monotonic()
+
+
+def _run_once(connection: psycopg.Connection[Any], step: Step, *, patient: bool) -> bool:
+    """Run the script of a step; return whether it changed rows."""
     pause = 0.05
-    for attempt in range(LOCK_ATTEMPTS):
+    for _ in range(LOCK_ATTEMPTS):
         try:
             if not step.in_transaction:
                 _drop_invalid_index(connection, step)
-                connection.execute(step.script.encode())
-                return
+                return connection.execute(step.script.encode()).rowcount > 0
             with connection.transaction():
                 if patient:
                     connection.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT_MS}ms'".encode())
-                connection.execute(step.script.encode())
-            return
+                return connection.execute(step.script.encode()).rowcount > 0
         except psycopg.errors.LockNotAvailable:
-            if attempt == LOCK_ATTEMPTS - 1:
-                raise StoreUnavailable(
-                    f"step {step.name!r} did not get its lock in {LOCK_ATTEMPTS} attempts, because transactions that "
-                    "use these tables are open all the time; end long ones (pg_stat_activity lists them), then run "
-                    "this again: it goes on where it stopped"
-                ) from None
             time.sleep(pause)
             pause = min(LOCK_PAUSE_SECONDS_MAX, 2 * pause)
+    raise StoreUnavailable(
+        f"step {step.name!r} did not get its lock in {LOCK_ATTEMPTS} attempts, because transactions that use these "
+        "tables are open all the time; end long ones (pg_stat_activity lists them), then run this again: it goes on "
+        "where it stopped"
+    )
 
 
 def _drop_invalid_index(connection: psycopg.Connection[Any], step: Step) -> None:

@@ -106,15 +106,38 @@ def function_names() -> frozenset[str]:
 
 
 class Step(NamedTuple):
-    """A part of a migration that is committed by itself and may be repeated."""
+    """A part of a migration that is committed by itself and may be repeated. Its name begins with how it is run.
+
+    `concurrently …` is one statement outside of a transaction: PostgreSQL refuses to build an index beside writers in
+    one. `in batches …` is one statement that changes a bounded number of rows, each time in a transaction of its own,
+    until it changes none: no row of a large table is locked for longer than a moment.
+    """
 
     name: str
     script: str
 
     @property
     def in_transaction(self) -> bool:
-        """Whether it runs in a transaction: PostgreSQL refuses to build an index beside writers in one."""
+        """Whether it runs in a transaction."""
         return not self.name.startswith("concurrently")
+
+    @property
+    def in_batches(self) -> bool:
+        """Whether it is run until it changes nothing."""
+        return self.name.startswith("in batches")
+
+    @property
+    def at_once(self) -> str:
+        """The same as a part of one transaction, for which clients stop, or in which there is nothing yet."""
+        return self._repeated("") if self.in_batches else self.script.replace("INDEX CONCURRENTLY ", "INDEX ")
+
+    @property
+    def by_hand(self) -> str:
+        """The same for psql, outside of a transaction."""
+        return self._repeated(" COMMIT;") if self.in_batches else self.script
+
+    def _repeated(self, then: str) -> str:
+        return f"DO $batches$ BEGIN LOOP\n{self.script.strip()}\nEXIT WHEN NOT FOUND;{then}\nEND LOOP; END $batches$;"
 
 
 def steps(names: Names, since: int) -> list[Step]:
@@ -133,7 +156,7 @@ def steps(names: Names, since: int) -> list[Step]:
     parts.append(Step("version", names.fill(_version_script(names))))
     if since >= SIDE_BY_SIDE:
         return parts
-    whole = [step.script for step in parts]
+    whole = [step.at_once for step in parts]
     # No process of an older release is left, or there was none.
     whole.append(names.fill(confirm_version()))
     if since:
@@ -207,20 +230,21 @@ def plain_clock(names: Names, version: int) -> str:
 
 def sql(*, schema: str = "public", namespace: str = "wp", since: int = 0) -> str:
     """Return the script that `migrate` runs on a database at version `since`, without transactions around its steps."""
-    return "\n\n".join(step.script for step in steps(Names(schema, namespace), since)) + "\n"
+    return "\n\n".join(step.at_once for step in steps(Names(schema, namespace), since)) + "\n"
 
 
 def sql_in_steps(*, schema: str = "public", namespace: str = "wp", since: int = 0) -> str:
     """Return the same as a script for psql, each step in its own transaction."""
-    parts = []
-    for step in steps(Names(schema, namespace), since):
-        script = f"BEGIN;\nSET LOCAL lock_timeout = '{LOCK_TIMEOUT_MS}ms';\n{step.script}\nCOMMIT;"
-        parts.append(f"-- step: {step.name}\n{script if step.in_transaction and since else _plain(step)}")
+    parts = [f"-- step: {step.name}\n{_for_psql(step, since)}" for step in steps(Names(schema, namespace), since)]
     return "\n\n".join(parts) + "\n"
 
 
-def _plain(step: Step) -> str:
-    return f"BEGIN;\n\n{step.script}\n\nCOMMIT;" if step.in_transaction else step.script
+def _for_psql(step: Step, since: int) -> str:
+    if step.in_batches or not step.in_transaction:
+        return step.by_hand
+    # Where nothing is there yet, no one holds a lock.
+    timeout = f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT_MS}ms';\n" if since else ""
+    return f"BEGIN;\n{timeout}{step.script}\nCOMMIT;"
 
 
 def grants(role: str, *, schema: str = "public", namespace: str = "wp") -> str:
