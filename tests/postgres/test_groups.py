@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
 import psycopg
 import pytest
 
+from tests.waiting import until
 from waypost import Waypost
 from waypost.errors import InvalidPolicy
 from waypost.testing.bench import QUEUE, Bench
@@ -264,10 +264,7 @@ def test_a_message_redriven_while_a_queue_gets_groups_is_found(
         connection.execute("SELECT pg_advisory_xact_lock(7, 11)")
         thread = threading.Thread(target=lambda: client.redrive(lease.id))
         thread.start()
-        limit = time.monotonic() + 60
-        while not count_waiting(database):
-            assert time.monotonic() < limit
-            time.sleep(0.02)
+        until(lambda: count_waiting(database))
         bench.configure(order="group")
         assert bench.claim(1) == []
         connection.rollback()
@@ -379,11 +376,7 @@ def test_records_of_groups_with_a_rate_are_removed_when_it_is_forgotten(
     bench.publish_drafts([bench.draft(group=f"g{number}") for number in range(20)])
     leases = bench.claim(20)
     bench.settle_batch([bench.settlement(lease) for lease in leases])
-    limit = time.monotonic() + 60
-    while count(database, namespace, "group"):
-        assert time.monotonic() < limit
-        assert bench.claim(1) == []
-        time.sleep(0.05)
+    until(lambda: not bench.claim(1) and not count(database, namespace, "group"))
 
 
 @pytest.mark.promise("QUEUE-6")

@@ -47,6 +47,7 @@ def test_random_programs_with_groups_have_the_same_history_on_both(pair_for: Cal
     pair = pair_for(seed, groups=("g", "h", "ü"))
     for _ in range(150):
         pair.check(pair.step())
+    assert pair.both(lambda store: store.queues()) == ["billing", "orders"]
 
 
 @pytest.mark.promise("STORE-4", "LEASE-4", "LEASE-5", "TIMER-4")

@@ -113,7 +113,7 @@ class SharingConsumer(Consumer):
 
     def __init__(self, *given: Any, **options: Any) -> None:
         super().__init__(*given, **options)
-        #: The one that claims; itself unless it is told otherwise.
+        #: The one that claims: itself, until it joins another.
         self._claimer: SharingConsumer = self
         #: All consumers of the queue, of the one that claims.
         self._runners: list[SharingConsumer] = [self]

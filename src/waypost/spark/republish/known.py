@@ -247,7 +247,7 @@ def find_sent(lake: Lake, bulk: Bulk, post: Waypost, doubt: Doubt) -> set[str]:
         )
     if len(found) < len(doubt.ids) and (missing := find_loss(lake, bulk, doubt.queue, doubt.journal, level)):
         raise Undecided(
-            f"queue {doubt.queue}: it cannot be told which messages of the last chunk were published: {missing}. "
+            f"queue {doubt.queue}: it is not known which messages of the last chunk were published: {missing}. "
             "Choose with --in-doubt send (some may come twice) or --in-doubt skip (some may be missing)"
         )
     return found
