@@ -18,16 +18,15 @@ import logging
 import statistics
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from typing import Any
 
 from benchmarks.core import BODY
 from benchmarks.measure import Contender, Report, arguments
-from benchmarks.peers.hosts import host
+from benchmarks.peers.hosts import empty_store
 from waypost import AsyncWaypost, Waypost
 from waypost.identity import Session
-from waypost.store.postgres import migrate
 from waypost.testing.clock import ClockTime
 from waypost.values import Settlement
 
@@ -88,14 +87,8 @@ class Subject:
 @contextmanager
 def subject_on(store: str) -> Iterator[Subject]:
     """Start a server if the store needs one, and open a client."""
-    with host(store) as place, place.place() as url:
-        if store == "postgres":
-            migrate(url)
-        subject = Subject(url)
-        try:
-            yield subject
-        finally:
-            subject.close()
+    with empty_store(store) as url, closing(Subject(url)) as subject:
+        yield subject
 
 
 def draining(report: Report, store: str, subject: Subject, count: int, groups: int, rounds: int, suffix: str) -> None:

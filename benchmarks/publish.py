@@ -20,7 +20,7 @@ import itertools
 import logging
 import statistics
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -29,12 +29,11 @@ from benchmarks.core import BODY
 from benchmarks.measure import Contender, Report, arguments
 from benchmarks.outbox import transactions
 from benchmarks.peers.harness import together
-from benchmarks.peers.hosts import host
+from benchmarks.peers.hosts import empty_store
 from benchmarks.peers.protocol import TASKS
 from benchmarks.peers.turns import Entry, Turns
 from waypost import AsyncWaypost, Waypost
 from waypost.store.port import Call
-from waypost.store.postgres import migrate
 
 STORES = ("valkey", "postgres", "sqlite")
 #: Peers with an asyncio client (or one of Node), and peers with a blocking one.
@@ -98,14 +97,8 @@ class Subject:
 @contextmanager
 def subject_on(store: str) -> Iterator[Subject]:
     """Start a server if the store needs one, and open both clients."""
-    with host(store) as place, place.place() as url:
-        if store == "postgres":
-            migrate(url)
-        subject = Subject(url)
-        try:
-            yield subject
-        finally:
-            subject.close()
+    with empty_store(store) as url, closing(Subject(url)) as subject:
+        yield subject
 
 
 def alone(report: Report, store: str, share: float, rounds: int) -> None:

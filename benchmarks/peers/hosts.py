@@ -12,6 +12,7 @@ from typing import Protocol
 import psycopg
 import redis
 
+from waypost.store.postgres import migrate
 from waypost.testing.postgres import PostgresServer
 from waypost.testing.servers import ValkeyServer
 
@@ -100,3 +101,12 @@ def host(store: str) -> Iterator[Host]:
         case _:
             with tempfile.TemporaryDirectory() as folder:
                 yield SqliteHost(Path(folder).absolute())
+
+
+@contextmanager
+def empty_store(store: str) -> Iterator[str]:
+    """Start a server if the store needs one, and create its tables if it has any; return the URL."""
+    with host(store) as place, place.place() as url:
+        if store == "postgres":
+            migrate(url)
+        yield url
