@@ -376,6 +376,7 @@ def test_records_of_groups_with_a_rate_are_removed_when_it_is_forgotten(
     bench.publish_drafts([bench.draft(group=f"g{number}") for number in range(20)])
     leases = bench.claim(20)
     bench.settle_batch([bench.settlement(lease) for lease in leases])
+    assert count(database, namespace, "group") == 20
     until(lambda: not bench.claim(1) and not count(database, namespace, "group"))
 
 
