@@ -42,6 +42,14 @@ EXPECTED = {
         *(f"handled {number}" for number in range(6)),
         "5 of 8 mails at once, the rest at 5 a minute",
     ],
+    "groups": [
+        "by age: 500 noisy messages before the quiet customer is served",
+        "in turns: 5 noisy messages before the quiet customer is served",
+        "ann: deposit, to be tried again",
+        "bob: close",
+        "ann: deposit\nann: close",
+        "running at once: 4 gold, 2 silver",
+    ],
     "async_client": [
         "9 orders handled by 3 consumers",
         "result of the first: {'charged': 10}",
