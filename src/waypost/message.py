@@ -13,7 +13,15 @@ from traceback import StackSummary, TracebackException
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from waypost import codec
-from waypost.checks import check_delay, check_message_timeout, check_queue, check_text, check_texts, show
+from waypost.checks import (
+    check_delay,
+    check_message_timeout,
+    check_queue,
+    check_text,
+    check_texts,
+    expiry_ms,
+    show,
+)
 from waypost.errors import InvalidInput, Undecodable
 from waypost.identity import continuation_id
 from waypost.policy import (
@@ -638,12 +646,16 @@ class Message(_Readable[T]):
         reply_to: str | None = None,
         retry: RetryPolicy | None = None,
         timeout: Duration | None = None,
+        expires: Duration | datetime | None = None,
     ) -> str:
         """Send a message on when this one is done: decided in the same atomic step, arriving exactly once.
 
-        Returns the id that it will have. Nothing is sent if this message ends in any other way.
+        Returns the id that it will have. Nothing is sent if this message ends in any other way. The seconds of
+        `expires` count from that step.
         """
         self._check_kept("then")
+        delay_ms = 0 if delay is None else check_delay("delay", delay)
+        expires_ms = expiry_ms(expires, delay_ms, None)
         # In the process of a handler it is checked when the message comes back from there.
         name = queue_name(queue) if self.settle_target is None else self.settle_target.context.name_of(queue)
         if len(self._then) == THEN_MAX:
@@ -664,30 +676,32 @@ class Message(_Readable[T]):
             name,
             codec.make_envelope(next_id, encoded, head),
             None if key is None else check_text("key", key, KEY_CHARACTERS_MAX),
-            0 if delay is None else check_delay("delay", delay),
+            delay_ms,
             check_priority(priority),
             None if group is None else check_text("group", group, GROUP_CHARACTERS_MAX),
             self._lease.chain,
+            expires_ms=expires_ms,
         )
         self._then = (*self._then, next_one)
         return next_id
 
-    def reschedule(self, delay: Duration) -> str:
+    def reschedule(self, delay: Duration, *, expires: Duration | datetime | None = None) -> str:
         """Settle this message as done and publish it again after `delay` under the same key. Return the new id.
 
         Both happen in the atomic step of the settle: nothing is published if this delivery fails or is lost. If
         another message was published under the key meanwhile, that one is kept and this one is not published again.
-        A chain goes on with the new message.
+        A chain goes on with the new message. That one has no expiry unless `expires` gives it one.
         """
         self._check_kept("reschedule")
         delay_ms = check_delay("delay", delay)
+        expires_ms = expiry_ms(expires, delay_ms, None)
         envelope = self.open()
         next_id = continuation_id(self.id, self.token, len(self._then))
         head = codec.head_of(envelope)
         encoded = codec.Encoded(codec.CONTENT_TYPES.index(envelope.content_type), envelope.data, envelope.type_name)
         again = Continuation(
             next_id, self.queue, codec.make_envelope(next_id, encoded, head), self.key, delay_ms,
-            self.priority, self.group, self._lease.chain, again=True,
+            self.priority, self.group, self._lease.chain, again=True, expires_ms=expires_ms,
         )  # fmt: skip
         self._decide("done")
         self._then = (*self._then, again)

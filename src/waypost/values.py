@@ -227,6 +227,8 @@ class Continuation(Struct, frozen=True, gc=False):
     journal_copy: bytes | None = None
     #: The message itself once more (`reschedule`): it has passed publish middleware before.
     again: bool = False
+    #: When it lapses, as in `Draft`: a moment, or if negative, so long after the settle. 0: never.
+    expires_ms: int = 0
 
 
 #: Stands in an `error` between the text of an error and its traceback; neither contains it.

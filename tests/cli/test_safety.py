@@ -246,7 +246,7 @@ def test_every_command_that_takes_a_store_is_tried_here() -> None:
 FULL: dict[str, Any] = {
     "cron": "0 9 * * *", "tz": "Europe/Madrid", "missed": CatchUp(7), "grace": 90, "max_fires": 1000,
     "start": datetime(2026, 1, 1, tzinfo=UTC), "end": datetime(2090, 1, 1, tzinfo=UTC), "jitter": 12,
-    "body": {"a": 1}, "priority": 3, "group": "tenant", "headers": {"h": "v"},
+    "body": {"a": 1}, "priority": 3, "group": "tenant", "headers": {"h": "v"}, "expires": 40,
 }  # fmt: skip
 CHANGES: list[tuple[list[str], dict[str, Any]]] = [
     (["--cron", "0 10 * * *"], {"cron": "0 10 * * *"}),
@@ -264,6 +264,8 @@ CHANGES: list[tuple[list[str], dict[str, Any]]] = [
     (["--jitter", "0"], {"jitter": timedelta(0)}),
     (["--priority", "9"], {"priority": 9}),
     (["--group", "none"], {"group": None}),
+    (["--expires", "2m"], {"expires": timedelta(minutes=2)}),
+    (["--expires", "none"], {"expires": None}),
     (["--header", "x=y", "--header", "z="], {"headers": {"x": "y", "z": ""}}),
     (["--header", "none"], {"headers": {}}),
     ([], {}),
@@ -289,5 +291,6 @@ def test_saving_an_existing_schedule_changes_only_the_named_settings(cli: Comman
         assert (after.tz, after.missed, after.body) == ("UTC", "skip", None)
         assert (after.grace, after.jitter) == (timedelta(seconds=60), timedelta(0))
         assert (after.max_fires, after.end, after.group, after.headers, after.priority) == (None, None, None, {}, 5)
+        assert after.expires is None
         assert after.key == "by-python"
     cli.run("schedules", "save", "rollup", "--queue", "reports", "--reset", code=2)

@@ -94,6 +94,18 @@ def test_runs_may_overlap_by_default(world: World) -> None:
     assert world.stored().overlap == "allow"
 
 
+@pytest.mark.promise("CRON-8", "PUB-10")
+@pytest.mark.parametrize("overlap", ["skip", "queue_one"])
+def test_a_schedule_goes_on_when_its_run_has_lapsed(world: World, overlap: Overlap) -> None:
+    scheduler, _ = begin(world, overlap, expires=15)
+    world.clock.advance(10)
+    assert tick_all(world, scheduler).fires == 0
+    world.clock.advance(10)
+    # No worker and no promoter has ended it.
+    assert tick_all(world, scheduler).fires == 1
+    assert world.executor.run(world.store.stats(QUEUE)).ledger.dropped == 0
+
+
 @pytest.mark.promise("CRON-8", "SEE-3")
 def test_skip_omits_instants_until_the_run_has_ended(world: World) -> None:
     scheduler, runs = begin(world, "skip")

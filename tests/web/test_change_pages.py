@@ -150,7 +150,7 @@ def test_the_form_of_a_schedule_shows_its_fires_and_saves_only_then(site: Site) 
     client = site.client()
     token = token_of(client.get("/s/main/do/save_schedule").text)
     sent = {"csrf_token": token, "name": "rollup", "queue": "reports", "cron": "0 9 * * *", "tz": "Europe/Madrid",
-            "missed": "5", "grace": "30", "body": '{"day": 1}'}  # fmt: skip
+            "missed": "5", "grace": "30", "expires": "40", "body": '{"day": 1}'}  # fmt: skip
     preview = client.form("/s/main/do/save_schedule", sent | {"step": "preview"})
     assert preview.status == 200
     assert preview.text.count(" 09:00:00+0") == 10
@@ -162,6 +162,7 @@ def test_the_form_of_a_schedule_shows_its_fires_and_saves_only_then(site: Site) 
     assert client.form("/s/main/do/save_schedule", sent).status == 303
     (saved,) = site.post.schedules()
     assert (saved.cron, saved.body, saved.grace) == ("0 9 * * *", {"day": 1}, timedelta(seconds=30))
+    assert saved.expires == timedelta(seconds=40)
     # Edited with the same key, it stays one schedule, and its body stays where the form does not have it.
     form = client.get("/s/main/do/save_schedule", queue="reports", key=saved.key)
     assert 'value="0 9 * * *"' in form.text

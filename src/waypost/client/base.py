@@ -480,10 +480,10 @@ class BaseClient:
 
         Workers save the schedule when they start. `queue` and `name` are the function's own name unless given;
         `handler` has options of `handler`, such as `{"timeout": 30}`; the others are those of `save_schedule`:
-        `exclude`, `missed`, `overlap`, `grace`, `start`, `end`, `max_fires`, `jitter`, `body`, `priority`, `group` and
-        `headers`. Unless given, `overlap` is `skip`: an instant does not fire while the last run has not ended. Another
-        pattern for the same name changes the schedule. One whose function is gone stays in the store until it is
-        removed; workers log it when they start.
+        `exclude`, `missed`, `overlap`, `grace`, `start`, `end`, `max_fires`, `jitter`, `body`, `priority`, `group`,
+        `headers` and `expires`. Unless given, `overlap` is `skip`: an instant does not fire while the last run has not
+        ended. Another pattern for the same name changes the schedule. One whose function is gone stays in the store
+        until it is removed; workers log it when they start.
 
         Raises `InvalidSchedule` for a pattern, zone or rule that makes no sense.
 
@@ -506,7 +506,7 @@ class BaseClient:
         """Run a function at an `interval` of seconds, or a timedelta: it is the handler of a queue of its own.
 
         The rest is as for `cron`: `name`, `queue`, `handler`, and of the rule `exclude`, `missed`, `overlap`, `grace`,
-        `start`, `end`, `max_fires`, `jitter`, `body`, `priority`, `group` and `headers`.
+        `start`, `end`, `max_fires`, `jitter`, `body`, `priority`, `group`, `headers` and `expires`.
 
             @post.every(timedelta(minutes=5))
             def refresh() -> None: ...

@@ -66,6 +66,8 @@ class RuleKeywords(TypedDict, total=False):
     priority: int
     group: str | None
     headers: Mapping[str, str] | None
+    #: How long after its fire a message lapses.
+    expires: Duration | None
 
 
 class ScheduleKeywords(RuleKeywords, total=False):

@@ -1133,6 +1133,8 @@ class Waypost(BaseClient):
         - `start` and `end` (datetimes with a time zone) and `max_fires` bound it; `jitter` spreads its fires over so
           long.
         - `priority`, `group`, `headers`, `correlation_id`, `reply_to`, `retry` and `timeout` are those of its messages.
+        - `expires` (seconds, timedelta): a message that is not claimed so long after its fire is never handed out. It
+          counts from when the message is made, also that of a catch-up, a trigger or a backfill.
 
         Raises `InvalidSchedule` for a pattern, zone or rule that makes no sense.
 

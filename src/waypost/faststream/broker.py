@@ -239,8 +239,9 @@ class WaypostBroker(WaypostRegistrator, BrokerUsecase[Any, AsyncWaypost, Waypost
     ) -> Published:
         """Publish a message and return its id and what happened to it.
 
-        The options are those of `AsyncWaypost.publish`: `delay`, `at`, `key`, `on_conflict`, `priority`, `headers`,
-        `correlation_id`, `reply_to`, and `transaction`, a session or connection that the message becomes a part of.
+        The options are those of `AsyncWaypost.publish`: `delay`, `at`, `expires`, `key`, `on_conflict`, `priority`,
+        `headers`, `correlation_id`, `reply_to`, `retry`, `timeout`, and `transaction`, a session or connection that the
+        message becomes a part of.
         """
         cmd = self._command([message], queue, options, PublishType.PUBLISH)
         published: Published = await self._basic_publish(cmd, producer=self.config.producer)

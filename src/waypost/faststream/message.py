@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
 from faststream.message import StreamMessage
@@ -50,13 +51,16 @@ class WaypostMessage(StreamMessage[Any]):
         self._decide(make_dead(reason, error))
         await super().reject()
 
-    async def reschedule(self, delay: Duration) -> None:
-        """It is done, and is published again after `delay` under the same key, both in one step."""
+    async def reschedule(self, delay: Duration, *, expires: Duration | datetime | None = None) -> None:
+        """It is done, and is published again after `delay` under the same key, both in one step.
+
+        The new message has no expiry unless `expires` gives it one.
+        """
         if self.committed is None:
             for message in self.messages:
                 if message.outcome == "done" and not any(one.again for one in message._then):
                     message.outcome = None  # `ACK_FIRST` decided so before the handler began
-                message.reschedule(delay)
+                message.reschedule(delay, expires=expires)
         await super().ack()
 
     def _decide(self, outcome: Outcome | Any) -> None:

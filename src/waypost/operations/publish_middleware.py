@@ -8,6 +8,7 @@ innermost call returns the id that the message will have.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from functools import partial
 from typing import Any, Literal
 
@@ -20,6 +21,7 @@ from waypost.operations import receive
 from waypost.operations.flow import ClientContext, Flow, UserCall
 from waypost.operations.publish import PublishOptions, validate_options
 from waypost.policy import RetryPolicy, check_priority
+from waypost.times import to_datetime
 from waypost.values import Continuation, Published
 
 Via = Literal["then", "schedule"]
@@ -98,6 +100,13 @@ def encoded_of(envelope: codec.Envelope) -> codec.Encoded:
     return codec.Encoded(codec.CONTENT_TYPES.index(envelope.content_type), envelope.data, envelope.type_name)
 
 
+def given_expiry(expires_ms: int) -> float | datetime | None:
+    """Return the expiry of a draft as `publish` takes it: seconds, a moment, or None."""
+    if not expires_ms:
+        return None
+    return -expires_ms / 1000 if expires_ms < 0 else to_datetime(expires_ms)
+
+
 def pass_draft(
     context: ClientContext, queue: str, message_id: str, envelope: bytes, options: Mapping[str, Any]
 ) -> Flow[tuple[bytes, PublishOptions] | None]:
@@ -139,7 +148,7 @@ def pass_sent_on(context: ClientContext, message: Message[Any]) -> Flow[None]:
         opened = codec.open_envelope(next_one.envelope)
         outgoing = outgoing_of(next_one.queue, opened, "then", {
             "key": next_one.key, "delay": next_one.delay_ms / 1000, "priority": next_one.priority,
-            "group": next_one.group,
+            "group": next_one.group, "expires": given_expiry(next_one.expires_ms),
         })  # fmt: skip
         passed = _Passed(context, next_one.id, outgoing, encoded_of(opened))
         yield from passed.pass_through()
@@ -148,6 +157,6 @@ def pass_sent_on(context: ClientContext, message: Message[Any]) -> Flow[None]:
             kept.append(structs.replace(
                 next_one, queue=passed.queue, envelope=passed.envelope, key=options.key_of(passed.body),
                 delay_ms=options.delay_ms, priority=check_priority(options.priority),
-                group=options.group_of(passed.body),
+                group=options.group_of(passed.body), expires_ms=options.expires_ms,
             ))  # fmt: skip
     message._then = tuple(kept)

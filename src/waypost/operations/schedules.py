@@ -27,7 +27,7 @@ from waypost.checks import (
 from waypost.errors import InvalidInput, InvalidSchedule, SchemaTooNew, StoreFailed, UnknownSchedule
 from waypost.operations.flow import ClientContext, Flow, Together
 from waypost.operations.publish import with_new_ids
-from waypost.operations.publish_middleware import pass_draft
+from waypost.operations.publish_middleware import given_expiry, pass_draft
 from waypost.policy import (
     CHUNK_BYTES_MAX,
     GRACE_SECONDS,
@@ -88,6 +88,7 @@ def make_spec(
     priority: int = 5,
     group: str | None = None,
     headers: Mapping[str, str] | None = None,
+    expires: Duration | None = None,
     correlation_id: str | None = None,
     reply_to: str | None = None,
     retry: RetryPolicy | None = None,
@@ -131,6 +132,7 @@ def make_spec(
         group=None if group is None else check_text("group", group, GROUP_CHARACTERS_MAX),
         retry=None if retry is None else pack_retry(retry),
         timeout=None if timeout is None else check_message_timeout(timeout),
+        expires_ms=None if expires is None else _expires_ms(expires),
         declared=declared,
     )
     if spec.start_ms is not None and spec.end_ms is not None and spec.end_ms < spec.start_ms:
@@ -184,6 +186,12 @@ def _moment_ms(what: str, at: datetime | None) -> int | None:
     return None if at is None else check_moment(what, at)
 
 
+def _expires_ms(expires: Duration) -> int:
+    if isinstance(expires, datetime):
+        raise InvalidSchedule("expires of a schedule is a time after each fire: a moment is its end=")
+    return max(1, round(check_seconds("expires", expires, least=0.001, error=InvalidSchedule) * 1000))
+
+
 def _span_ms(what: str, span: Duration) -> int:
     return round(check_seconds(what, span, error=InvalidSchedule) * 1000)
 
@@ -215,14 +223,18 @@ def message_size(spec: Spec) -> int:
 def _draft(context: ClientContext, queue: str, message_id: str, spec: Spec, instant_ms: int) -> Flow[Draft | None]:
     """Return the message of one instant; None if a middleware of the client did not pass it on."""
     envelope, priority, group = _envelope(message_id, spec, instant_ms), spec.priority, spec.group
+    # From the fire on, not from the instant: one that is made late, by a catch-up or a backfill, is to be handled too.
+    expires_ms = -(spec.expires_ms or 0)
     if context.publish_middleware is not None:
-        passed = yield from pass_draft(context, queue, message_id, envelope, {"priority": priority, "group": group})
+        given = {"priority": priority, "group": group, "expires": given_expiry(expires_ms)}
+        passed = yield from pass_draft(context, queue, message_id, envelope, given)
         if passed is None:
             return None
         envelope, options = passed
         priority, group = options.priority, options.group if isinstance(options.group, str) else None
+        expires_ms = options.expires_ms
     copy = journal_copy(context.redact, queue, message_id, envelope)
-    return Draft(message_id, envelope, priority=priority, group=group, journal_copy=copy)
+    return Draft(message_id, envelope, priority=priority, group=group, journal_copy=copy, expires_ms=expires_ms)
 
 
 def drafts_of(
@@ -257,7 +269,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "overlap": ("overlap",),
     "grace": ("grace_ms",), "body": ("content", "body", "type_name"), "headers": ("headers",),
     "correlation_id": ("correlation_id",), "reply_to": ("reply_to",), "priority": ("priority",), "group": ("group",),
-    "retry": ("retry",), "timeout": ("timeout",),
+    "retry": ("retry",), "timeout": ("timeout",), "expires": ("expires_ms",),
 }  # fmt: skip
 
 

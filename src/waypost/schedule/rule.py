@@ -57,6 +57,8 @@ class Spec(msgspec.Struct, frozen=True, omit_defaults=True):
     #: The retry policy of its messages, as their envelopes have it, and their time limit in seconds.
     retry: dict[str, str | float | None] | None = None
     timeout: float | None = None
+    #: How long after its fire a message lapses; None: never.
+    expires_ms: int | None = None
     #: What happens at an instant while the last run has not ended: `allow`, `skip` or `queue_one`.
     overlap: str = "allow"
     #: Days in the schedule's zone on which it does not fire, as 2026-12-25.

@@ -54,6 +54,8 @@ class Schedule(Struct, frozen=True):
     group: str | None
     headers: dict[str, str]
     body: Any
+    #: How long after its fire a message lapses; None: never.
+    expires: timedelta | None = None
 
     @property
     def next_fire(self) -> datetime | None:
@@ -115,4 +117,5 @@ def describe(queue: str, stored: StoredSchedule, count: int = 1) -> Schedule:
         group=spec.group,
         headers=dict(spec.headers),
         body=codec.decode_body(codec.CONTENT_TYPES[spec.content], spec.body),
+        expires=to_timedelta(spec.expires_ms),
     )

@@ -689,6 +689,7 @@ def forwarded_draft(next_one: Continuation) -> Draft:
         journal_copy=next_one.journal_copy,
         forwarded=True,
         chain=next_one.chain,
+        expires_ms=next_one.expires_ms,
     )
 
 

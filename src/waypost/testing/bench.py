@@ -389,6 +389,8 @@ class Bench:
         """Return the next message of a chain, with the id that its source gives it."""
         id = continuation_id(source.id, source.token, index)
         options["delay_ms"] = ms(options.pop("delay", 0))
+        expires = -ms(options.pop("expires", 0))
+        options["expires_ms"] = options.pop("expires_at_ms", None) or expires
         options.setdefault("chain", source.chain)
         return Continuation(id, queue, make_envelope(id, encode_body(body)), **options)
 

@@ -386,13 +386,16 @@ class StoreMachine(RuleBasedStateMachine):
         pick=picks,
         key=st.sampled_from(KEYS),
         delay=st.sampled_from(DELAYS),
+        expires=st.sampled_from((0, 0, 0, 0.5, 5)),
     )
-    def send_on(self, queue: str, destination: str, pick: int, key: str | None, delay: float) -> None:
+    def send_on(self, queue: str, destination: str, pick: int, key: str | None, delay: float, expires: float) -> None:
         """Settle as done with a continuation to another queue."""
         queue = self.holding(queue)
         lease = self.give_up(queue, pick)
         id = continuation_id(lease.id, lease.token, 0)
-        following = Continuation(id, destination, make_envelope(id, encode_body(b"next")), key, ms(delay))
+        following = Continuation(
+            id, destination, make_envelope(id, encode_body(b"next")), key, ms(delay), expires_ms=-ms(expires)
+        )
         self.sent_on.append(following)
         self.ids[destination].append(id)
         settlement = structs.replace(ended(lease, {"outcome": "done"}), then=(following,))

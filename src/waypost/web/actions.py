@@ -225,7 +225,7 @@ async def save_schedule(place: Place, queue: str, request: documents.ScheduleSav
         name: getattr(request, name)
         for name in (
             "cron", "every", "tz", "exclude", "overlap", "grace", "start", "end", "max_fires", "jitter", "body",
-            "priority", "group",
+            "priority", "group", "expires",
         )
     }  # fmt: skip
     missed = CatchUp(request.missed) if isinstance(request.missed, int) else request.missed
@@ -374,7 +374,9 @@ def save_forms(queue: str, request: documents.ScheduleSave) -> Forms:
     options: dict[str, object] = {"queue": request.queue} | rule
     if request.exclude:
         options["exclude"] = request.exclude
-    for name in ("key", "missed", "overlap", "grace", "jitter", "start", "end", "max_fires", "priority", "group"):
+    for name in (
+        "key", "missed", "overlap", "grace", "jitter", "start", "end", "max_fires", "priority", "group", "expires",
+    ):  # fmt: skip
         value = getattr(request, name)
         if value != SCHEDULE_DEFAULTS[name]:
             text = value.isoformat() if isinstance(value, datetime) else value

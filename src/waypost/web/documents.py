@@ -704,6 +704,8 @@ class Schedule(Answer, frozen=True, kw_only=True):
     declared: bool
     priority: int
     group: str | None
+    #: How many seconds after its fire a message lapses.
+    expires: float | None
 
 
 class Schedules(Answer, frozen=True, kw_only=True):
@@ -1091,6 +1093,8 @@ class ScheduleSave(Request, frozen=True, kw_only=True):
     jitter: float = 0.0
     priority: int = 5
     group: Annotated[str, Meta(max_length=128)] | None = None
+    #: How many seconds after its fire a message lapses.
+    expires: float | None = None
     headers: dict[str, str] = {}
     body: Any = None
     #: The body and the headers stay as they are in the schedule with this key.

@@ -170,7 +170,7 @@ def to_document(action: Action, sent: Mapping[str, str]) -> dict[str, Any]:
                 document[name] = parse_json(name, text)
             case "limit" | "max_fires" | "priority" if text.strip():
                 document[name] = parse_number(name, text, int)
-            case "delay" | "every" | "grace" | "jitter" if text.strip():
+            case "delay" | "every" | "grace" | "jitter" | "expires" if text.strip():
                 document[name] = parse_number(name, text, float)
             case "exclude":
                 document[name] = text.replace(",", " ").split()
@@ -239,6 +239,8 @@ def schedule_fields() -> list[Field]:
         Field("max_fires", "number", "", "At most so many fires", "Empty: no limit."),
         Field("priority", "number", "5", "Priority", "Of its messages, 0 to 9."),
         Field("group", "text", "", "Group", "Of its messages."),
+        Field("expires", "number", "", "Expiry", "Seconds. A message that is not claimed so long after its fire is "
+              "dropped. Empty: never."),
         Field("body", "area", "null", "Body", "JSON, the body of its messages."),
     ]  # fmt: skip
 

@@ -540,9 +540,10 @@ def schedule_document(schedule: ClientSchedule) -> documents.Schedule:
         every=seconds_or_none(schedule.every),
         grace=schedule.grace.total_seconds(),
         jitter=schedule.jitter.total_seconds(),
+        expires=seconds_or_none(schedule.expires),
         **{
             field: getattr(schedule, field)
             for field in documents.Schedule.__struct_fields__
-            if field not in ("missed", "every", "grace", "jitter")
+            if field not in ("missed", "every", "grace", "jitter", "expires")
         },
     )  # fmt: skip

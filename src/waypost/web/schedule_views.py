@@ -86,6 +86,7 @@ def known_values(known: ClientSchedule) -> dict[str, str]:
         "start": None if known.start is None else known.start.isoformat(),
         "end": None if known.end is None else known.end.isoformat(),
         "max_fires": known.max_fires, "priority": known.priority, "group": known.group,
+        "expires": None if known.expires is None else known.expires.total_seconds(),
     }  # fmt: skip
     found = {name: f"{value:g}" if isinstance(value, float) else f"{value}" for name, value in values.items()
              if value is not None}  # fmt: skip

@@ -50,7 +50,7 @@ NONE = object()
 DEFAULTS: dict[str, Any] = {
     "exclude": [], "missed": "skip", "overlap": "allow", "grace": GRACE_SECONDS, "start": None, "end": None,
     "max_fires": None, "jitter": 0, "body": None, "priority": PRIORITY_DEFAULT, "group": None, "headers": {},
-    "correlation_id": None, "reply_to": None, "retry": None, "timeout": None,
+    "correlation_id": None, "reply_to": None, "retry": None, "timeout": None, "expires": None,
 }  # fmt: skip
 
 
@@ -100,8 +100,8 @@ def _add_save(actions: Any) -> None:
     save = add_command(
         actions, "save", run_save, "save a schedule, or change an existing one",
         more="Of an existing schedule (found by --key, or by its name in the queue) only the given options change. "
-        "`none` removes a start, an end, a limit, a group, the headers or the excluded days; --reset sets all options "
-        "not given to their defaults.",
+        "`none` removes a start, an end, a limit, a group, an expiry, the headers or the excluded days; --reset sets "
+        "all options not given to their defaults.",
         examples=('waypost schedules save rollup --queue reports --cron "0 9 * * *"',
                   "waypost schedules save rollup --queue reports --jitter 30s --end none"),
     )  # fmt: skip
@@ -131,6 +131,9 @@ def _add_save(actions: Any) -> None:
     save.add_argument("--jitter", type=parse_duration, metavar="S", help="spread its fires over S seconds (0)")
     save.add_argument("--priority", type=integer_between(0, 9), metavar="0-9", help="of its messages (5)")
     save.add_argument("--group", type=_or_none(str), help="of its messages")
+    save.add_argument(
+        "--expires", type=_or_none(parse_duration), metavar="S", help="not handed out later than S after its fire"
+    )
     save.add_argument("--header", dest="headers", action="append", metavar="NAME=VALUE", help="may be repeated")
     save.add_argument("--reset", action="store_true", help="set all options not given to their defaults")
 
@@ -177,7 +180,10 @@ def _parse_missed(text: str) -> Missed:
 
 def _given_rule(options: argparse.Namespace) -> dict[str, Any]:
     """Return the given arguments as keywords of `save_schedule`."""
-    names = ("cron", "every", "tz", "overlap", "grace", "start", "end", "max_fires", "jitter", "priority", "group")
+    names = (
+        "cron", "every", "tz", "overlap", "grace", "start", "end", "max_fires", "jitter", "priority", "group",
+        "expires",
+    )  # fmt: skip
     rule = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     if options.body is not None:
         try:

@@ -39,7 +39,7 @@ def fire_schedule(model: QueueModel, now: int, step: FireStep, drafts: Sequence[
         status = "early"
     elif now > step.valid_until_ms:
         status = "stale"
-    elif step.after_run is not None and _is_running(model, step.after_run.run_id):
+    elif step.after_run is not None and _is_running(model, now, step.after_run.run_id):
         status = "running" if step.after_run.state is None else "skipped"
     if found is None or status not in ("fired", "skipped"):
         return Fired(status, now, found)
@@ -71,10 +71,10 @@ def fire_schedule(model: QueueModel, now: int, step: FireStep, drafts: Sequence[
     return Fired(status, now, moved)
 
 
-def _is_running(model: QueueModel, run_id: str) -> bool:
-    """Whether the message of a run is not final: it waits, is leased, or waits for a retry."""
+def _is_running(model: QueueModel, now: int, run_id: str) -> bool:
+    """Whether the message of a run is not final: it waits, is leased, or waits for a retry, and has not lapsed."""
     record = model.messages.get(run_id)
-    return record is not None and record.state != "dead"
+    return record is not None and record.state != "dead" and not record.has_lapsed(now)
 
 
 def trigger_schedule(model: QueueModel, now: int, key: str, draft: Draft, operation: Operation) -> Published | None:

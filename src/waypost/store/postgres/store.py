@@ -922,15 +922,17 @@ def _read_schedule(row: tuple[Any, ...]) -> StoredSchedule | None:
 
 
 def _fired_drafts(drafts: Sequence[Draft]) -> list[Parameter]:
-    """Envelopes, priorities, groups and journal copies: fires have no keys and are never for later."""
+    """Envelopes, priorities, groups, journal copies, expiries if any: fires have no keys and are never for later."""
     usual = all(draft.priority == PRIORITY_DEFAULT for draft in drafts)
     alone = all(draft.group is None for draft in drafts)
     plain = all(draft.journal_copy is None for draft in drafts)
+    expires = any(draft.expires_ms for draft in drafts)
     return [
         array_of_data([draft.envelope for draft in drafts]),
         nothing(INT2) if usual else array_of_smalls([draft.priority for draft in drafts]),
         nothing(TEXT) if alone else array_of_text([draft.group for draft in drafts]),
         nothing(BYTES) if plain else array_of_data([draft.journal_copy for draft in drafts]),
+        *([array_of_numbers([draft.expires_ms or None for draft in drafts])] if expires else []),
     ]
 
 
@@ -1032,6 +1034,8 @@ def _outcomes(settlements: Sequence[Settlement]) -> list[Parameter]:
     if any(then.journal_copy is not None for _, then in following):
         # Behind the envelopes, in the same order: what the journal keeps of them.
         envelopes += [then.journal_copy for _, then in following]
+    chained = [then.chain for _, then in following]
+    expires = any(then.expires_ms for _, then in following)
     return [
         *outcomes,
         array_of_ints([place for place, _ in following]),
@@ -1041,5 +1045,6 @@ def _outcomes(settlements: Sequence[Settlement]) -> list[Parameter]:
         array_of_numbers([then.delay_ms for _, then in following]),
         array_of_smalls([then.priority for _, then in following]),
         array_of_text([then.group for _, then in following]),
-        *([array_of_text([then.chain for _, then in following])] if any(then.chain for _, then in following) else []),
+        *([array_of_text(chained)] if expires or any(chained) else []),
+        *([array_of_numbers([then.expires_ms or None for _, then in following])] if expires else []),
     ]

@@ -29,7 +29,9 @@ _MOVE = """
     UPDATE {schedule} SET next_ms = ?, due_ms = ?, fires = fires + ?, missed = missed + ?,
         last_ms = coalesce(?, last_ms), state = coalesce(?, state), version = coalesce(?, version)
     WHERE queue = ? AND key = ?"""
-_IS_RUNNING = "SELECT 1 FROM {message} WHERE queue = ? AND id = ? AND state <> {DEAD}"
+_IS_RUNNING = """
+    SELECT 1 FROM {message} WHERE queue = ? AND id = ? AND state <> {DEAD}
+        AND (expires_ms IS NULL OR expires_ms > ? OR state = {LEASED})"""
 _REMOVE = "DELETE FROM {schedule} WHERE queue = ? AND key = ?"
 _SCHEDULED = """
     SELECT q.name, max(s.change) FROM {schedule} s JOIN {queue} q ON q.number = s.queue GROUP BY q.name"""
@@ -112,8 +114,8 @@ def fire_schedule(records: QueueRecords, step: FireStep, drafts: Sequence[Draft]
 
 
 def _is_running(records: QueueRecords, run_id: str) -> bool:
-    """Whether the message of a run is not final: it waits, is leased, or waits for a retry."""
-    return records.step.execute(_IS_RUNNING, (records.number, run_id)).fetchone() is not None
+    """Whether the message of a run is not final: it waits, is leased, or waits for a retry, and has not lapsed."""
+    return records.step.execute(_IS_RUNNING, (records.number, run_id, records.now)).fetchone() is not None
 
 
 def trigger_schedule(records: QueueRecords, key: str, draft: Draft, operation: str) -> Published | None:

@@ -118,7 +118,7 @@ def _short(text: str) -> bytes:
 
 
 def unpack_routed(data: bytes, message_id: str) -> Draft:
-    """A draft that waits in `outgoing`."""
+    """A draft that waits in `outgoing`, without its expiry."""
     mark, flags, due, window, key_length, group_length, copy_length = ROUTING.unpack_from(data)
     group_at = ROUTING.size + key_length
     copy_at = group_at + group_length
@@ -176,10 +176,17 @@ def unpack_outgoing(message_id: str, data: bytes) -> Continuation | Notice:
     queue, at = data[34 : 34 + length].decode(), 34 + length
     if data[at : at + 1] == NOTICE:
         return unpack_notice(queue, data[at + 1 :])
+    expires_ms = 0
+    if data[at] == EXPIRING:
+        _, is_moment, expires_ms = EXPIRY.unpack_from(data, at)
+        if not is_moment:
+            # From the settle on, whose time the entry begins with, however late it arrives.
+            expires_ms += int.from_bytes(data[:8], "big")
+        at += EXPIRY.size
     draft = unpack_routed(data[at:], message_id)
     return Continuation(
         message_id, queue, draft.envelope, draft.key, draft.delay_ms, draft.priority, draft.group, draft.chain,
-        draft.journal_copy,
+        draft.journal_copy, expires_ms=expires_ms,
     )  # fmt: skip
 
 

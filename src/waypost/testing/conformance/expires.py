@@ -211,6 +211,46 @@ class TestExpiry:
         assert (letter.state, letter.reason) == ("dead", "blocker_failed")
         assert bench.state_of(published.id) is None
 
+    @pytest.mark.promise("PUB-10", "CHAIN-2")
+    @pytest.mark.parametrize("absolute", [False, True])
+    @pytest.mark.parametrize("queue", [QUEUE, "billing"])
+    def test_the_expiry_of_what_is_sent_on_counts_from_the_settle(
+        self, bench: Bench, absolute: bool, queue: str
+    ) -> None:
+        first = bench.begin_chain()
+        lease = bench.claim_one()
+        following = [
+            bench.continuation(lease, queue, expires=5, expires_at_ms=bench.now_ms + 5_000 if absolute else None),
+            bench.continuation(lease, queue, index=1, chain=None),
+        ]
+        ends_ms = bench.now_ms + 5_000
+        assert bench.settle(lease, then=following) == "done"
+        # It arrives late where the step of a settle cannot span queues.
+        bench.after(2)
+        bench.deliver_all()
+        assert [bench.stored(one.id, queue=queue).expires_ms for one in following] == [ends_ms, None]
+        bench.after(3)
+        claimed = bench.claimed(5, queue=queue)
+        assert [one.id for one in claimed.leases] == [following[1].id]
+        assert lapses(claimed.also) == [following[0].id]
+        bench.deliver_all()
+        assert bench.chain_state(first).failed == (chain_id(queue, following[0].id), "dropped")
+        bench.check_invariants()
+
+    @pytest.mark.promise("PUB-10", "CHAIN-2", "PUB-4")
+    def test_what_is_sent_on_takes_the_key_of_a_message_that_lapsed(self, bench: Bench) -> None:
+        lapsed = bench.publish(key="a", queue="billing", expires=5)
+        bench.publish()
+        lease = bench.claim_one()
+        bench.after(5)
+        following = bench.continuation(lease, "billing", key="a")
+        bench.settle(lease, then=[following])
+        bench.deliver_all()
+        assert bench.state_of(lapsed.id, queue="billing") is None
+        assert bench.claim_one(queue="billing").id == following.id
+        assert bench.ledger(queue="billing").dropped == 1
+        bench.check_invariants()
+
     @pytest.mark.promise("PUB-10")
     def test_a_redriven_dead_letter_does_not_lapse(self, bench: Bench) -> None:
         published = bench.publish(expires=5)

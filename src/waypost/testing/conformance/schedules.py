@@ -324,6 +324,20 @@ class TestFires:
         fire(bench, seen, [bench.draft(), bench.draft()])
         assert len(bench.woken[QUEUE]) == 2
 
+    @pytest.mark.promise("PUB-10", "CRON-7")
+    def test_the_expiry_of_a_fire_counts_from_when_it_is_made(self, bench: Bench) -> None:
+        seen = saved(bench)
+        bench.after(100)
+        late, plain, triggered = bench.draft(expires=30), bench.draft(), bench.draft(expires=5)
+        fire(bench, seen, [late, plain])
+        bench.run(bench.store.trigger_schedule(QUEUE, KEY, triggered, bench.operation()))
+        expiries = [bench.stored(one.id).expires_ms for one in (late, plain, triggered)]
+        assert expiries == [bench.now_ms + 30_000, None, bench.now_ms + 5_000]
+        bench.after(30)
+        assert [lease.id for lease in bench.claim(5)] == [plain.id]
+        assert bench.ledger().dropped == 2
+        bench.check_invariants()
+
     @pytest.mark.promise("CRON-7")
     def test_a_trigger_publishes_now_and_moves_nothing(self, bench: Bench) -> None:
         seen = saved(bench)
@@ -452,6 +466,22 @@ class TestOverlap:
         assert (kept.status, bench.events("skipped")) == ("skipped", [])
         assert kept.schedule is not None
         assert kept.schedule.state == b"skipped"
+
+    @pytest.mark.promise("CRON-8", "PUB-10")
+    @pytest.mark.parametrize("running", [False, True])
+    def test_a_run_that_has_lapsed_has_ended_before_any_step_ends_it(self, bench: Bench, running: bool) -> None:
+        run, seen = bench.draft(expires=30), saved(bench)
+        bench.configure(lease=600)
+        bench.after(60)
+        fired = fire(bench, seen, [run]).schedule
+        assert fired is not None
+        if running:
+            bench.claim_one()
+        bench.after(60)
+        # A claimed one does not lapse.
+        expected = "skipped" if running else "fired"
+        assert fire(bench, fired, after_run=self.after(run), state=b"fired").status == expected
+        bench.check_invariants()
 
     @pytest.mark.promise("CRON-8")
     @pytest.mark.parametrize("ended", ["done", "dead", "cancelled"])

@@ -56,7 +56,7 @@ CREATE OR REPLACE FUNCTION {fire_schedule}(
     p_expected bigint, p_last_due bigint, p_valid_until bigint, p_last bigint, p_missed bigint, p_next bigint,
     p_due bigint, p_state bytea, p_new_version text, p_by_hand boolean, p_run text, p_running_state bytea,
     p_skipped bigint, p_skipped_ms bigint, p_envelopes bytea[], p_priorities smallint[], p_groups text[],
-    p_copies bytea[]
+    p_copies bytea[], p_expires bigint[] DEFAULT NULL
 ) RETURNS TABLE (status text, at_ms bigint, wake text, s {schedule}) LANGUAGE plpgsql {settings} AS $body$
 #variable_conflict use_column
 DECLARE
@@ -82,9 +82,10 @@ BEGIN
     ELSIF v_now > p_valid_until THEN
         v_status := 'stale';
     ELSIF p_run IS NOT NULL AND EXISTS (
-        SELECT 1 FROM {message} t WHERE t.queue = q.number AND t.id = p_run AND t.state + 0 <> {DEAD})
+        SELECT 1 FROM {message} t WHERE t.queue = q.number AND t.id = p_run AND t.state + 0 <> {DEAD}
+            AND (t.expires_ms IS NULL OR t.expires_ms > v_now OR t.state = {LEASED}))
     THEN
-        -- Its run has not ended: it waits, is leased, or waits for a retry.
+        -- Its run has not ended: it waits, is leased, or waits for a retry. One that has lapsed does not run any more.
         v_status := CASE WHEN p_running_state IS NULL THEN 'running' ELSE 'skipped' END;
     END IF;
     IF v_status = 'skipped' THEN
@@ -102,7 +103,7 @@ BEGIN
         IF cardinality(p_envelopes) > 0 THEN
             v_wake := {publish}(
                 p_queue, v_now, p_session, p_number, 0, p_envelopes, p_priorities, p_groups, NULL, NULL, p_copies,
-                NULL, NULL, NULL, NULL);
+                NULL, NULL, NULL, NULL, p_expires => p_expires);
             PERFORM {label_fires}(q.number, p_key);
         END IF;
         UPDATE {schedule} t SET next_ms = p_next, due_ms = p_due, fires = t.fires + v_fires,
@@ -126,7 +127,7 @@ END $body$;
 
 CREATE OR REPLACE FUNCTION {trigger_schedule}(
     p_queue text, p_clock bigint, p_session bytea, p_number bigint, p_ttl bigint, p_key text, p_envelopes bytea[],
-    p_priorities smallint[], p_groups text[], p_copies bytea[]
+    p_priorities smallint[], p_groups text[], p_copies bytea[], p_expires bigint[] DEFAULT NULL
 ) RETURNS text LANGUAGE plpgsql {settings} AS $body$
 DECLARE
     q {queue} := {open_queue}(p_queue);
@@ -141,7 +142,7 @@ BEGIN
     END IF;
     v_first := {publish}(
         p_queue, v_now, p_session, p_number, 0, p_envelopes, p_priorities, p_groups, NULL, NULL, p_copies,
-        NULL, NULL, NULL, NULL);
+        NULL, NULL, NULL, NULL, p_expires => p_expires);
     PERFORM {label_fires}(q.number, p_key);
     IF {store_result}(q.number, p_session, p_number, v_now + p_ttl, v_first) THEN
         PERFORM {tidy}(q, v_now);

@@ -12,7 +12,7 @@ CREATE OR REPLACE FUNCTION {settle}(
     p_nonces bytea[], p_outcomes text[], p_afters bigint[], p_reasons text[], p_error_types text[], p_errors text[],
     p_results bytea[], p_result_ttls bigint[], p_sources integer[], p_then_queues text[], p_then_envelopes bytea[],
     p_then_keys text[], p_then_delays bigint[], p_then_priorities smallint[], p_then_groups text[],
-    p_then_chains text[] DEFAULT NULL
+    p_then_chains text[] DEFAULT NULL, p_then_expires bigint[] DEFAULT NULL
 ) RETURNS text LANGUAGE plpgsql {settings} AS $body$
 DECLARE
     q {queue};
@@ -35,6 +35,8 @@ DECLARE
     v_arrived json[];
     v_transferred bigint := 0;
     v_passing bigint;
+    v_seq bigint;
+    v_lapsed record;
     -- The queue of each message that was sent on to one with a cap.
     v_capped integer[] := '{}';
     v_tidy boolean;
@@ -122,8 +124,8 @@ BEGIN
             CONTINUE WHEN p_sources IS NULL OR v_letters[v_item.n] <> 'd';
             FOR v_sent IN
                 SELECT u.* FROM unnest(p_sources, p_then_queues, p_then_envelopes, p_then_keys, p_then_delays,
-                    p_then_priorities, p_then_groups, p_then_chains) WITH ORDINALITY
-                    AS u (source, queue, data, key, delay, priority, "group", chain, n)
+                    p_then_priorities, p_then_groups, p_then_chains, p_then_expires) WITH ORDINALITY
+                    AS u (source, queue, data, key, delay, priority, "group", chain, expires, n)
                 WHERE u.source = v_item.n ORDER BY u.n
             LOOP
                 v_transferred := v_transferred + 1;
@@ -133,11 +135,22 @@ BEGIN
                     target := {make_queue}(target);
                 END IF;
                 v_before := {next_due}(target.number);
-                SELECT a.fresh, a.followups, a.passing INTO v_sent.n, v_arrived, v_passing FROM {accept}(
+                v_lapsed := NULL;
+                IF v_sent.key IS NOT NULL AND {next_lapse}(target.number) <= v_now THEN
+                    v_lapsed := {lapse_keys}(target, v_now, v_op, ARRAY[v_sent.key]);
+                END IF;
+                SELECT a.fresh, a.followups, a.passing, a.first_seq INTO v_sent.n, v_arrived, v_passing, v_seq FROM {accept}(
                     target, v_now, v_op, ARRAY[v_sent.data], ARRAY[v_sent.priority], ARRAY[v_sent."group"],
                     ARRAY[v_sent.delay], NULL, ARRAY[p_then_envelopes[cardinality(p_sources) + v_sent.n]],
                     ARRAY[v_sent.key], NULL, NULL, ARRAY[true],
                     CASE WHEN v_sent.chain IS NOT NULL THEN ARRAY[v_sent.chain] END, NULL, NULL, NULL) a;
+                IF v_sent.expires IS NOT NULL THEN
+                    PERFORM {set_expiries}(target, v_now, v_seq, ARRAY[v_sent.data], ARRAY[v_sent.expires]);
+                END IF;
+                IF v_lapsed IS NOT NULL THEN
+                    v_followups := v_followups || v_lapsed.followups;
+                    v_sent.n := v_sent.n + v_lapsed.fresh;
+                END IF;
                 v_followups := v_followups || v_arrived;
                 IF v_passing > 0 AND target.max_pending IS NOT NULL THEN
                     v_capped := v_capped || target.number;

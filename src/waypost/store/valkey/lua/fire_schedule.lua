@@ -34,11 +34,15 @@ if found ~= '' then
   found_version, rest = sub(found, 43, 42 + length), sub(found, 43 + length)
 end
 
--- Whether the message of a run is not final: it waits, is leased, or waits for a retry.
+-- Whether the message of a run is not final: it waits, is leased, or waits for a retry, and has not lapsed.
 local function is_running()
   if run == '' then return false end
   must_be('zset', DEAD)
   must_be('zset', BASE .. 'damaged')
+  if expiring then
+    must_be('zset', BASE .. 'expires')
+    if tonumber(call('ZSCORE', BASE .. 'expires', run) or now + 1) <= now then return false end
+  end
   return call('HEXISTS', MESSAGES, run) == 1 and not call('ZSCORE', DEAD, run)
     and not call('ZSCORE', BASE .. 'damaged', run)
 end
