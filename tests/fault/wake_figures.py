@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import statistics
 import subprocess
@@ -58,15 +59,17 @@ class Counted:
 
 
 class CountingProxy(Proxy):
-    """A proxy that counts requests which contain a mark, and drops nothing."""
+    """A proxy that counts the claims of clients of PostgreSQL, and drops nothing."""
 
-    def __init__(self, target_port: int, mark: bytes, counted: Counted) -> None:
-        self.mark = mark
+    #: A statement in full (a Parse without a name) or by its name (a Bind). Preparing one is a request, but no claim.
+    CLAIM = re.compile(rb'P.{4}\0SELECT[^\0]*_claim_\d+"\(|B.{4}\0waypost_claim_', re.DOTALL)
+
+    def __init__(self, target_port: int, counted: Counted) -> None:
         self.counted = counted
         super().__init__(target_port)
 
     def takes_reply_of(self, request: bytes) -> bool:
-        self.counted.add(request.count(self.mark))
+        self.counted.add(len(self.CLAIM.findall(request)))
         return super().takes_reply_of(request)
 
 
@@ -78,7 +81,7 @@ def counting(server: Server) -> Iterator[tuple[Counted, str]]:
     """
     counted = Counted()
     if server.kind == "postgres":
-        with CountingProxy(server.port, b"_claim", counted) as proxy:
+        with CountingProxy(server.port, counted) as proxy:
             yield counted, server.through(proxy.port)
         return
     from redis.exceptions import ConnectionError as Disconnected
@@ -107,7 +110,7 @@ def counting(server: Server) -> Iterator[tuple[Counted, str]]:
 
 @dataclass
 class Server:
-    """A server, and the mark of its claims."""
+    """A server and a namespace of its own."""
 
     kind: str
     url: str

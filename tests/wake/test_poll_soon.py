@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from waypost.policy import POLL_SOON_MS_MAX
-from waypost.worker.waiter import LATE_COMMIT_POLL_SECONDS, POLL_SOON_SECONDS_MAX, PollSoon
+from waypost.values import Lease
+from waypost.worker.waiter import LATE_COMMIT_POLL_SECONDS, POLL_SOON_SECONDS_MAX, PollSoon, count_arrivals
 
 
 class Scenario:
@@ -15,12 +16,25 @@ class Scenario:
         self.now = 100.0
         self.poll_soon = PollSoon(lambda: self.now, late_commits=late_commits)
 
-    def claim(self, found: int, *, took: float = 0.001, after: float = 0.0, may_sleep: bool = True) -> bool:
+    def claim(
+        self,
+        found: int,
+        *,
+        took: float = 0.001,
+        after: float = 0.0,
+        may_sleep: bool = True,
+        arrivals: tuple[int, float] = (0, 0.0),
+    ) -> bool:
         self.now += after
         polls_soon = self.poll_soon.begin(may_sleep)
         self.now += took
-        self.poll_soon.end(found)
+        self.poll_soon.end(found, arrivals=arrivals)
         return polls_soon
+
+
+def leases(*ready_ms: int, claimed_ms: int) -> list[Lease]:
+    """Return leases of one claim that became ready at these times."""
+    return [Lease(f"m{n}", 1, b"", 1, 0, 4, None, None, at, at, claimed_ms, None, b"") for n, at in enumerate(ready_ms)]
 
 
 @pytest.mark.promise("WAKE-2")
@@ -52,7 +66,44 @@ def test_a_busy_worker_polls_again_soon_and_reports_when() -> None:
     assert all(polled_soon[50:])
     assert 0 < scenario.poll_soon.seconds <= POLL_SOON_SECONDS_MAX
     assert scenario.poll_soon.poll_soon_ms is not None
-    assert scenario.poll_soon.seconds * 1000 < scenario.poll_soon.poll_soon_ms <= POLL_SOON_MS_MAX
+    # Until its next claim is committed: this claim, the pause, and the next claim.
+    seconds = scenario.poll_soon.seconds + 2 * scenario.poll_soon.claim_seconds
+    assert seconds * 1000 < scenario.poll_soon.poll_soon_ms <= POLL_SOON_MS_MAX
+
+
+@pytest.mark.promise("WAKE-2")
+def test_one_of_many_workers_knows_a_busy_queue_by_what_came_while_it_was_woken() -> None:
+    """It gets fifty messages a second itself; they came at a thousand a second."""
+    scenario = Scenario()
+    polled_soon = [scenario.claim(4, after=0.08, arrivals=(3, 0.003)) for _ in range(10)]
+    assert not any(polled_soon[:2])
+    assert all(polled_soon[6:])
+
+
+@pytest.mark.promise("WAKE-2")
+def test_a_single_burst_is_no_busy_queue() -> None:
+    scenario = Scenario()
+    for _ in range(10):
+        assert not scenario.claim(3, after=1.0, arrivals=(2, 0.001))
+        assert not scenario.claim(2, arrivals=(2, 0.001))
+        assert not scenario.claim(0)
+
+
+@pytest.mark.promise("WAKE-2")
+def test_workers_that_share_a_busy_queue_go_on_polling() -> None:
+    scenario = Scenario()
+    for _ in range(100):
+        scenario.claim(2, after=0.002)
+    assert all(scenario.claim(1, after=0.003) for _ in range(100))
+    assert not any(Scenario().claim(1, after=0.003) for _ in range(100))
+
+
+def test_arrivals_are_what_became_ready_after_the_first_at_another_time() -> None:
+    assert count_arrivals(leases(claimed_ms=1_000)) == (0, 0.0)
+    assert count_arrivals(leases(990, claimed_ms=1_000)) == (0, 0.0)
+    assert count_arrivals(leases(990, 990, 990, claimed_ms=1_000)) == (0, 0.01)
+    assert count_arrivals(leases(997, 992, 992, 1_000, claimed_ms=1_000)) == (2, 0.008)
+    assert count_arrivals(leases(1_000, 1_001, claimed_ms=1_000)) == (1, 0.001)
 
 
 @pytest.mark.promise("WAKE-2")

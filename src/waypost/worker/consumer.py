@@ -33,7 +33,7 @@ from waypost.worker.poller import Liveness, Poller
 from waypost.worker.settler import Settler
 from waypost.worker.signals import is_stop_request
 from waypost.worker.wait_machine import WaitState
-from waypost.worker.waiter import NotificationListener, PollSoon, Waiter, WaitPlan
+from waypost.worker.waiter import NotificationListener, PollSoon, Waiter, WaitPlan, count_arrivals
 
 if TYPE_CHECKING:
     from waypost.worker.renewer import Renewer
@@ -295,7 +295,9 @@ class Consumer:
                 continue
             self.liveness.claimed()
             self._grouped = claimed.grouped
-            self._poll_soon.end(len(claimed.leases), waited=wait is not None)
+            self._poll_soon.end(
+                len(claimed.leases), waited=wait is not None, arrivals=count_arrivals(claimed.leases)
+            )  # fmt: skip
             wait = None
             has_room = len(claimed.leases) < limit and not claimed.more
             asleep = self._listener.asleep = sleeper is not None and found is None and has_room

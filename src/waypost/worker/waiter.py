@@ -16,7 +16,7 @@ import math
 import os
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from waypost import lease_clock
@@ -25,7 +25,7 @@ from waypost.operations import receive
 from waypost.operations.flow import ClientContext, drive_async
 from waypost.operations.receive import Nap, safety_poll_seconds
 from waypost.store.port import AsyncExecutor, BlockingWaits, Call, Idle
-from waypost.values import Claimed, PolledQueue
+from waypost.values import Claimed, Lease, PolledQueue
 from waypost.wake.port import Listening
 from waypost.worker.executor_adapters import ThreadedExecutor
 from waypost.worker.poller import Liveness, Poller
@@ -39,6 +39,13 @@ MEMORY_SECONDS = 0.1
 #: it always is, as long as claims keep up with them: a poll comes later than a wake-up.
 BUSY_MESSAGES_PER_CLAIM = 0.25
 BUSY_MESSAGES_PER_SECOND = 400.0
+#: One that polls soon goes on with its share of such a queue, since others may poll it too.
+STILL_BUSY_MESSAGES_PER_SECOND = 200.0
+#: Messages that came one after the other while a worker was being woken show how many come to its queue, whichever
+#: worker they go to. A few may be a single burst; what so many show counts.
+ARRIVALS_MIN = 5.0
+#: Their time constant: each of many workers is woken more rarely than it would be alone.
+ARRIVALS_MEMORY_SECONDS = 0.2
 #: How soon it polls again. Long enough for several messages to gather, too short for a delay to be noticed.
 POLL_SOON_SECONDS_MIN, POLL_SOON_SECONDS_MAX = 0.002, 0.01
 #: After that it sleeps, but polls again after this time, twice: a publish that woke no worker because one was to poll
@@ -48,7 +55,8 @@ LATE_COMMIT_POLL_SECONDS = (0.03, 0.2)
 #: late answer would make it hold more than it can start for a long time.
 LATE_CLAIMS = 4
 #: The store counts whole milliseconds, and a claim may be slower than the last ones were.
-SPARE_MS = 2
+SPARE_MS = 4
+SPARE = 1.5
 
 
 class PollSoon:
@@ -65,6 +73,8 @@ class PollSoon:
         self._began = self._now()
         self._ended = self._began
         self._messages = 0.0
+        self._arrivals = 0.0
+        self._arrival_seconds = 0.0
         self._claim_seconds = POLL_SOON_SECONDS_MIN / 2
         self._found = 0
         self._polls_soon = False
@@ -88,7 +98,8 @@ class PollSoon:
         before = self._polls_soon
         self._polls_soon = may_sleep and self._found > 0 and self.is_busy
         if self._polls_soon:
-            self.poll_soon_ms = math.ceil((self.seconds + self._claim_seconds) * 1000) + SPARE_MS
+            # From the begin of this claim until the next one, which renews it, is committed.
+            self.poll_soon_ms = math.ceil((self.seconds + 2 * self._claim_seconds) * 1000 * SPARE) + SPARE_MS
             self._late_commit_polls = list(LATE_COMMIT_POLL_SECONDS)
         else:
             self.poll_soon_ms = 0 if before else None
@@ -103,24 +114,47 @@ class PollSoon:
         """Return whether messages come so often that the next one is not worth a wake-up."""
         self._fade(self._now())
         per_second = self._messages / MEMORY_SECONDS
-        least = BUSY_MESSAGES_PER_CLAIM if per_second >= BUSY_MESSAGES_PER_SECOND else 1.0
+        if self._arrivals >= ARRIVALS_MIN:
+            per_second = max(per_second, self._arrivals / self._arrival_seconds)
+        busy = STILL_BUSY_MESSAGES_PER_SECOND if self._polls_soon else BUSY_MESSAGES_PER_SECOND
+        least = BUSY_MESSAGES_PER_CLAIM if per_second >= busy else 1.0
         return per_second * self._claim_seconds >= least
 
-    def end(self, found: int, *, waited: bool = False) -> None:
-        """A claim has ended and returned this many messages. `waited`: it began in the store later than here."""
+    def end(self, found: int, *, waited: bool = False, arrivals: tuple[int, float] = (0, 0.0)) -> None:
+        """A claim has ended and returned this many messages. `waited`: it began in the store later than here.
+
+        `arrivals` is how many of them came after the first one, in how many seconds until the claim.
+        """
         now = self._now()
         if not waited:
             took = min(now - self._began, LATE_CLAIMS * self._claim_seconds)
             self._claim_seconds += (took - self._claim_seconds) / 8
         self._fade(now)
         self._messages += found
+        self._arrivals += arrivals[0]
+        self._arrival_seconds += arrivals[1]
         self._found = found
         if found and self._late_commits:
             self._late_commit_polls = list(LATE_COMMIT_POLL_SECONDS)
 
     def _fade(self, now: float) -> None:
         self._messages *= math.exp((self._ended - now) / MEMORY_SECONDS)
+        rest = math.exp((self._ended - now) / ARRIVALS_MEMORY_SECONDS)
+        self._arrivals *= rest
+        self._arrival_seconds *= rest
         self._ended = now
+
+
+def count_arrivals(leases: Sequence[Lease]) -> tuple[int, float]:
+    """Return how many messages of a claim came after the first one, in how many seconds until the claim.
+
+    What became ready in the same millisecond counts once: it may be one batch. The first one does not count, because
+    the claim was made for it.
+    """
+    if len(leases) < 2:
+        return 0, 0.0
+    moments = {lease.ready_ms for lease in leases}
+    return len(moments) - 1, max(1, leases[0].claimed_ms - min(moments)) / 1000
 
 
 class NotificationListener:
