@@ -603,14 +603,19 @@ class HistoryChecker:
                 if entry.state not in LIVE:
                     continue
                 since = max(self.last_event.get((entry.queue, entry.id), entry.published_at), self.timeline.calm_since)
-                if entry.state == "delayed":
+                lapses_at = self.timeline.last_reaches(entry.expires_ms) if entry.expires_ms else FOREVER
+                if entry.state == "delayed" and lapses_at > at:
                     # A due time is a moment of the store's clock: set back, it comes again later.
                     since = max(since, self.timeline.last_reaches(entry.due_ms))
                 if entry.state != "waiting":
                     # While others are handled it may be behind them, also where it has been claimed.
                     since = max(since, active)
-                if (entry.state == "leased" and self._is_running(entry)) or self._waits(queue, entry):
+                waits = self._waits(queue, entry) and lapses_at > at
+                if (entry.state == "leased" and self._is_running(entry)) or waits:
                     continue
+                if entry.state != "leased" and lapses_at <= at:
+                    # It ends at its expiry at the latest, whatever it waits for.
+                    since = max(since, lapses_at)
                 if since + STUCK_SECONDS < at:
                     self._find(
                         "liveness", since + STUCK_SECONDS, entry.id,

@@ -7,6 +7,7 @@ handlers can do, an operator who interferes, and faults. It has calm stretches t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -24,6 +25,7 @@ from tests.simulator.scenario import (
     SchedulePlan,
     Step,
     pack_run,
+    unpack_run,
 )
 
 QUEUE_NAMES = ("orders", "mails", "reports")
@@ -45,6 +47,8 @@ LONG_FAULT_SECONDS = (130.0, 330.0, 400.0)
 QUIET_SECONDS = 420.0
 #: Round trips of healthy links, from one machine to another continent.
 DELAY_RANGES = ((0.0001, 0.001), (0.0005, 0.005), (0.0005, 0.005), (0.05, 0.15))
+#: So long after its publish, or its due time, a message lapses.
+EXPIRES_SECONDS = (0.3, 2.0, 8.0, 40.0)
 #: So long nothing goes wrong in each calm stretch.
 CALM_SECONDS = 100.0
 
@@ -64,6 +68,9 @@ class Drawing:
         self.numbers = 0
 
     def draw(self) -> Scenario:
+        return with_expiries(self._draw())
+
+    def _draw(self) -> Scenario:
         self.queues = self._queues()
         processes = self._processes()
         schedules = self._schedules()
@@ -483,6 +490,58 @@ class Drawing:
         self._some_messages(at, publisher, queue, lease, ("ok", "fail"))
         down = round(lease * self.random.choice((0.1, 1.5)), 3)
         self.steps.append(Step(round(at + 0.4, 3), STORE, "store_restart", {"down": down}))
+
+
+def with_expiries(scenario: Scenario) -> Scenario:
+    """Give an expiry to some messages of some scenarios.
+
+    By chances of its own, so that all else is drawn as without them: seeds that are known to find something still do.
+    """
+    random = Random(f"waypost expiries {scenario.seed}")
+    if random.random() < 0.5:
+        return scenario
+
+    def soon() -> float:
+        return random.choice(EXPIRES_SECONDS)
+
+    def expiring_run(packed: list[Any]) -> list[Any]:
+        run = unpack_run(packed)
+        next_runs = tuple(unpack_run(expiring_run(pack_run(one))) for one in run.next_runs)
+        expires = 0.0
+        if run.kind in ("then", "publish", "reschedule") and random.random() < 0.3:
+            expires = soon() + (run.after if run.kind == "reschedule" else 0.0)
+        return pack_run(replace(run, next_runs=next_runs, expires=expires))
+
+    def expiring(step: Step) -> Step:
+        if step.action not in ("publish", "publish_many"):
+            return step
+        arguments = dict(step.arguments)
+        if "runs" in arguments:
+            arguments["runs"] = [expiring_run(one) for one in arguments["runs"]]
+        if random.random() < 0.3:
+            arguments["expires"] = round(arguments.get("delay", 0.0) + soon(), 3)
+        return replace(step, arguments=arguments)
+
+    schedules = tuple(replace(one, expires=soon()) if random.random() < 0.5 else one for one in scenario.schedules)
+    steps = [expiring(step) for step in scenario.steps]
+    if random.random() < 0.5:
+        steps = sorted((*steps, *_lapsed_with_a_key(scenario, random)), key=lambda step: step.at)
+    return replace(scenario, schedules=schedules, steps=tuple(steps))
+
+
+def _lapsed_with_a_key(scenario: Scenario, random: Random) -> list[Step]:
+    """A message lapses in a paused queue, where no claim ends it; then another one is published under its key."""
+    at = round(random.uniform(10.0, max(step.at for step in scenario.steps)), 3)
+    queue = random.choice(scenario.queues).name
+    publisher = next(plan.name for plan in scenario.processes if not plan.handlers and not plan.relays)
+    first = {"queue": queue, "label": "lapsing", "key": "lapsing", "expires": 0.3}
+    second = {"queue": queue, "label": "next", "key": "lapsing", "on_conflict": random.choice(("keep", "error"))}
+    return [
+        Step(at, OPERATOR, "pause", {"queue": queue}),
+        Step(round(at + 0.1, 3), publisher, "publish", first),
+        Step(round(at + 1.5, 3), publisher, "publish", second),
+        Step(round(at + 2.5, 3), OPERATOR, "resume", {"queue": queue}),
+    ]
 
 
 def draw(seed: int, *, minutes: float | None = None) -> Scenario:

@@ -447,6 +447,24 @@ def chain_notice_lost(stack: ExitStack) -> None:
     replace(stack, chains, "notify_chain", make)
 
 
+# ---- three of expiries -------------------------------------------------------------------------------------------
+
+
+@fault("a message is handed out after its expiry", "expiry")
+def handed_out_late(stack: ExitStack) -> None:
+    replace(stack, Record, "has_lapsed", lambda _: lambda self, now: False)
+
+
+@fault("the expiry is not checked at a redelivery", "expiry")
+def redelivered_late(stack: ExitStack) -> None:
+    replace(stack, Record, "has_lapsed", lambda old: lambda self, now: not self.token and old(self, now))
+
+
+@fault("a message that has lapsed keeps its key", "expiry")
+def key_not_given_back(stack: ExitStack) -> None:
+    replace(stack, QueueModel, "_lapsed_of", lambda _: lambda self, now, keys: [])
+
+
 # ---- finding them ------------------------------------------------------------------------------------------------
 
 

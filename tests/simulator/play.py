@@ -28,7 +28,7 @@ from waypost.worker.worker import Worker
 
 #: A handler that hangs does so until it is stopped, or its time is up.
 HANG_SECONDS = 150.0
-PUBLISH_OPTIONS = ("key", "window", "on_conflict", "delay", "priority", "group", "chain", "timeout")
+PUBLISH_OPTIONS = ("key", "window", "on_conflict", "delay", "expires", "priority", "group", "chain", "timeout")
 
 
 class HandlerFailure(Exception):
@@ -136,9 +136,9 @@ class Player:
         self.labels.published[label] = published
         return {"id": published.id, "status": published.status, "label": label, "queue": queue}
 
-    async def _publish_many(self, queue: str, messages: list[dict[str, Any]]) -> Any:
+    async def _publish_many(self, queue: str, messages: list[dict[str, Any]], expires: float | None = None) -> Any:
         bodies = [body_of(one["label"], one.get("runs", []), one.get("size", 0)) for one in messages]
-        published = await self.post.publish_many(queue, bodies)
+        published = await self.post.publish_many(queue, bodies, expires=expires)
         for one, result in zip(messages, published, strict=True):
             self.labels.published[one["label"]] = result
         return [
@@ -190,12 +190,19 @@ class Player:
         return {"moved": list(redriven.moved), "duplicates": list(redriven.duplicates)}
 
     async def _save_schedule(
-        self, name: str, queue: str, every: float, missed: str = "skip", grace: float = 60.0
+        self,
+        name: str,
+        queue: str,
+        every: float,
+        missed: str = "skip",
+        grace: float = 60.0,
+        expires: float | None = None,
     ) -> None:
         rule: Any = CatchUp(int(missed)) if missed.isdigit() else missed
         await self.post.save_schedule(
-            name, queue=queue, key=name, every=every, missed=rule, grace=grace, body=body_of(f"schedule {name}")
-        )
+            name, queue=queue, key=name, every=every, missed=rule, grace=grace, expires=expires,
+            body=body_of(f"schedule {name}"),
+        )  # fmt: skip
 
     async def _trigger_schedule(self, name: str) -> Any:
         return (await self.post.trigger_schedule(name)).id
@@ -302,13 +309,16 @@ class Player:
 
     def _send_on(self, plan: Run, message: Message[Any], run: int) -> tuple[str, ...]:
         if plan.kind == "then":
-            return (message.then(plan.queue, body_of(f"{plan.label}.{run}", plan.next_runs)),)
+            body = body_of(f"{plan.label}.{run}", plan.next_runs)
+            return (message.then(plan.queue, body, expires=plan.expires or None),)
         if plan.kind == "reschedule":
-            return (message.reschedule(plan.after),)
+            return (message.reschedule(plan.after, expires=plan.expires or None),)
         return ()
 
     async def _publish_from_handler(self, plan: Run, run: int) -> None:
         arguments: dict[str, Any] = {"queue": plan.queue, "label": f"{plan.label}.{run}", "runs": list(plan.next_runs)}
+        if plan.expires:
+            arguments["expires"] = plan.expires
         call = self.recorder.begin_call(self.name, "publish", arguments)
         try:
             result = await self._publish(**arguments)

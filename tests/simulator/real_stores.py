@@ -60,7 +60,7 @@ END_SECONDS = 90.0
 REQUESTS = {"valkey": b"EVALSHA", "postgres": b'"($1|waypost_'}
 STOPS = ("freeze", "stall", "suspend")
 #: Arguments that are times.
-TIMES = ("seconds", "delay", "window", "timeout", "wait", "down", "after")
+TIMES = ("seconds", "delay", "expires", "window", "timeout", "wait", "down", "after")
 
 
 def compress(scenario: Scenario, factor: float = FACTOR) -> Scenario:
@@ -87,7 +87,8 @@ def compress(scenario: Scenario, factor: float = FACTOR) -> Scenario:
         run = unpack_run(packed)
         kind = "ok" if run.kind == "hang" else run.kind
         next_runs = tuple(unpack_run(shorter_run(pack_run(one))) for one in run.next_runs)
-        return pack_run(Run(kind, scale(run.seconds), scale(run.after), run.queue, run.label, next_runs))
+        after, expires = scale(run.after), scale(run.expires)
+        return pack_run(Run(kind, scale(run.seconds), after, run.queue, run.label, next_runs, expires))
 
     def settings_of(settings: dict[str, Any]) -> dict[str, Any]:
         lease = settings.get("lease")
@@ -96,7 +97,9 @@ def compress(scenario: Scenario, factor: float = FACTOR) -> Scenario:
     return replace(
         scenario,
         queues=tuple(replace(one, settings=settings_of(one.settings)) for one in scenario.queues),
-        schedules=tuple(replace(one, every=max(1.0, scale(one.every))) for one in scenario.schedules),
+        schedules=tuple(
+            replace(one, every=max(1.0, scale(one.every)), expires=scale(one.expires)) for one in scenario.schedules
+        ),
         steps=tuple(shorter(step) for step in scenario.steps),
         processes=tuple(
             replace(plan, retry_budget=30.0, handlers=tuple(replace(one, timeout=None) for one in plan.handlers))
@@ -169,7 +172,8 @@ class RealWorld:
             for process in self.processes.values():
                 self._send_start(process)
             for one in self.scenario.schedules:
-                rule = {"name": one.name, "queue": one.queue, "every": one.every, "missed": one.missed}
+                rule = {"name": one.name, "queue": one.queue, "every": one.every, "missed": one.missed,
+                        "expires": one.expires}  # fmt: skip
                 await operator.perform(Step(0.0, OPERATOR, "save_schedule", rule))
             try:
                 await asyncio.gather(*(self._perform(step, operator) for step in self.scenario.steps))

@@ -78,6 +78,12 @@ class Entry:
     chain: str | None = None
     #: The chains that it was published to wait for.
     after: tuple[str, ...] = ()
+    #: When it lapses by the store's clock; None: never. 0: not known, where only the journal is read.
+    expires_ms: int | None = None
+
+    def has_lapsed(self, now_ms: int) -> bool:
+        """Whether it must not be handed out any more."""
+        return bool(self.expires_ms) and (self.expires_ms or 0) <= now_ms and self.state != "leased"
 
 
 @dataclass(slots=True)

@@ -4,8 +4,9 @@ A scenario is plain data, in JSON both ways, so that a failing one can be kept, 
 simulator in virtual time, or against a real store in real time. Times are seconds from the start of the run.
 
 Steps of a process (its name in `who`):
-    publish       queue, label; key, window, on_conflict, delay, priority, group, chain, after (labels), runs, size
-    publish_many  queue, messages: a list of {label, runs, size}
+    publish       queue, label; key, window, on_conflict, delay, expires, priority, group, chain, after (labels), runs,
+                  size
+    publish_many  queue, messages: a list of {label, runs, size}; expires
     wait_result   label, timeout
     wait_chain    label, timeout
     receive       queue, wait, seconds: a `receive` block that works for so long
@@ -19,7 +20,7 @@ Steps of "operator", a client of its own whose link has no faults:
     cancel                 queue; label or key
     redrive                queue; reason
     trigger_schedule, pause_schedule, resume_schedule, remove_schedule    name
-    save_schedule          name, queue, every; missed, grace
+    save_schedule          name, queue, every; missed, grace, expires
 Faults of a process: begin at `at`, last for `seconds`, then end by themselves.
     crash                  it is gone; `restart` with `after` seconds makes a new process of the same plan
     freeze                 seconds: no code of it runs, clocks go on
@@ -112,6 +113,8 @@ class Run:
     queue: str = ""
     label: str = ""
     next_runs: tuple[Run, ...] = ()
+    #: Of publish, then and reschedule: how long until the new message lapses; 0: never.
+    expires: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +169,8 @@ class SchedulePlan:
     every: float
     missed: str = "skip"
     grace: float = 60.0
+    #: How long after its fire a message lapses.
+    expires: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +293,8 @@ def body_of(label: str, runs: tuple[Run, ...] | list[Any] = (), size: int = 0) -
 
 def pack_run(run: Run) -> list[Any]:
     """A run as it stands in bodies and steps."""
-    packed = [run.kind, run.seconds, run.after, run.queue, run.label, [pack_run(one) for one in run.next_runs]]
+    next_runs = [pack_run(one) for one in run.next_runs]
+    packed = [run.kind, run.seconds, run.after, run.queue, run.label, next_runs, run.expires]
     while packed and not packed[-1] and len(packed) > 1:
         packed.pop()
     return packed
@@ -296,9 +302,9 @@ def pack_run(run: Run) -> list[Any]:
 
 def unpack_run(packed: list[Any]) -> Run:
     """The reverse."""
-    defaults: list[Any] = ["ok", 0.0, 0.0, "", "", []]
-    kind, seconds, after, queue, label, next_runs = packed + defaults[len(packed) :]
-    return Run(kind, seconds, after, queue, label, tuple(unpack_run(one) for one in next_runs))
+    defaults: list[Any] = ["ok", 0.0, 0.0, "", "", [], 0.0]
+    kind, seconds, after, queue, label, next_runs, expires = packed + defaults[len(packed) :]
+    return Run(kind, seconds, after, queue, label, tuple(unpack_run(one) for one in next_runs), expires)
 
 
 def run_number(body: dict[str, Any], number: int) -> Run:

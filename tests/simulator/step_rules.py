@@ -195,6 +195,7 @@ class StepChecker:
             id, event.queue, label, event.key, event.priority or 0, "none", due, event.body or b"", origin or "publish",
             step.at, chain=event.chain_id,
         )  # fmt: skip
+        entry.expires_ms = expiry_of(step, id)
         if event.cause == "blocked":
             entry.after = next((draft.after for draft in drafts_of(step) if draft.id == id), ())
         queue.entries[id] = entry
@@ -243,6 +244,9 @@ class StepChecker:
             # What is ready was due when it became so, though the clock may have been set back since.
             rule = "not early" if entry.state == "delayed" else "states"
             self._find(rule, entry, f"{show(entry)} was claimed by {step.who} while it was {entry.state}")
+        if entry.has_lapsed(step.store_ms):
+            late = step.store_ms - (entry.expires_ms or 0)
+            self._find("expiry", entry, f"{show(entry)} was claimed by {step.who} {late} ms after its expiry")
         token = event.token or 0
         if token <= entry.token:
             self._find(
@@ -312,6 +316,8 @@ class StepChecker:
             self._find("no revival", entry, f"{how} of {show(entry)}, which is a dead letter")
         if how == "done" and entry.state != "leased":
             self._find("states", entry, f"{show(entry)} was done while it was {entry.state}")
+        if how == "dropped" and event.cause == "lapsed":
+            self._check_lapse(step, entry)
         queue.counts[how] += 1
         if how == "replaced" and entry.key is not None:
             queue.replaced[entry.key] = entry.state
@@ -319,6 +325,15 @@ class StepChecker:
         entry.ended_at = step.at
         queue.move(entry, ENDS[how])
         self._free_window(queue, entry, how)
+
+    def _check_lapse(self, step: StoreStep, entry: Entry) -> None:
+        if entry.state == "leased":
+            self._find("expiry", entry, f"{show(entry)} lapsed while {holder(entry)} held it")
+        elif entry.expires_ms is None:
+            self._find("expiry", entry, f"{show(entry)} lapsed, and has no expiry")
+        elif entry.expires_ms > step.store_ms:
+            early = entry.expires_ms - step.store_ms
+            self._find("expiry", entry, f"{show(entry)} lapsed {early} ms before its expiry")
 
     def _dead(self, step: StoreStep, event: EventRecord, queue: QueueRecords, entry: Entry) -> None:
         most = queue.policy.max_deliveries
@@ -331,6 +346,8 @@ class StepChecker:
         queue.counts["dead"] += 1
         self._end_claim(step, entry, "dead")
         entry.ended_at, entry.reason = step.at, event.reason
+        if entry.expires_ms:
+            entry.expires_ms = None  # a redriven letter does not lapse
         queue.move(entry, "dead")
         self._free_window(queue, entry, "dead")
 
@@ -513,6 +530,12 @@ class StepChecker:
         for draft, published in zip(drafts_of(step), step.result.result, strict=True):
             if published.id not in queue.entries:
                 self._find("lost", published.id, f"the publish of {draft.id} was answered with an id that is unknown")
+            elif published.status in ("duplicate", "conflict"):
+                standing = queue.entries[published.id]
+                # After its end a window may keep the key.
+                if standing.state in LIVE and standing.has_lapsed(step.store_ms):
+                    sentence = f"{show(standing)} had lapsed, and its key was not free for {draft.id}"
+                    self._find("expiry", standing, sentence)
             elif published.status in ("queued", "delayed") and published.id not in new:
                 self._find(
                     "lost", published.id, f"the publish of {draft.id} was answered as {published.status}, not stored"
@@ -572,6 +595,8 @@ class StepChecker:
         ]
         if entry.state == "leased":
             pairs.append(("lease end", entry.lease_end_ms, record.lease_end_ms))
+        if entry.expires_ms != 0 and entry.state != "dead":
+            pairs.append(("expiry", entry.expires_ms, record.expires_ms))
         for name, expected, found in pairs:
             if expected != found:
                 values = "" if name == "body" else f": {found} in the store, {expected} by its history"
@@ -593,7 +618,8 @@ class StepChecker:
 
 
 RECORD_RULES = {
-    "token": "tokens grow", "deliveries": "deliveries", "attempts": "attempts", "body": "bodies", "lease end": "renewal"
+    "token": "tokens grow", "deliveries": "deliveries", "attempts": "attempts", "body": "bodies",
+    "lease end": "renewal", "expiry": "expiry",
 }  # fmt: skip
 
 Rule = Callable[[StepChecker, StoreStep, QueueRecords, bool], None]
@@ -646,6 +672,16 @@ def leases_of(step: StoreStep) -> list[Any]:
 def drafts_of(step: StoreStep) -> list[Any]:
     """The messages that a step was to publish."""
     return [step.arguments["draft"]] if "draft" in step.arguments else list(step.arguments.get("drafts", ()))
+
+
+def expiry_of(step: StoreStep, id: str) -> int | None:
+    """When a message lapses that a step stored; 0 if the step does not say what it stored."""
+    sent_on = [one for settlement in step.arguments.get("settlements", ()) for one in settlement.then]
+    for one in (*drafts_of(step), *sent_on):
+        if one.id == id:
+            expires: int = one.expires_ms
+            return None if not expires else expires if expires > 0 else step.store_ms - expires
+    return 0
 
 
 def read_body(body: bytes | None) -> tuple[str, str | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -136,6 +137,42 @@ def stored_within_a_window(handmade: Handmade, broken: bool) -> None:
     handmade.settle("a")
     handmade.wait(4.9 if broken else 5.0)
     handmade.publish("b", key="k")
+
+
+@rule("expiry")
+def claimed_after_its_expiry(handmade: Handmade, broken: bool) -> None:
+    handmade.publish("a", expires_ms=-1_000)
+    handmade.wait(1.5 if broken else 0.5)
+    handmade.claim("a")
+
+
+@rule("expiry")
+def lapsed_too_early(handmade: Handmade, broken: bool) -> None:
+    handmade.publish("a", expires_ms=-1_000)
+    handmade.wait(0.5 if broken else 1.5)
+    handmade.step("promote", handmade.event("dropped", "a", cause="lapsed"))
+
+
+@rule("expiry")
+def lapsed_while_it_runs(handmade: Handmade, broken: bool) -> None:
+    handmade.publish("a", expires_ms=-1_000)
+    handmade.claim("a")
+    handmade.wait(1.5)
+    if not broken:
+        handmade.settle("a", "release", event=handmade.event("released", "a"))
+    handmade.step("promote", handmade.event("dropped", "a", cause="lapsed"))
+
+
+@rule("expiry")
+def a_key_that_is_not_given_back(handmade: Handmade, broken: bool) -> None:
+    handmade.publish("a", key="k", expires_ms=-1_000)
+    handmade.wait(1.5 if broken else 0.5)
+    duplicate = handmade.event("duplicate", "a", key="k")
+    step = handmade.publish("b", key="k", stored=False, before=(duplicate,))
+    result = Woken([Published(id_of("a"), "duplicate", QUEUE)], {})
+    handmade.history.happenings[-1] = replace(step, result=result)
+    if not broken:
+        handmade.claim("a")
 
 
 # ---- states ------------------------------------------------------------------------------------------------
@@ -743,7 +780,7 @@ def compared(broken: dict[str, Any], counts: dict[str, int] | None = None, balan
     step = handmade.claim("a")
     record = {
         "state": "leased", "token": 1, "deliveries": 1, "attempts": 0, "envelope": envelope("a"),
-        "lease_end_ms": step.store_ms + 10_000,
+        "lease_end_ms": step.store_ms + 10_000, "expires_ms": None,
     } | broken  # fmt: skip
     numbers = Counter({"published": 1, "claims": 1, "first_claims": 1} | (counts or {}))
     model = SimpleNamespace(
@@ -769,6 +806,7 @@ def test_records_that_agree_with_the_history_are_right() -> None:
         ({"state": None}, "states"),
         ({"token": 2}, "tokens grow"),
         ({"deliveries": 2}, "deliveries"),
+        ({"expires_ms": 1}, "expiry"),
         ({"attempts": 1}, "attempts"),
         ({"envelope": b"other"}, "bodies"),
         ({"lease_end_ms": 0}, "renewal"),

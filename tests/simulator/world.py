@@ -85,6 +85,7 @@ class World:
         for one in self.scenario.schedules:
             arguments = {
                 "name": one.name, "queue": one.queue, "every": one.every, "missed": one.missed, "grace": one.grace,
+                "expires": one.expires,
             }  # fmt: skip
             await player.perform(Step(0.0, OPERATOR, "save_schedule", arguments))
         for plan in self.scenario.processes:
