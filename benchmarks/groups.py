@@ -3,7 +3,9 @@
     python -m benchmarks.groups --quick --json
 
 `drain-fair` and `drain-ordered` claim and settle messages of 1,000 groups in batches of 100, `publish-fair` publishes
-them. The peer `ungrouped` is the same queue without the settings. Without `--quick` also 100,000 groups, and 1 and 10
+them. The peer `ungrouped` is the same queue without the settings; `-cpu` and `-server-cpu` are the processor time per
+message of the client and of the server. Without `--quick` also 100,000 messages of 100,000 groups, beside the peer
+`1000-groups`, as many messages of fewer groups: claims should not cost more where there are more groups. And 1 and 10
 ordered groups, of which each hands out one message at a time, to a worker. `neighbour-wait-p99` is how long messages of
 one group wait, from the publish to the start of the handler, while another group has a backlog: handlers of 5 ms,
 concurrency 10. The peer `empty` is the same without the backlog, `unfair` the same without turns (20 messages, a
@@ -24,9 +26,11 @@ from typing import Any
 
 from benchmarks.core import BODY
 from benchmarks.measure import Contender, Report, arguments
-from benchmarks.peers.hosts import empty_store
+from benchmarks.peers.hosts import host
+from benchmarks.peers.protocol import server_seconds
 from waypost import AsyncWaypost, Waypost
 from waypost.identity import Session
+from waypost.store.postgres import migrate
 from waypost.testing.clock import ClockTime
 from waypost.values import Settlement
 
@@ -41,8 +45,10 @@ SETTINGS: dict[str, dict[str, Any]] = {"fair": {"fair": True}, "ordered": {"orde
 class Subject:
     """A client on one store, and its connection for claims and settles."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, server: int) -> None:
         self.url = url
+        #: The process id of the server, 0 if there is none.
+        self.server = server
         self.post = Waypost(url)
         self._session = Session(ClockTime())
         self._queues = (f"bench-{number}" for number in itertools.count())
@@ -87,18 +93,36 @@ class Subject:
 @contextmanager
 def subject_on(store: str) -> Iterator[Subject]:
     """Start a server if the store needs one, and open a client."""
-    with empty_store(store) as url, closing(Subject(url)) as subject:
-        yield subject
+    with host(store) as place, place.place() as url:
+        if store == "postgres":
+            migrate(url)
+        with closing(Subject(url, place.pid)) as subject:
+            yield subject
 
 
-def draining(report: Report, store: str, subject: Subject, count: int, groups: int, rounds: int, suffix: str) -> None:
+def draining(report: Report, store: str, subject: Subject, count: int, rounds: int) -> None:
     """The figures of claims and settles."""
     for name, settings in SETTINGS.items():
         contenders = [
-            Contender(peer, partial(subject.drain, count), count, partial(subject.fill, count, groups, **given))
-            for peer, given in (("waypost", settings), ("ungrouped", {}))
+            drain_of(subject, "waypost", count, GROUPS, settings), drain_of(subject, "ungrouped", count, GROUPS, {}),
+        ]  # fmt: skip
+        report.rates(f"drain-{name}", store, contenders, rounds, subject.server)
+
+
+def many_groups(report: Report, store: str, subject: Subject, count: int, rounds: int) -> None:
+    """The same with a group for each message, beside as many messages of fewer groups."""
+    for name, settings in SETTINGS.items():
+        contenders = [
+            drain_of(subject, "waypost", count, count, settings),
+            drain_of(subject, f"{GROUPS}-groups", count, GROUPS, settings),
+            drain_of(subject, "ungrouped", count, count, {}),
         ]
-        report.rates(f"drain-{name}{suffix}", store, contenders, rounds)
+        report.rates(f"drain-{name}-{count // 1000}k-groups", store, contenders, rounds, subject.server)
+
+
+def drain_of(subject: Subject, peer: str, count: int, groups: int, settings: dict[str, Any]) -> Contender:
+    """A contender that claims and settles messages of so many groups."""
+    return Contender(peer, partial(subject.drain, count), count, partial(subject.fill, count, groups, **settings))
 
 
 def publishing(report: Report, store: str, subject: Subject, count: int, rounds: int) -> None:
@@ -107,15 +131,19 @@ def publishing(report: Report, store: str, subject: Subject, count: int, rounds:
         Contender(peer, partial(subject.publish, count, GROUPS), count, partial(subject.new_queue, **given))
         for peer, given in (("waypost", SETTINGS["fair"]), ("ungrouped", {}))
     ]
-    report.rates("publish-fair", store, contenders, rounds)
+    report.rates("publish-fair", store, contenders, rounds, subject.server)
 
 
 def few_groups(report: Report, store: str, subject: Subject, count: int) -> None:
     """What 1 and 10 ordered groups hand out to a worker, one message of each at a time."""
     for groups in (1, 10):
         subject.fill(count, groups, order="group")
+        name, served, spent = f"ordered-{groups}-groups", server_seconds(subject.server), time.process_time()
         seconds = asyncio.run(handle_all(subject.url, subject.queue, count))
-        report.add(f"ordered-{groups}-groups", store, "waypost", round(count / seconds / groups), "messages/s/group")
+        costs = {"cpu": time.process_time() - spent, "server-cpu": server_seconds(subject.server) - served}
+        report.add(name, store, "waypost", round(count / seconds / groups), "messages/s/group")
+        for suffix, cost in costs.items():
+            report.add(f"{name}-{suffix}", store, "waypost", round(cost / count * 1e6, 1), "us/message")
 
 
 async def handle_all(url: str, queue: str, count: int) -> float:
@@ -181,11 +209,11 @@ def main() -> None:
             continue
         with subject_on(store) as subject:
             count, rounds = (MESSAGES // 4, 3) if options.quick else (MESSAGES, 5)
-            draining(report, store, subject, count, GROUPS, rounds, "")
+            draining(report, store, subject, count, rounds)
             publishing(report, store, subject, count, rounds)
             neighbours(report, store, subject, QUICK_BACKLOG if options.quick else BACKLOG)
             if not options.quick:
-                draining(report, store, subject, MANY_GROUPS, MANY_GROUPS, 1, "-100k-groups")
+                many_groups(report, store, subject, MANY_GROUPS, 1)
                 few_groups(report, store, subject, 2_000)
 
 

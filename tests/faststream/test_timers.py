@@ -41,6 +41,28 @@ def test_timers_are_listed_overwritten_and_cancelled(place: Place) -> None:
     run(test())
 
 
+@pytest.mark.promise("PUB-10")
+def test_a_message_that_lapsed_reaches_no_subscriber_and_a_rescheduled_one_may_lapse(place: Place) -> None:
+    broker, seen = place.broker(), []
+
+    @broker.subscriber("timers")
+    async def fire(body: str, message: WaypostMessage) -> None:
+        seen.append(body)
+        await message.reschedule(3600, expires=7200)
+
+    async def test() -> None:
+        async with running(broker):
+            await broker.publish("late", "timers", expires=datetime.now(UTC) - timedelta(days=1))
+            await broker.publish("kept", "timers", expires=3600)
+            await settled(broker, "timers", done=1, dropped=1)
+            (timer,) = await broker.timers("timers")
+            assert timer.expires_at is not None
+            assert timedelta(0) < timer.expires_at - timer.ready_at <= timedelta(hours=1)
+
+    run(test())
+    assert seen == ["kept"]
+
+
 def test_a_timer_fires_once_and_not_early(place: Place) -> None:
     broker, seen = place.broker(), []
 

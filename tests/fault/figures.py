@@ -27,7 +27,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from tests.fault.figure import Figure
-from tests.fault.group_figures import group_figures
+from tests.fault.group_figures import QUICK, WHOLE, group_figures
 from tests.fault.idle_figures import CONNECTIONS, many_queues, many_queues_in_a_file
 from tests.fault.lake_figures import lake_figures
 from tests.fault.lease_figures import disconnected, late_answers, poison_by_exit
@@ -494,7 +494,8 @@ def groups(place: Place) -> Iterator[Figure]:
     if place.store == "postgres":
         migrate(place.url, namespace=namespace)
     verbs = VERBS.get(urlsplit(place.url).scheme)
-    for figure in group_figures(place.url, namespace, quick=place.quick, chance=place.chance, verbs=verbs):
+    size = QUICK if place.quick else WHOLE
+    for figure in group_figures(place.url, namespace, size=size, chance=place.chance, verbs=verbs):
         yield figure.on(place.store)
 
 

@@ -17,14 +17,18 @@ FAILS_EACH = 17
 
 
 def note(what: str, message: Message[Any]) -> None:
-    line = [what, message.queue, message.group, message.body, message.id, message.token, time.monotonic_ns()]
+    place = [message.queue, message.group, message.body, message.id, message.token]
+    line = [what, *place, os.getpid(), time.monotonic_ns()]
     os.write(notes, (" ".join(map(str, line)) + "\n").encode())
 
 
 async def handle(message: Message[int]) -> None:
     note("began", message)
-    await asyncio.sleep(0.002)
-    note("ended", message)
+    try:
+        await asyncio.sleep(0.002)
+    finally:
+        # Also of a call that is stopped, because its lease is lost: only a kill leaves none.
+        note("ended", message)
     if message.body % FAILS_EACH == 0 and message.attempts == 0:
         raise RuntimeError("fails the first time")
 

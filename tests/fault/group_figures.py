@@ -11,11 +11,12 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
-from itertools import cycle, pairwise
+from itertools import accumulate, cycle, pairwise
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -29,8 +30,21 @@ ROOT = Path(__file__).parents[2]
 #: Longer than a loaded machine keeps a process from renewing: a lease that is lost would be an overlap of its own.
 LEASE_SECONDS = 5.0
 RUNNING_MAX = 2
-#: The share of replies that are lost, of a quick run and of a whole one.
-LOST_QUICK, LOST = 0.02, 0.001
+
+
+class Size(NamedTuple):
+    """How much is tried."""
+
+    groups: int
+    #: Messages of each group.
+    each: int
+    processes: int
+    kills: int
+    #: The share of replies that are lost.
+    lost: float
+
+
+QUICK, WHOLE = Size(60, 20, 3, 4, 0.02), Size(1_000, 200, 8, 50, 0.001)
 
 
 class Run(NamedTuple):
@@ -56,6 +70,8 @@ class Workers:
         #: How far the notes were read, and how many calls had ended by then.
         self._read, self._ended = 0, 0
         self._processes: list[subprocess.Popen[bytes]] = []
+        #: When a process was killed, by its id.
+        self.killed: dict[int, int] = {}
 
     def start(self, count: int) -> None:
         """Start so many worker processes."""
@@ -69,6 +85,8 @@ class Workers:
     def kill_one(self, chance: random.Random) -> None:
         """Kill one process in the middle of what it does, and start another."""
         process = self._processes.pop(chance.randrange(len(self._processes)))
+        # Before the signal: until then its handlers ran for certain.
+        self.killed[process.pid] = time.monotonic_ns()
         process.send_signal(signal.SIGKILL)
         process.wait()
         self.start(1)
@@ -84,18 +102,19 @@ class Workers:
         return self._ended >= count
 
     def runs(self) -> dict[tuple[str, str], list[Run]]:
-        """Return the calls by queue and group. One that did not end was killed; it lasts no longer than its begin."""
-        began: dict[tuple[str, str], tuple[str, str, Run]] = {}
+        """Return the calls by queue and group. One that did not end lasted until its process was killed."""
+        began: dict[tuple[str, str], tuple[str, str, Run, int]] = {}
         found: dict[tuple[str, str], list[Run]] = defaultdict(list)
         for line in self._notes.read_text().splitlines():
-            what, queue, group, number, id, token, at = line.split()
+            what, queue, group, number, id, token, process, at = line.split()
             if what == "began":
-                began[id, token] = (queue, group, Run(int(at), int(at), int(number), id))
+                began[id, token] = (queue, group, Run(int(at), int(at), int(number), id), int(process))
             else:
-                queue, group, run = began.pop((id, token))
+                queue, group, run, _ = began.pop((id, token))
                 found[queue, group].append(run._replace(ended=int(at)))
-        for queue, group, killed in began.values():
-            found[queue, group].append(killed)
+        for queue, group, killed, pid in began.values():
+            # It may have begun between the reading of the clock and the signal.
+            found[queue, group].append(killed._replace(ended=max(killed.began, self.killed.get(pid, 0))))
         return {place: sorted(runs) for place, runs in found.items()}
 
     def close(self) -> None:
@@ -106,19 +125,19 @@ class Workers:
 
 
 def group_figures(
-    url: str, namespace: str, *, quick: bool, chance: random.Random, verbs: bytes | None = None
+    url: str, namespace: str, *, size: Size, chance: random.Random, verbs: bytes | None = None
 ) -> Iterator[Figure]:
     """Messages of many groups, killed worker processes, handlers that fail, lost replies: order and limits hold.
 
     `verbs`: what requests contain whose replies may be lost; None if there is no connection to lose them on.
     """
-    groups, each, processes, kills = (60, 20, 3, 4) if quick else (1_000, 200, 8, 50)
+    groups, each, processes, kills, lost = size
     total = 2 * groups * each
     with tempfile.TemporaryDirectory() as folder, Waypost(url, namespace=namespace) as post, ExitStack() as stack:
         port, proxy, place = urlsplit(url).port, None, url
         if verbs is not None and port is not None:
             proxy = stack.enter_context(Proxy(port))
-            proxy.drop_some(LOST_QUICK if quick else LOST, seed=chance.randrange(2**32), to=verbs)
+            proxy.drop_some(lost, seed=chance.randrange(2**32), to=verbs)
             place = url.replace(f":{port}", f":{proxy.port}")
         post.configure("ordered", order="group", lease=LEASE_SECONDS, max_deliveries=None)
         post.configure("limited", group_max_running=RUNNING_MAX, lease=LEASE_SECONDS, max_deliveries=None)
@@ -149,6 +168,14 @@ def all_done(post: Waypost, each: int) -> bool:
     return all(post.ledger(queue).done == each for queue in ("ordered", "limited"))
 
 
+def most_at_once(runs: list[Run]) -> int:
+    """Return how many of these calls ran at the same time."""
+    changes = sorted(
+        change for run in runs if run.ended > run.began for change in ((run.began, 1), (run.ended, -1))
+    )  # one that ends as another begins has ended
+    return max(accumulate(step for _, step in changes), default=0)
+
+
 def judge(runs: dict[tuple[str, str], list[Run]], each: int, faults: str) -> Iterator[Figure]:
     """Compare what ran with what may run."""
     late = overlaps = most = 0
@@ -160,7 +187,7 @@ def judge(runs: dict[tuple[str, str], list[Run]], each: int, faults: str) -> Ite
             late += sum(after.number < before.number for before, after in pairs)
             overlaps += sum(after.began < before.ended for before, after in pairs)
         else:
-            most = max(most, *(sum(one.began <= run.began < one.ended for one in found) for run in found))
+            most = max(most, most_at_once(found))
     text = f"{faults}, {2 * each} messages"
     yield Figure(f"groups, {text}: out of order", str(late), "0", late == 0)
     yield Figure(f"groups, {text}: overlaps in an ordered group", str(overlaps), "0", overlaps == 0)
