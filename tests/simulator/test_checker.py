@@ -18,6 +18,7 @@ FOUND_SOON = (
     "renewal of the wrong message",
     "double promotion",
     "chain notice lost",
+    "a message is handed out after its expiry",
 )
 
 
