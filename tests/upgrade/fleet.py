@@ -150,19 +150,22 @@ class Fleet:
         ended = [role for role, process in self.processes.items() if process.poll() is not None]
         assert not ended, f"processes ended by themselves: {ended}"
 
-    def migrate(self, release: str, *options: str) -> tuple[int, str]:
-        """Run `waypost migrate` of a release; return its exit code and what it printed."""
+    def migrate(self, release: str, *options: str, seconds: float | None = None) -> tuple[int, str]:
+        """Run `waypost migrate` of a release; return its exit code and what it printed.
+
+        With `seconds` it may take that long, and its progress is shown.
+        """
         place = ("--url", self.url, "--namespace", self.namespace)
-        return self._run(release, self._python, str(TRAFFIC), "command", "migrate", *place, *options)
+        return self._run(release, self._python, str(TRAFFIC), "command", "migrate", *place, *options, seconds=seconds)
 
     def run(self, release: str, *arguments: str) -> tuple[int, str]:
         """Run Python of a release; return its exit code and what it printed."""
         return self._run(release, [sys.executable], *arguments)
 
-    def _run(self, release: str, python: list[str], *arguments: str) -> tuple[int, str]:
+    def _run(self, release: str, python: list[str], *arguments: str, seconds: float | None = None) -> tuple[int, str]:
         done = subprocess.run(
             [*python, *arguments], env=self.environment(release), stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True, timeout=WAIT_SECONDS_MAX, check=False,
+            stderr=None if seconds else subprocess.STDOUT, text=True, timeout=seconds or WAIT_SECONDS_MAX, check=False,
         )  # fmt: skip
         return done.returncode, done.stdout
 

@@ -19,6 +19,11 @@ ROOT = Path(__file__).parents[2]
 NEXT_RELEASE = "99.0.0"
 #: The parts of the journal, whose indexes are built one by one.
 PARTS = (*(f"entry_{letter}" for letter in "abcdefgh"), "rest")
+#: Fills a bounded number of rows of a column. An index over the rows that are left finds them.
+FILL = (
+    "UPDATE {message} SET planted = 'filled' WHERE ctid = ANY (ARRAY(\n"
+    "    SELECT m.ctid FROM {message} m WHERE m.planted IS NULL ORDER BY m.seq LIMIT 1000 FOR NO KEY UPDATE<locked>));"
+)
 MIGRATION = "\n".join(
     [
         "-- step: a column",
@@ -28,8 +33,9 @@ MIGRATION = "\n".join(
         "-- step: concurrently an index of what is not filled",
         "CREATE INDEX CONCURRENTLY IF NOT EXISTS {#message_planted} ON {message} (seq) WHERE planted IS NULL;",
         "-- step: in batches what was there before",
-        "UPDATE {message} SET planted = 'filled' WHERE ctid = ANY (ARRAY(",
-        "    SELECT m.ctid FROM {message} m WHERE m.planted IS NULL ORDER BY m.seq LIMIT 1000 FOR UPDATE));",
+        FILL.replace("<locked>", " SKIP LOCKED"),
+        "-- step: in batches what was locked then",
+        FILL.replace("<locked>", ""),
         "-- step: a setting",
         "ALTER TABLE {queue} ADD COLUMN IF NOT EXISTS planted bigint;",
         "-- step: a field of the journal",

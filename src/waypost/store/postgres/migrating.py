@@ -47,6 +47,8 @@ LOCK_ATTEMPTS: Final = 60
 LOCK_PAUSE_SECONDS_MAX: Final = 2.0
 #: The longest pause between two batches of a step.
 BATCH_PAUSE_SECONDS_MAX: Final = 1.0
+#: How often a step in batches reports how far it is.
+REPORT_SECONDS: Final = 5.0
 #: Processes that only publish do not register: functions that were called so recently are in use.
 UNUSED_MINUTES: Final = 15
 
@@ -79,7 +81,7 @@ def migrate(
     """Bring a namespace of a database to this release's version; return its version before, 0 for none.
 
     With `grant`, the role of that name gets the rights that clients need; roles that have them already get those of new
-    tables and functions too. `report` is called with the name of each step.
+    tables and functions too. `report` is called with the name of each step, and with the rows of one in batches.
     """
     names = Names(schema, namespace)
     granted = "" if grant is None else grants(grant, schema=schema, namespace=namespace)
@@ -92,7 +94,7 @@ def migrate(
             if before < _version():
                 for step in steps(names, before):
                     report(step.name)
-                    _run_step(connection, step, patient=before >= SIDE_BY_SIDE)
+                    _run_step(connection, step, patient=before >= SIDE_BY_SIDE, report=report)
                 for role in roles:
                     cursor.execute(grants(role, schema=schema, namespace=namespace))
             if granted:
@@ -154,7 +156,7 @@ def finish(
         )))  # fmt: skip
         for step in parts:
             report(step.name)
-            _run_step(connection, step, patient=True)
+            _run_step(connection, step, patient=True, report=report)
         return Finished(older)
 
     return _with_lock(url, names, start_timeout, run)
@@ -198,7 +200,7 @@ def undo(
         ]
         for step in parts:
             report(step.name)
-            _run_step(connection, step, patient=True)
+            _run_step(connection, step, patient=True, report=report)
         return Finished((_version(),))
 
     return _with_lock(url, names, start_timeout, run)
@@ -226,28 +228,33 @@ def _with_lock(url: str, names: Names, start_timeout: float, run: Callable[[psyc
         connection.close()
 
 
-def _run_step(connection: psycopg.Connection[Any], step: Step, *, patient: bool) -> None:
+def _run_step(connection: psycopg.Connection[Any], step: Step, *, patient: bool, report: Report) -> None:
     """Run one step. With `patient` it waits for locks in short turns, between which others go on."""
-    began = time.monotonic()
-    while _run_once(connection, step, patient=patient) and step.in_batches:
-        # Others have the tables for as long as a batch had them.
+    rows, began = 0, time.monotonic()
+    reported = began
+    while (changed := _run_once(connection, step, patient=patient)) and step.in_batches:
+        rows += changed
         now = time.monotonic()
+        if now - reported >= REPORT_SECONDS:
+            report(f"{step.name}: {rows:,} rows")
+            reported = now
+        # Others have the tables for as long as a batch had them.
         time.sleep(min(BATCH_PAUSE_SECONDS_MAX, now - began))
         began = time.monotonic()
 
 
-def _run_once(connection: psycopg.Connection[Any], step: Step, *, patient: bool) -> bool:
-    """Run the script of a step; return whether it changed rows."""
+def _run_once(connection: psycopg.Connection[Any], step: Step, *, patient: bool) -> int:
+    """Run the script of a step; return how many rows it changed."""
     pause = 0.05
     for _ in range(LOCK_ATTEMPTS):
         try:
             if not step.in_transaction:
                 _drop_invalid_index(connection, step)
-                return connection.execute(step.script.encode()).rowcount > 0
+                return max(0, connection.execute(step.script.encode()).rowcount)
             with connection.transaction():
                 if patient:
                     connection.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT_MS}ms'".encode())
-                return connection.execute(step.script.encode()).rowcount > 0
+                return max(0, connection.execute(step.script.encode()).rowcount)
         except psycopg.errors.LockNotAvailable:
             time.sleep(pause)
             pause = min(LOCK_PAUSE_SECONDS_MAX, 2 * pause)

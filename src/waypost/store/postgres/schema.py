@@ -110,7 +110,8 @@ class Step(NamedTuple):
 
     `concurrently …` is one statement outside of a transaction: PostgreSQL refuses to build an index beside writers in
     one. `in batches …` is one statement that changes a bounded number of rows, each time in a transaction of its own,
-    until it changes none: no row of a large table is locked for longer than a moment.
+    until it changes none: no row of a large table is locked for longer than a moment. It should skip locked rows, so
+    that it never waits for clients while it holds what they wait for; a second step without that fills the few left.
     """
 
     name: str
