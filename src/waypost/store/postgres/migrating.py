@@ -45,7 +45,9 @@ from waypost.store.register import registered
 #: How often a step asks for its locks, and the longest pause between two attempts.
 LOCK_ATTEMPTS: Final = 60
 LOCK_PAUSE_SECONDS_MAX: Final = 2.0
-#: The longest pause between two batches of a step.
+#: The pause between two batches of a step, in times of the batch before it, and the longest one: others have the disk
+#: and the processors in between.
+BATCH_PAUSE_TIMES: Final = 3.0
 BATCH_PAUSE_SECONDS_MAX: Final = 1.0
 #: How often a step in batches reports how far it is.
 REPORT_SECONDS: Final = 5.0
@@ -238,8 +240,7 @@ def _run_step(connection: psycopg.Connection[Any], step: Step, *, patient: bool,
         if now - reported >= REPORT_SECONDS:
             report(f"{step.name}: {rows:,} rows")
             reported = now
-        # Others have the tables for as long as a batch had them.
-        time.sleep(min(BATCH_PAUSE_SECONDS_MAX, now - began))
+        time.sleep(min(BATCH_PAUSE_SECONDS_MAX, BATCH_PAUSE_TIMES * (now - began)))
         began = time.monotonic()
 
 
@@ -254,6 +255,10 @@ def _run_once(connection: psycopg.Connection[Any], step: Step, *, patient: bool)
             with connection.transaction():
                 if patient:
                     connection.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT_MS}ms'".encode())
+                if step.in_batches:
+                    # Its rows are not locked while the disk writes. A batch that a crash loses is made again, because
+                    # the step after it cannot be there without it.
+                    connection.execute("SET LOCAL synchronous_commit = off")
                 return max(0, connection.execute(step.script.encode()).rowcount)
         except psycopg.errors.LockNotAvailable:
             time.sleep(pause)
