@@ -45,6 +45,8 @@ from waypost.store.register import registered
 #: How often a step asks for its locks, and the longest pause between two attempts.
 LOCK_ATTEMPTS: Final = 60
 LOCK_PAUSE_SECONDS_MAX: Final = 2.0
+#: How often a migration asks whether another one has ended.
+LOCK_POLL_SECONDS: Final = 0.1
 #: The pause between two batches of a step, in times of the batch before it, and the longest one: others have the disk
 #: and the processors in between.
 BATCH_PAUSE_TIMES: Final = 3.0
@@ -108,7 +110,7 @@ def migrate(
 
 def migrate_in(cursor: Any, names: Names) -> int:
     """Do what `migrate` does in the transaction of a cursor, which the caller commits; return the version before."""
-    cursor.execute("SELECT pg_advisory_xact_lock(hashtext('waypost migrate'), hashtext(%s))", (names.of(""),))
+    _take_lock(cursor, names, "pg_try_advisory_xact_lock")
     version = version_in(cursor, names) or 0
     _refuse_newer(version, names)
     if version < _version():
@@ -222,12 +224,27 @@ def _with_lock(url: str, names: Names, start_timeout: float, run: Callable[[psyc
     connection = connect(url, start_timeout)
     try:
         connection.autocommit = True
-        connection.execute("SELECT pg_advisory_lock(hashtext('waypost migrate'), hashtext(%s))", (names.of(""),))
+        with connection.cursor() as cursor:
+            _take_lock(cursor, names, "pg_try_advisory_lock")
         return run(connection)
     except psycopg.Error as error:
         raise failure(error, names) from None
     finally:
         connection.close()
+
+
+def _take_lock(cursor: Any, names: Names, function: str) -> None:
+    """Take the lock of migrations, by asking for it again and again.
+
+    A statement that waits for it has a snapshot, for whose end an index that is built concurrently waits: the one that
+    has the lock and those that wait for it would wait for each other.
+    """
+    while True:
+        cursor.execute(f"SELECT {function}(hashtext('waypost migrate'), hashtext(%s))", (names.of(""),))
+        (has_lock,) = cursor.fetchone()
+        if has_lock:
+            return
+        time.sleep(LOCK_POLL_SECONDS)
 
 
 def _run_step(connection: psycopg.Connection[Any], step: Step, *, patient: bool, report: Report) -> None:
