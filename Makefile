@@ -64,6 +64,7 @@ MORE_TESTS := tests/fault/test_figures.py::test_no_quick_figure_is_short[lake] \
 	tests/spark/test_backfill_runs.py::test_copies_that_are_killed_at_any_point_are_published_once_and_counted \
 	tests/upgrade/test_mixed_releases.py::test_two_releases_work_side_by_side[postgres] \
 	tests/upgrade/test_side_by_side.py::test_an_upgrade_is_reverted \
+	tests/upgrade/test_spark_reader.py::test_spark_reads_the_same_in_both_releases[valkey-postgres] \
 	tests/upgrade/test_side_by_side.py::test_a_migration_that_is_killed_goes_on_when_it_is_run_again
 everything: .venv/ready system
 	$(PYTEST) $(PARALLEL) tests $(addprefix --ignore ,$(MORE)) $(addprefix --deselect ,$(MORE_TESTS)) -k "not ($(MORE_STORES))"

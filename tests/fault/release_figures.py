@@ -3,7 +3,8 @@
 The next release is a build of this one with a planted change in every layer (see tests/upgrade/next_release.py). Two
 publishers, two workers with schedulers, two receivers and two readers of the journal run all the time; the processes
 of one release are replaced by those of the other. The figures: what was lost or doubled, whether the releases read the
-same, and the slowest publishes and claims compared with those before.
+same, and the slowest publishes and claims. These are compared with a control: the same steps, in the same rhythm, with
+processes of this release in place of the next one, so with every start of a process and without an upgrade.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.fault.figure import Figure
 from tests.upgrade.fleet import Fleet, Note
@@ -47,10 +48,10 @@ def release_figures(url: str, namespace: str, *, quick: bool, timed: bool = True
     """Upgrade, take that back, and upgrade again, all under load."""
     with TemporaryDirectory() as folder:
         source = build(Path(folder) / "next")
-        fleet = Fleet(url, namespace, Path(folder), source, rate=25.0 if quick else 100.0)
+        fleet = Fleet(url, namespace, Path(folder), source, rate=25.0 if quick else 100.0, politely=timed)
         try:
             upgrade = Upgrade(fleet, seconds=1.0 if quick else 15.0, in_pairs=not quick)
-            yield from upgrade.run()
+            yield from upgrade.run(with_control=timed)
             yield from judge(fleet, upgrade.report)
             if timed:
                 yield from upgrade.times()
@@ -63,87 +64,105 @@ class Upgrade:
 
     def __init__(self, fleet: Fleet, *, seconds: float, in_pairs: bool) -> None:
         self.fleet = fleet
-        #: The processes beside the first ones: in a small run they are of the next release only.
-        self._second = SECOND if in_pairs else ()
+        #: Whether a second process of each role is there before the upgrade; in a small run the next release adds it.
+        self._in_pairs = in_pairs
         self._messages = int(fleet.rate * seconds)
-        self._usual = self._upgrade = (0.0, 0.0)
+        self._versions = {"this": VERSION, "again": VERSION, "next": NEXT_RELEASE}
+        self._usual = self._restarts = self._upgrade = (0.0, 0.0)
         self.report: dict[str, Any] = {}
 
-    def run(self) -> Iterator[Figure]:
-        """Run all steps."""
-        fleet = self.fleet
+    def run(self, *, with_control: bool) -> Iterator[Figure]:
+        """Run all steps; before them, with a control, the same ones with this release in place of the next."""
+        fleet, old = self.fleet, "this"
         with Waypost(fleet.url, namespace=fleet.namespace) as post:
             post.save_schedule("tick", queue="ticks", every=TICK_SECONDS, body="tick", missed=CatchUp(500))
             post.publish("planted", 0)
-            fleet.start("this", *FIRST, *self._second)
-            self._go_on("this")
+        fleet.start("this", *FIRST, *(SECOND if self._in_pairs else ()))
+        self._go_on("this")
+        began = time.monotonic()
+        self._go_on("this", self._messages)
+        self._usual = (began, time.monotonic())
+        if with_control:
             began = time.monotonic()
-            self._go_on("this", self._messages)
-            self._usual = (began, time.monotonic())
-
-            self._migrate()
-            self._replace_second()
-            self._go_on("this", self._messages // 2)
-            yield self._registered(post)
-            code, printed = fleet.configure("next", "planted", planted=1)
-            refused = code != 0 and "--finish" in printed
-            yield Figure("mixed releases: a new setting", "refused" if refused else printed, "refused", refused)
-
-            # Back. Messages with newer envelopes are left for the next attempt.
-            fleet.start("this", *self._second)
-            fleet.stop("next", *SECOND)
-            code, printed = fleet.migrate("next", "--undo")
-            yield Figure("mixed releases: taken back", f"exit code {code}", "0", code == 0)
-            self._go_on("this", self._messages // 2)
-
-        self._migrate()
-        self._replace_second()
-        fleet.start("next", *FIRST)
-        self._go_on("next")
-        fleet.stop("this", *FIRST)
-        fleet.stop("next", "read2")
-        yield from self._finish()
-        self._go_on("next", self._messages // 2)
-        self._upgrade = (self._usual[1], time.monotonic())
+            for _ in self._there_and_back("this", "again"):
+                pass
+            for _ in self._to_the_end("this", "again"):
+                pass
+            self._restarts = (began, time.monotonic())
+            if not self._in_pairs:
+                fleet.stop("again", *SECOND)
+            old = "again"
+        began = time.monotonic()
+        yield from self._there_and_back(old, "next")
+        yield from self._to_the_end(old, "next")
+        self._upgrade = (began, time.monotonic())
         fleet.stop("next", "publish", "publish2")
         fleet.wait_until_handled()
         fleet.stop("next", "work", "work2", "receive", "receive2")
         self._let_readers_end()
 
+    def _there_and_back(self, old: str, new: str) -> Iterator[Figure]:
+        """Replace one process of each role, and take that back."""
+        fleet = self.fleet
+        code, printed = fleet.migrate(new)
+        assert code == 0, printed
+        self._replace_second(old, new)
+        self._go_on(old, self._messages // 2)
+        yield self._registered({self._versions[old], self._versions[new]})
+        code, printed = fleet.configure(new, "planted", planted=1)
+        refused = code != 0 and "--finish" in printed
+        yield Figure("mixed releases: a new setting", "refused" if refused else printed, "refused", refused)
+        # Messages with newer envelopes are left for the next attempt.
+        if self._in_pairs:
+            fleet.replace(new, old, *SECOND)
+        else:
+            fleet.stop(new, *SECOND)
+        code, printed = fleet.migrate(new, "--undo")
+        yield Figure("mixed releases: taken back", f"exit code {code}", "0", code == 0)
+        self._go_on(old, self._messages // 2)
+
+    def _to_the_end(self, old: str, new: str) -> Iterator[Figure]:
+        """Replace all processes, and finish."""
+        fleet = self.fleet
+        code, printed = fleet.migrate(new)
+        assert code == 0, printed
+        self._replace_second(old, new)
+        fleet.replace(old, new, *FIRST)
+        yield from self._finish(new)
+        self._go_on(new, self._messages // 2)
+
     def _go_on(self, release: str, messages: int = 10) -> None:
         for what in ("publish", "work", "receive"):
             self.fleet.wait_for_more(release, what, messages if what == "publish" else messages // 4)
 
-    def _migrate(self) -> None:
-        code, printed = self.fleet.migrate("next")
-        assert code == 0, printed
+    def _replace_second(self, old: str, new: str) -> None:
+        if self._in_pairs:
+            self.fleet.replace(old, new, *SECOND)
+        else:
+            self.fleet.start(new, *SECOND)
+        self._go_on(new)
 
-    def _replace_second(self) -> None:
-        self.fleet.start("next", *SECOND)
-        self._go_on("next")
-        self.fleet.stop("this", *self._second)
-
-    def _registered(self, post: Waypost) -> Figure:
+    def _registered(self, wanted: set[str]) -> Figure:
         """Workers of both releases are registered, each with its own."""
-        wanted = {VERSION, NEXT_RELEASE}
-        until(lambda: {worker.version for worker in post.workers()} == wanted, "workers of both releases")
+        with Waypost(self.fleet.url, namespace=self.fleet.namespace) as post:
+            until(lambda: {worker.version for worker in post.workers()} == wanted, "workers of both releases")
         return Figure("mixed releases: registered workers", ", ".join(sorted(wanted)), "both releases", True)
 
-    def _finish(self) -> Iterator[Figure]:
+    def _finish(self, new: str) -> Iterator[Figure]:
         code, printed = 1, ""
 
         def is_alone() -> bool:
             """Whether no worker is left: one that did not reach the store at its end stays in the list for a while."""
             nonlocal code, printed
-            code, printed = self.fleet.migrate("next", "--finish")
+            code, printed = self.fleet.migrate(new, "--finish")
             return "is registered" not in printed
 
         until(is_alone, "the end of the last old worker")
         if "were called" in printed:
             # Processes that only publish do not register, so PostgreSQL waits for 15 minutes without a call.
-            code, printed = self.fleet.migrate("next", "--finish", "--force")
+            code, printed = self.fleet.migrate(new, "--finish", "--force")
         yield Figure("mixed releases: finished", printed.splitlines()[0], "exit code 0", code == 0)
-        code, printed = self.fleet.configure("next", "planted", planted=1)
+        code, printed = self.fleet.configure(new, "planted", planted=1)
         yield Figure("mixed releases: a new setting then", f"exit code {code}", "0", code == 0)
         error = ""
         try:
@@ -163,44 +182,65 @@ class Upgrade:
             return sum(note.name.split(":")[1] == "done" for note in newest) == done
 
         until(have_read, "the end of the journal")
-        self.fleet.stop("next", "read")
+        self.fleet.stop("next", "read", "read2")
 
     def times(self) -> Iterator[Figure]:
-        """Compare the publishes and claims of the upgrade with those before it."""
-        return compare_times("mixed releases", self.fleet, self._usual, [self._upgrade])
+        """Compare the publishes and claims of the upgrade with those of a restart without one, and with the usual."""
+        return compare_times("mixed releases", self.fleet, self._usual, [self._upgrade], restarts=self._restarts)
+
+
+class Times(NamedTuple):
+    """How long the calls of some spans of time took."""
+
+    number: int
+    longest: float
+    p99: float
+    #: The part of the slowest percent's time in which the client could run and had no processor.
+    waited: float
+
+    @classmethod
+    def of(cls, notes: Sequence[Note], windows: Sequence[tuple[float, float]]) -> Times:
+        """Return the times of the calls that began in one of these spans."""
+        chosen = sorted(
+            (note.seconds, note.waited) for note in notes if any(first <= note.began < last for first, last in windows)
+        )
+        slowest = chosen[min(len(chosen) - 1, int(len(chosen) * 0.99)) :]
+        waited = sum(waited for _, waited in slowest) / sum(seconds for seconds, _ in slowest)
+        return cls(len(chosen), chosen[-1][0], slowest[0][0], waited)
 
 
 def compare_times(
-    title: str, fleet: Fleet, usual: tuple[float, float], upgrade: Sequence[tuple[float, float]]
+    title: str,
+    fleet: Fleet,
+    usual: tuple[float, float],
+    upgrade: Sequence[tuple[float, float]],
+    *,
+    restarts: tuple[float, float] | None = None,
 ) -> Iterator[Figure]:
-    """Compare how long single publishes and claims took in some spans of time with those in another."""
+    """Compare how long single publishes and claims took in an upgrade with those before it.
+
+    If processes are replaced meanwhile, `restarts` is a span in which the same happened without an upgrade: what a
+    start of a process takes from the others is not the upgrade's.
+    """
     for name, what in (("publish", "publish"), ("claim", "receive")):
         notes = [note for note in fleet.all_notes(what) if note.what in ("published", "handled")]
-        before = seconds_in(notes, usual)
-        during = sorted(seconds for window in upgrade for seconds in seconds_in(notes, window))
-        longest, p99_before, p99 = during[-1], rank(before, 0.99), rank(during, 0.99)
+        during, before = Times.of(notes, upgrade), Times.of(notes, [usual])
+        control = before if restarts is None else Times.of(notes, [restarts])
+        restarted = "" if restarts is None else f"restarts of one release {control.longest * 1000:.0f} ms, "
         yield Figure(
-            f"{title}: longest {name} of {len(during)}",
-            f"{longest * 1000:.0f} ms, before {before[-1] * 1000:.0f} ms",
+            f"{title}: longest {name} of {during.number}",
+            f"{during.longest * 1000:.0f} ms, {restarted}before {before.longest * 1000:.0f} ms",
             f"{LONGEST_SECONDS_MAX * 1000:.0f} ms",
-            longest <= LONGEST_SECONDS_MAX,
+            during.longest <= LONGEST_SECONDS_MAX,
         )
+        restarted = "" if restarts is None else f"restarts of one release {control.p99 * 1000:.1f} ms, "
         yield Figure(
             f"{title}: p99 of {name}",
-            f"{p99 * 1000:.1f} ms, before {p99_before * 1000:.1f} ms",
-            f"{P99_TIMES_MAX:.0f} times as long",
-            p99 <= P99_TIMES_MAX * p99_before,
+            f"{during.p99 * 1000:.1f} ms, {restarted}before {before.p99 * 1000:.1f} ms; "
+            f"{during.waited:.0%} of the slowest waited for a processor",
+            f"{P99_TIMES_MAX:.0f} times as long as {'before' if restarts is None else 'restarts'}",
+            during.p99 <= P99_TIMES_MAX * control.p99,
         )
-
-
-def seconds_in(notes: Sequence[Note], window: tuple[float, float]) -> list[float]:
-    """Return how long each took that began in a span of time, in order."""
-    return sorted(note.seconds for note in notes if window[0] <= note.began < window[1])
-
-
-def rank(ordered: Sequence[float], share: float) -> float:
-    """Return the value that this share of all does not exceed."""
-    return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
 
 
 def report(fleet: Fleet) -> dict[str, Any]:

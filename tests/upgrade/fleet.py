@@ -1,4 +1,9 @@
-"""Processes of two releases on one store, and what they noted."""
+"""Processes of two releases on one store, and what they noted.
+
+With `politely`, processes import their modules at a low priority and take the usual one before they open the store.
+Imports take 0.2 to 0.4 s of a processor, and on a small machine that alone makes the calls of the others slow: a figure
+of an upgrade would measure imports.
+"""
 
 from __future__ import annotations
 
@@ -19,23 +24,40 @@ from waypost import Waypost
 TRAFFIC = Path(__file__).parent / "traffic.py"
 #: Messages a second of one publisher, if the caller does not say.
 RATE = 100.0
+#: How much lower the priority of a starting process is.
+POLITE = 10
 
 
 class Note(NamedTuple):
-    """A line that a process wrote: what it did, when it began, and how long it took."""
+    """A line that a process wrote: what it did, when it began, how long it took, and its wait for a processor."""
 
     what: str
     name: str
     began: float
     seconds: float
+    waited: float
+
+
+def can_take_priority_back() -> bool:
+    """Whether a process here may have its usual priority again after a lower one."""
+    script = "import os; os.nice(1); os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) - 1)"
+    found = subprocess.run([sys.executable, "-c", script], stderr=subprocess.DEVNULL, check=False)
+    return sys.platform == "linux" and found.returncode == 0
 
 
 class Fleet:
-    """Processes of both releases on one store. A role is started in one release and replaced by the other."""
+    """Processes of both releases on one store. A role is started in one release and replaced by the other.
 
-    def __init__(self, url: str, namespace: str, folder: Path, next_source: Path, *, rate: float = RATE) -> None:
+    `again` is this release once more: what a deployment does to the others without any change.
+    """
+
+    def __init__(
+        self, url: str, namespace: str, folder: Path, next_source: Path, *, rate: float = RATE, politely: bool = False
+    ) -> None:
         self.url, self.namespace, self.folder, self.rate = url, namespace, folder, rate
-        self.sources = {"this": ROOT / "src", "next": next_source}
+        self.sources = {"this": ROOT / "src", "again": ROOT / "src", "next": next_source}
+        self._lowered = POLITE if politely and can_take_priority_back() else 0
+        self._python = ["nice", "-n", str(self._lowered), sys.executable] if self._lowered else [sys.executable]
         self.processes: dict[tuple[str, str], subprocess.Popen[bytes]] = {}
         self._started = 0
         #: The files of all processes, by release and what they do.
@@ -52,9 +74,18 @@ class Fleet:
             self._files.setdefault((release, what), []).append(file)
             name = f"{release}{self._started}"
             self.processes[release, role] = subprocess.Popen(
-                [sys.executable, TRAFFIC, what, self.url, self.namespace, file, name, str(rate or self.rate)],
+                [*self._python, TRAFFIC, what, self.url, self.namespace, file, name, str(rate or self.rate)],
                 env=self.environment(release),
             )
+
+    def replace(self, old: str, new: str, *roles: str) -> None:
+        """Replace processes of one release by those of the other, each when its successor has done something."""
+        for role in roles:
+            what = role.rstrip("0123456789")
+            self.start(new, role)
+            successor = self._files[new, what][-1]
+            until(lambda file=successor: bool(self._notes_in(file)), f"the first of {role} by {new} release")  # type: ignore[misc]
+            self.stop(old, role)
 
     def stop(self, release: str, *roles: str) -> None:
         """End the processes of these roles, as a deployment does."""
@@ -73,7 +104,7 @@ class Fleet:
 
     def environment(self, release: str) -> dict[str, str]:
         """Return the environment of a release's processes."""
-        return os.environ | {"PYTHONPATH": str(self.sources[release])}
+        return os.environ | {"PYTHONPATH": str(self.sources[release]), "TRAFFIC_STARTS_LOWERED": str(self._lowered)}
 
     def notes(self, release: str, what: str) -> Iterator[Note]:
         """Yield what all processes of a release noted that do this."""
@@ -92,8 +123,8 @@ class Fleet:
                 text = opened.read()
             text = text[: text.rfind(b"\n") + 1]
             for line in text.decode().splitlines():
-                noted, name, began, seconds = line.split(" ")
-                known.append(Note(noted, name, float(began), float(seconds)))
+                noted, name, began, seconds, waited = line.split(" ")
+                known.append(Note(noted, name, float(began), float(seconds), float(waited)))
             self._read[file] = (at + len(text), known)
         return known
 
@@ -119,16 +150,22 @@ class Fleet:
         ended = [role for role, process in self.processes.items() if process.poll() is not None]
         assert not ended, f"processes ended by themselves: {ended}"
 
-    def migrate(self, release: str, *options: str) -> tuple[int, str]:
-        """Run `waypost migrate` of a release; return its exit code and what it printed."""
-        return self.run(release, "-m", "waypost.cli.main", "migrate", "--url", self.url, "--namespace", self.namespace,
-                        *options)  # fmt: skip
+    def migrate(self, release: str, *options: str, seconds: float | None = None) -> tuple[int, str]:
+        """Run `waypost migrate` of a release; return its exit code and what it printed.
+
+        With `seconds` it may take that long, and its progress is shown.
+        """
+        place = ("--url", self.url, "--namespace", self.namespace)
+        return self._run(release, self._python, str(TRAFFIC), "command", "migrate", *place, *options, seconds=seconds)
 
     def run(self, release: str, *arguments: str) -> tuple[int, str]:
         """Run Python of a release; return its exit code and what it printed."""
+        return self._run(release, [sys.executable], *arguments)
+
+    def _run(self, release: str, python: list[str], *arguments: str, seconds: float | None = None) -> tuple[int, str]:
         done = subprocess.run(
-            [sys.executable, *arguments], env=self.environment(release), stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True, timeout=WAIT_SECONDS_MAX, check=False,
+            [*python, *arguments], env=self.environment(release), stdout=subprocess.PIPE,
+            stderr=None if seconds else subprocess.STDOUT, text=True, timeout=seconds or WAIT_SECONDS_MAX, check=False,
         )  # fmt: skip
         return done.returncode, done.stdout
 

@@ -2,9 +2,9 @@
 
     python -m tests.upgrade.large_migration [--messages 5000000] [--rate 1000] [--seconds 30]
 
-The next release is the planted build of next_release.py: columns of three tables, an index over all messages, and
-functions. Processes of this release publish and work through `migrate`, those of the next one replace them, then comes
-`--finish`. It fails if a figure is short.
+The next release is the planted build of next_release.py: columns of three tables, one of them filled in batches for
+every message, an index over all messages, and functions. Processes of this release publish and work through `migrate`,
+those of the next one replace them, then comes `--finish`. It fails if a figure is short.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ SINGLE_RATE = 50.0
 ROLES = ("publish", "receive", "work", "work2")
 FLOWS = ("flow", "flow2")
 FILL_AT_ONCE = 500_000
+MIGRATE_SECONDS_MAX = 3600.0
 #: What comes this long after a step still counts as its effect.
 SECONDS_AFTER = 5.0
 
@@ -72,7 +73,7 @@ def figures(url: str, folder: Path, *, messages: int, rate: float, seconds: floa
     fill(url, messages)
     print(f"  filled in {time.monotonic() - began:.0f} s", flush=True)
     title = f"migration of {messages:,} messages"
-    fleet = Fleet(url, "wp", folder, build(folder / "next"), rate=SINGLE_RATE)
+    fleet = Fleet(url, "wp", folder, build(folder / "next"), rate=SINGLE_RATE, politely=True)
     with Waypost(url) as post:
         post.save_schedule("tick", queue="ticks", every=TICK_SECONDS, body="tick")
     try:
@@ -82,7 +83,7 @@ def figures(url: str, folder: Path, *, messages: int, rate: float, seconds: floa
         usual = time.monotonic()
         fleet.wait_for_more("this", "publish", int(SINGLE_RATE * seconds))
         upgrade = time.monotonic()
-        code, printed = fleet.migrate("next")
+        code, printed = fleet.migrate("next", seconds=MIGRATE_SECONDS_MAX)
         yield Figure(f"{title}: migrate", f"{time.monotonic() - upgrade:.1f} s", "exit code 0", code == 0)
         print(f"  {printed.strip()}", flush=True)
         fleet.wait_for_more("this", "publish", int(SINGLE_RATE * SECONDS_AFTER))

@@ -19,6 +19,20 @@ ROOT = Path(__file__).parents[2]
 NEXT_RELEASE = "99.0.0"
 #: The parts of the journal, whose indexes are built one by one.
 PARTS = (*(f"entry_{letter}" for letter in "abcdefgh"), "rest")
+#: Fills a bounded number of rows of a column, found by an index over the rows that are left. It notes where it is in a
+#: setting of its session: the index keeps an entry of each filled row until a vacuum, and to pass all of them in every
+#: batch would take longer and longer.
+FILL = """\
+WITH chosen AS MATERIALIZED (
+    SELECT m.ctid AS place, m.seq FROM {message} m WHERE m.planted IS NULL
+        AND m.seq > coalesce(nullif(current_setting('waypost.filled', true), ''), '0')::bigint
+    ORDER BY m.seq LIMIT 500 FOR NO KEY UPDATE SKIP LOCKED),
+noted AS MATERIALIZED (SELECT set_config('waypost.filled', max(c.seq)::text, false) FROM chosen c)
+UPDATE {message} SET planted = 'filled' WHERE ctid = ANY (ARRAY(SELECT c.place FROM chosen c CROSS JOIN noted));"""
+#: Fills what was locked then.
+FILL_REST = """\
+UPDATE {message} SET planted = 'filled' WHERE ctid = ANY (ARRAY(
+    SELECT m.ctid FROM {message} m WHERE m.planted IS NULL ORDER BY m.seq LIMIT 500 FOR NO KEY UPDATE));"""
 MIGRATION = "\n".join(
     [
         "-- step: a column",
@@ -28,8 +42,9 @@ MIGRATION = "\n".join(
         "-- step: concurrently an index of what is not filled",
         "CREATE INDEX CONCURRENTLY IF NOT EXISTS {#message_planted} ON {message} (seq) WHERE planted IS NULL;",
         "-- step: in batches what was there before",
-        "UPDATE {message} SET planted = 'filled' WHERE ctid = ANY (ARRAY(",
-        "    SELECT m.ctid FROM {message} m WHERE m.planted IS NULL ORDER BY m.seq LIMIT 1000 FOR UPDATE));",
+        FILL,
+        "-- step: in batches what was locked then",
+        FILL_REST,
         "-- step: a setting",
         "ALTER TABLE {queue} ADD COLUMN IF NOT EXISTS planted bigint;",
         "-- step: a field of the journal",

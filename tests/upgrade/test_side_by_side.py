@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ from tests.postgres.test_versions import make
 from tests.upgrade.fleet import Fleet
 from tests.upgrade.next_release import NEXT_RELEASE, build
 from waypost import Waypost
+from waypost.cli.commands import migrate as migrate_command
+from waypost.cli.main import main
 from waypost.errors import SchemaTooNew
-from waypost.store.postgres import migrate, schema
+from waypost.store.postgres import migrate, migrating, schema
 from waypost.testing.bench import fresh_namespace
 from waypost.testing.postgres import PostgresServer
 from waypost.testing.servers import program_of
@@ -128,6 +131,17 @@ def test_the_next_release_migrates_what_there_is(
 
 
 @pytest.mark.promise("STORE-7", "BOX-5")
+def test_two_migrations_at_once_take_turns(fleet: Fleet, database: psycopg.Connection[Any]) -> None:
+    with Waypost(fleet.url, namespace=fleet.namespace) as post:
+        post.publish_many("orders", range(2_500))
+    with ThreadPoolExecutor(3) as pool:
+        found = [pool.submit(fleet.migrate, "next") for _ in range(3)]
+        assert [one.result()[0] for one in found] == [0, 0, 0], [one.result()[1] for one in found]
+    assert is_complete(database, fleet.namespace)
+    assert fleet.migrate("next", "--check")[0] == 0
+
+
+@pytest.mark.promise("STORE-7", "BOX-5")
 def test_the_script_for_psql_does_the_same(fleet: Fleet, database: psycopg.Connection[Any]) -> None:
     with Waypost(fleet.url, namespace=fleet.namespace) as post:
         post.publish_many("orders", range(2_500))
@@ -139,6 +153,35 @@ def test_the_script_for_psql_does_the_same(fleet: Fleet, database: psycopg.Conne
     assert fleet.migrate("next", "--check")[0] == 0
 
 
+@pytest.mark.promise("STORE-7")
+def test_a_step_in_batches_goes_on_until_nothing_is_left_and_reports_its_rows(
+    database: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(migrating, "REPORT_SECONDS", 0.0)
+    database.execute("CREATE TEMP TABLE planted AS SELECT n, false AS filled FROM generate_series(1, 1200) n")
+    chosen = "SELECT n FROM planted WHERE NOT filled ORDER BY n LIMIT 500"
+    step = schema.Step("in batches planted", f"UPDATE planted SET filled = true WHERE n IN ({chosen})")
+    reported: list[str] = []
+    migrating._run_step(database, step, patient=True, report=reported.append)
+    assert reported == [f"in batches planted: {rows} rows" for rows in ("500", "1,000", "1,200")]
+    assert database.execute("SELECT count(*) FROM planted WHERE NOT filled").fetchone() == (0,)
+
+
+def test_a_migration_that_takes_long_reports_its_steps(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["migrate", postgres_url, "--namespace", fresh_namespace()]
+    monkeypatch.setattr(migrate_command, "REPORT_AFTER_SECONDS", 0.0)
+    assert main(command) == 0
+    printed = capsys.readouterr()
+    assert printed.out.startswith("created namespace")
+    assert printed.err.startswith("waypost: ")
+    assert printed.err.endswith(" s: tables and functions\n")
+
+
+#: Before the first step, and right after the index, both steps in batches, the setting, an index of the journal, all of
+#: these, the functions, the triggers and the version.
+POINTS = (0, 5, 7, 9, 11, 17, 35, 37, 39, 41)
 #: Runs `waypost migrate` and kills it at a point: before the step of a number, or right after it.
 KILLED = """
 import os, signal, sys
@@ -147,14 +190,14 @@ from waypost.store.postgres import migrating
 
 point, run, done = int(sys.argv[1]), migrating._run_step, 0
 
-def run_step(connection, step, *, patient):
+def run_step(connection, step, **options):
     global done
     for is_after in (False, True):
         if done == point:
             os.kill(os.getpid(), signal.SIGKILL)
         done += 1
         if not is_after:
-            run(connection, step, patient=patient)
+            run(connection, step, **options)
 
 migrating._run_step = run_step
 sys.exit(main(["migrate", *sys.argv[2:]]))
@@ -167,7 +210,7 @@ def test_a_migration_that_is_killed_goes_on_when_it_is_run_again(
 ) -> None:
     with Waypost(fleet.url, namespace=fleet.namespace) as post:
         post.publish_many("orders", range(100))
-        for point in range(10):
+        for point in POINTS:
             killed = subprocess.run(
                 [sys.executable, "-c", KILLED, str(point), "--url", fleet.url, "--namespace", fleet.namespace],
                 env=fleet.environment("next"), timeout=SECONDS, check=False,
@@ -177,7 +220,7 @@ def test_a_migration_that_is_killed_goes_on_when_it_is_run_again(
             assert post.publish("orders", point).status == "queued"
             with post.receive("orders", wait=20) as message:
                 assert message is not None
-            if point == 8:
+            if point == 7:
                 # An index whose making was interrupted is left unfinished.
                 database.execute(
                     "UPDATE pg_index SET indisvalid = false WHERE indexrelid = %s::regclass",

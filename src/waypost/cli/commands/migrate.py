@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import time
 from typing import TYPE_CHECKING, Any
 
 from waypost.cli.exit_codes import AHEAD, BEHIND, FOUND
 from waypost.cli.options import add_command, get_namespace, get_url, open_client
-from waypost.cli.output import write, write_json
+from waypost.cli.output import write, write_json, write_stderr
 from waypost.errors import ConfigurationError
 from waypost.release import DATA_VERSION, FINISHED
 from waypost.release import VERSION as RELEASE
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from waypost.store.postgres.schema_check import SchemaCheck
 
 
+#: A migration that takes longer reports its steps.
+REPORT_AFTER_SECONDS = 5.0
 #: What `migrate` prints on stores other than PostgreSQL.
 NO_TABLES = (
     "nothing to do: only PostgreSQL has tables to migrate\n"
@@ -122,7 +125,7 @@ def migrate_tables(options: argparse.Namespace, url: str | None) -> int:
         return print_check(options, check(url, **place))
     if options.finish or options.undo:
         return finish_or_undo(options, url, place)
-    before = migrate(url, **place, grant=options.grant)
+    before = migrate(url, **place, grant=options.grant, report=Progress().report)
     where = f"namespace {options.namespace} in schema {options.schema}"
     if before == VERSION:
         text = f"{where} is of version {VERSION} already"
@@ -131,6 +134,18 @@ def migrate_tables(options: argparse.Namespace, url: str | None) -> int:
     else:
         text = f"updated {where} from version {before} to {VERSION}"
     return print_result(options, text, before=before, version=VERSION, changed=before != VERSION)
+
+
+class Progress:
+    """Reports the steps of a migration that takes long."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+
+    def report(self, text: str) -> None:
+        """Report a step on stderr."""
+        if (seconds := time.monotonic() - self._began) >= REPORT_AFTER_SECONDS:
+            write_stderr(f"waypost: {seconds:.0f} s: {text}")
 
 
 def finish_or_undo(options: argparse.Namespace, url: str, place: dict[str, Any]) -> int:

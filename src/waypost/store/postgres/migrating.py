@@ -45,8 +45,14 @@ from waypost.store.register import registered
 #: How often a step asks for its locks, and the longest pause between two attempts.
 LOCK_ATTEMPTS: Final = 60
 LOCK_PAUSE_SECONDS_MAX: Final = 2.0
-#: The longest pause between two batches of a step.
+#: How often a migration asks whether another one has ended.
+LOCK_POLL_SECONDS: Final = 0.1
+#: The pause between two batches of a step, in times of the batch before it, and the longest one: others have the disk
+#: and the processors in between.
+BATCH_PAUSE_TIMES: Final = 3.0
 BATCH_PAUSE_SECONDS_MAX: Final = 1.0
+#: How often a step in batches reports how far it is.
+REPORT_SECONDS: Final = 5.0
 #: Processes that only publish do not register: functions that were called so recently are in use.
 UNUSED_MINUTES: Final = 15
 
@@ -79,7 +85,7 @@ def migrate(
     """Bring a namespace of a database to this release's version; return its version before, 0 for none.
 
     With `grant`, the role of that name gets the rights that clients need; roles that have them already get those of new
-    tables and functions too. `report` is called with the name of each step.
+    tables and functions too. `report` is called with the name of each step, and with the rows of one in batches.
     """
     names = Names(schema, namespace)
     granted = "" if grant is None else grants(grant, schema=schema, namespace=namespace)
@@ -92,7 +98,7 @@ def migrate(
             if before < _version():
                 for step in steps(names, before):
                     report(step.name)
-                    _run_step(connection, step, patient=before >= SIDE_BY_SIDE)
+                    _run_step(connection, step, patient=before >= SIDE_BY_SIDE, report=report)
                 for role in roles:
                     cursor.execute(grants(role, schema=schema, namespace=namespace))
             if granted:
@@ -104,7 +110,7 @@ def migrate(
 
 def migrate_in(cursor: Any, names: Names) -> int:
     """Do what `migrate` does in the transaction of a cursor, which the caller commits; return the version before."""
-    cursor.execute("SELECT pg_advisory_xact_lock(hashtext('waypost migrate'), hashtext(%s))", (names.of(""),))
+    _take_lock(cursor, names, "pg_try_advisory_xact_lock")
     version = version_in(cursor, names) or 0
     _refuse_newer(version, names)
     if version < _version():
@@ -154,7 +160,7 @@ def finish(
         )))  # fmt: skip
         for step in parts:
             report(step.name)
-            _run_step(connection, step, patient=True)
+            _run_step(connection, step, patient=True, report=report)
         return Finished(older)
 
     return _with_lock(url, names, start_timeout, run)
@@ -198,7 +204,7 @@ def undo(
         ]
         for step in parts:
             report(step.name)
-            _run_step(connection, step, patient=True)
+            _run_step(connection, step, patient=True, report=report)
         return Finished((_version(),))
 
     return _with_lock(url, names, start_timeout, run)
@@ -218,7 +224,8 @@ def _with_lock(url: str, names: Names, start_timeout: float, run: Callable[[psyc
     connection = connect(url, start_timeout)
     try:
         connection.autocommit = True
-        connection.execute("SELECT pg_advisory_lock(hashtext('waypost migrate'), hashtext(%s))", (names.of(""),))
+        with connection.cursor() as cursor:
+            _take_lock(cursor, names, "pg_try_advisory_lock")
         return run(connection)
     except psycopg.Error as error:
         raise failure(error, names) from None
@@ -226,28 +233,50 @@ def _with_lock(url: str, names: Names, start_timeout: float, run: Callable[[psyc
         connection.close()
 
 
-def _run_step(connection: psycopg.Connection[Any], step: Step, *, patient: bool) -> None:
+def _take_lock(cursor: Any, names: Names, function: str) -> None:
+    """Take the lock of migrations, by asking for it again and again.
+
+    A statement that waits for it has a snapshot, for whose end an index that is built concurrently waits: the one that
+    has the lock and those that wait for it would wait for each other.
+    """
+    while True:
+        cursor.execute(f"SELECT {function}(hashtext('waypost migrate'), hashtext(%s))", (names.of(""),))
+        (has_lock,) = cursor.fetchone()
+        if has_lock:
+            return
+        time.sleep(LOCK_POLL_SECONDS)
+
+
+def _run_step(connection: psycopg.Connection[Any], step: Step, *, patient: bool, report: Report) -> None:
     """Run one step. With `patient` it waits for locks in short turns, between which others go on."""
-    began = time.monotonic()
-    while _run_once(connection, step, patient=patient) and step.in_batches:
-        # Others have the tables for as long as a batch had them.
+    rows, began = 0, time.monotonic()
+    reported = began
+    while (changed := _run_once(connection, step, patient=patient)) and step.in_batches:
+        rows += changed
         now = time.monotonic()
-        time.sleep(min(BATCH_PAUSE_SECONDS_MAX, now - began))
+        if now - reported >= REPORT_SECONDS:
+            report(f"{step.name}: {rows:,} rows")
+            reported = now
+        time.sleep(min(BATCH_PAUSE_SECONDS_MAX, BATCH_PAUSE_TIMES * (now - began)))
         began = time.monotonic()
 
 
-def _run_once(connection: psycopg.Connection[Any], step: Step, *, patient: bool) -> bool:
-    """Run the script of a step; return whether it changed rows."""
+def _run_once(connection: psycopg.Connection[Any], step: Step, *, patient: bool) -> int:
+    """Run the script of a step; return how many rows it changed."""
     pause = 0.05
     for _ in range(LOCK_ATTEMPTS):
         try:
             if not step.in_transaction:
                 _drop_invalid_index(connection, step)
-                return connection.execute(step.script.encode()).rowcount > 0
+                return max(0, connection.execute(step.script.encode()).rowcount)
             with connection.transaction():
                 if patient:
                     connection.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT_MS}ms'".encode())
-                return connection.execute(step.script.encode()).rowcount > 0
+                if step.in_batches:
+                    # Its rows are not locked while the disk writes. A batch that a crash loses is made again, because
+                    # the step after it cannot be there without it.
+                    connection.execute("SET LOCAL synchronous_commit = off")
+                return max(0, connection.execute(step.script.encode()).rowcount)
         except psycopg.errors.LockNotAvailable:
             time.sleep(pause)
             pause = min(LOCK_PAUSE_SECONDS_MAX, 2 * pause)

@@ -48,6 +48,8 @@ MADE = re.compile(r"^CREATE (?:OR REPLACE |UNLOGGED )?(TABLE|SEQUENCE|FUNCTION) 
 STEP = re.compile(r"^-- step: (.+)\n", re.MULTILINE)
 #: A step waits for a lock no longer, because everything that comes after it waits too; it is then tried again.
 LOCK_TIMEOUT_MS = 200
+#: The pause between two batches where psql runs them.
+PAUSE_BY_HAND_SECONDS = 0.02
 #: Plans are made once, for any size of a table: the planner's estimates for a table that was just empty are
 #: wrong in both directions, and every statement here has its index. So the settings leave only the index.
 SETTINGS = (
@@ -110,7 +112,8 @@ class Step(NamedTuple):
 
     `concurrently …` is one statement outside of a transaction: PostgreSQL refuses to build an index beside writers in
     one. `in batches …` is one statement that changes a bounded number of rows, each time in a transaction of its own,
-    until it changes none: no row of a large table is locked for longer than a moment.
+    until it changes none: no row of a large table is locked for longer than a moment. It should skip locked rows, so
+    that it never waits for clients while it holds what they wait for; a second step without that fills the few left.
     """
 
     name: str
@@ -134,7 +137,8 @@ class Step(NamedTuple):
     @property
     def by_hand(self) -> str:
         """The same for psql, outside of a transaction."""
-        return self._repeated(" COMMIT;") if self.in_batches else self.script
+        then = f" COMMIT; PERFORM pg_sleep({PAUSE_BY_HAND_SECONDS});"
+        return self._repeated(then) if self.in_batches else self.script
 
     def _repeated(self, then: str) -> str:
         return f"DO $batches$ BEGIN LOOP\n{self.script.strip()}\nEXIT WHEN NOT FOUND;{then}\nEND LOOP; END $batches$;"
