@@ -374,15 +374,17 @@ class ClientContext:
         fenced: bool = False,
         identify: Callable[[], None] | None = None,
         attempted: Callable[[], None] | None = None,
+        begun: Operation | None = None,
     ) -> Flow[T]:
         """Run a call with an operation number; if the connection fails, send the same operation again.
 
-        `attempted` is called when the first attempt has ended, in whatever way.
+        `attempted` is called when the first attempt has ended, in whatever way. `begun`: an operation that was sent
+        before, and was not answered.
         """
         if self.session.time.is_stale:
             yield from self.know_time()
         sending: Sending[T] | None = None
-        started, operation = self.monotonic(), self.replay_windows.begin(queue)
+        started, operation = self.monotonic(), begun or self.replay_windows.begin(queue)
         try:
             # The first attempt is inlined: most calls need no other.
             try:

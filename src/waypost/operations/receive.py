@@ -21,7 +21,7 @@ from waypost.errors import (
 )
 from waypost.identity import Operation
 from waypost.message import Message, Outcome, error_text, error_type
-from waypost.operations.flow import REFUSALS, ClientContext, Flow, Sending, Sleep
+from waypost.operations.flow import REFUSALS, ClientContext, Flow, Sending, Sleep, Together
 from waypost.operations.gathering import Lines, send_in_line, shares_calls
 from waypost.operations.outgoing import deliver_outgoing
 from waypost.policy import (
@@ -213,10 +213,12 @@ def claim(
     sleeper: str | None = None,
     poll_soon_ms: int | None = None,
     blocking: tuple[float, BlockingWaiter] | None = None,
+    begun: Operation | None = None,
 ) -> Flow[Claimed]:
     """Claim messages. If the reply is lost and the wait is over, replay that claim and lease nothing new.
 
-    `blocking`: the time limit of a blocking wait before the claim, which a wake-up ends, and its waiter.
+    `blocking`: the time limit of a blocking wait before the claim, which a wake-up ends, and its waiter. `begun`: the
+    operation of a claim that was sent before, and was not answered.
     """
     store = context.store
     yield from context.know_time()
@@ -235,7 +237,10 @@ def claim(
         return call
 
     # A claim that is too old to be repeated is sent as a new one: the leases of the old one will end.
-    sending = Sending(context, queue, make, fenced=True)
+    sending = Sending(
+        context, queue, make, fenced=True, begun=None if begun is None else (begun, context.monotonic())
+    )  # fmt: skip
+    sending.may_have_run = begun is not None
     try:
         while True:
             sent, sent_at = context.monotonic(), lease_clock.now()
@@ -261,14 +266,7 @@ def claim(
                 sending.may_have_run = False
                 if not waits and not replay:
                     context.learn_throughput(queue, claimed, context.monotonic() - sent)
-                if claimed.damaged:
-                    report_damaged(context, queue, claimed.damaged)
-                if claimed.leases:
-                    context.session.time.learn(claimed.leases[-1].claimed_ms)
-                report_side_effects(context, queue, claimed)
-                if context.on_event is not None:
-                    emit_claimed(context, queue, claimed)
-                return structs.replace(claimed, sent_at=sent_at)
+                return _note_claimed(context, queue, claimed, sent_at)
     except WaypostError as error:
         context.emit("claim", queue, *how(error), error_type=error_type(error), error=error_text(error))
         raise
@@ -278,6 +276,61 @@ def claim(
             context.add_lost_claim(queue, sending.operation)
         else:
             sending.end()
+
+
+def _note_claimed(context: ClientContext, queue: str, claimed: Claimed, sent_at: float) -> Claimed:
+    """Report what a claim brought, and note when it was sent."""
+    if claimed.damaged:
+        report_damaged(context, queue, claimed.damaged)
+    if claimed.leases:
+        context.session.time.learn(claimed.leases[-1].claimed_ms)
+    report_side_effects(context, queue, claimed)
+    if context.on_event is not None:
+        emit_claimed(context, queue, claimed)
+    return structs.replace(claimed, sent_at=sent_at)
+
+
+def settle_and_claim(
+    context: ClientContext,
+    queue: str,
+    settlements: Sequence[Settlement],
+    answered: Callable[[Woken[list[SettleStatus]] | BaseException, Operation], None],
+    limit: int,
+    *,
+    sleeper: str | None = None,
+    poll_soon_ms: int | None = None,
+) -> Flow[Claimed]:
+    """Settle deliveries, then claim, both in one round trip: the settle may free the group of the next message.
+
+    Each has its own operation and its own answer. `answered` gets that of the settle; one that failed is not repeated
+    here. The claim is repeated by `claim`.
+    """
+    yield from context.know_time()
+    store, windows = context.store, context.replay_windows
+    settle_operation, claim_operation = windows.begin(queue), windows.begin(queue)
+    sent, sent_at = context.monotonic(), lease_clock.now()
+    try:
+        settled, claimed = yield Together([
+            settling(context, queue, settlements, next_claim=limit)(settle_operation),
+            store.claim(
+                queue, limit, claim_operation, worker=context.worker, sleeper=sleeper, poll_soon_ms=poll_soon_ms,
+                bytes_max=context.claim_bytes(queue),
+            ),
+        ])  # fmt: skip
+    except BaseException as error:
+        answered(error, settle_operation)
+        context.add_lost_claim(queue, claim_operation)
+        raise
+    answered(settled, settle_operation)
+    if isinstance(claimed, Exception):
+        return (
+            yield from claim(
+                context, queue, limit, sleeper=sleeper, poll_soon_ms=poll_soon_ms, begun=claim_operation
+            )
+        )  # fmt: skip
+    windows.end(queue, claim_operation)
+    context.learn_throughput(queue, claimed, context.monotonic() - sent)
+    return _note_claimed(context, queue, claimed, sent_at)
 
 
 def is_late(claimed: Claimed, seconds: float) -> bool:
@@ -487,14 +540,14 @@ def log_unreadable(message: Message[Any], aside: Settlement, error: BaseExceptio
 
 
 def settling(
-    context: ClientContext, queue: str, settlements: Sequence[Settlement]
+    context: ClientContext, queue: str, settlements: Sequence[Settlement], *, next_claim: int = 0
 ) -> Callable[[Operation], Call[Woken[list[SettleStatus]]]]:
     """Return the function that creates the call of a settle.
 
     All settles are created here, so that the redact hook is applied to all continuations.
     """
     journalled = settlements if context.redact is None else redact_sent_on(context.redact, settlements)
-    return lambda operation: context.store.settle(queue, journalled, operation)
+    return lambda operation: context.store.settle(queue, journalled, operation, next_claim=next_claim)
 
 
 class SharedSettle:
@@ -529,18 +582,33 @@ def settle(
     *,
     budget: float | None = None,
     lines: SettleLines | None = None,
+    begun: Operation | None = None,
 ) -> Flow[list[SettleStatus]]:
     """Settle deliveries of one queue in one step; record and log lost leases; deliver continuations.
 
-    With `lines` a single one that is simply done may share a call with others that end at the same time.
+    With `lines` a single one that is simply done may share a call with others that end at the same time. `begun`: the
+    operation of a settle that was sent before, and was not answered.
     """
     statuses: list[SettleStatus]
     is_single = len(settlements) == 1 and settlements[0].is_plain_done
     if lines is not None and is_single and shares_calls(context, messages[0].key):
         statuses = [(yield from send_in_line(context, queue, settlements[0], lines.of(queue)))]
     else:
-        woken = yield from context.operate(queue, settling(context, queue, settlements), budget=budget, fenced=True)
+        make = settling(context, queue, settlements)
+        woken = yield from context.operate(queue, make, budget=budget, fenced=True, begun=begun)
         statuses = context.wake_and_report(woken)
+    if note_settled(context, messages, settlements, statuses):
+        yield from deliver_outgoing(context, queue)
+    return statuses
+
+
+def note_settled(
+    context: ClientContext,
+    messages: Sequence[Message[Any]],
+    settlements: Sequence[Settlement],
+    statuses: Sequence[SettleStatus],
+) -> bool:
+    """Record how deliveries were settled, and log lost leases; return whether there may be continuations to deliver."""
     sends_on = False
     for message, settlement, status in zip(messages, settlements, statuses, strict=True):
         message.settled = status
@@ -553,9 +621,7 @@ def settle(
     if context.on_event is not None:
         for message, settlement, status in zip(messages, settlements, statuses, strict=True):
             emit_settled(context, message, settlement, status, "failure" if status == "lost" else "success")
-    if sends_on:
-        yield from deliver_outgoing(context, queue)
-    return statuses
+    return sends_on
 
 
 def log_lease_lost(message: Message[Any], phase: str) -> None:

@@ -165,8 +165,10 @@ class Store(Protocol):
         bytes_max: int = CLAIM_BYTES_MAX,
         nonce: bytes | None = None,
     ) -> Call[Claimed]: ...
+    # `next_claim`: the limit of the claim of this queue that follows the settle in the same `run_many`. That takes what
+    # the settle makes claimable, so this many sleepers fewer are woken for it.
     def settle(
-        self, queue: str, settlements: Sequence[Settlement], operation: Operation
+        self, queue: str, settlements: Sequence[Settlement], operation: Operation, *, next_claim: int = 0
     ) -> Call[Woken[list[SettleStatus]]]: ...
     def extend(self, queue: str, holds: Sequence[Hold], operation: Operation) -> Call[list[ExtendStatus]]: ...
     def cancel(

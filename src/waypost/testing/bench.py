@@ -346,6 +346,23 @@ class Bench:
         """Settle many deliveries in one step."""
         return self._woken(self.store.settle(queue, settlements, operation or self.operation(queue)))
 
+    def settle_and_claim(
+        self,
+        settlements: Sequence[Settlement],
+        limit: int = 1,
+        *,
+        operations: tuple[Operation, Operation] | None = None,
+        sleeper: str | None = None,
+    ) -> tuple[Any, Any]:
+        """Settle and claim in one flush; return the statuses and the reply of the claim, or the error of each."""
+        first, second = operations or (self.operation(QUEUE), self.operation(QUEUE))
+        settle = self.store.settle(QUEUE, settlements, first, next_claim=limit)
+        claim = self.store.claim(QUEUE, limit, second, worker="worker-1", sleeper=sleeper)
+        settled, claimed = self.runner.run_many(cast("list[Call[Any]]", [settle, claim]))
+        if not isinstance(settled, Exception):
+            self.woken, settled = settled.wake, settled.result
+        return settled, claimed
+
     def settle(
         self,
         fence: Fence,

@@ -32,7 +32,7 @@ from waypost.worker.handler_log import done_level, log_done, log_failure
 from waypost.worker.poller import Liveness, Poller
 from waypost.worker.settler import Settler
 from waypost.worker.signals import is_stop_request
-from waypost.worker.wait_machine import WaitState
+from waypost.worker.wait_machine import IN_WAIT, WaitState
 from waypost.worker.waiter import NotificationListener, PollSoon, Waiter, WaitPlan, count_arrivals
 
 if TYPE_CHECKING:
@@ -110,6 +110,8 @@ class Consumer:
         self._limited = False
         #: Whether the queue takes turns between groups: then messages held here would keep others from their turn.
         self._grouped = False
+        #: Whether the store answered the last claim.
+        self._claims_succeed = False
         self._limits_due = 0.0
         self._claiming: asyncio.Task[None] | None = None
         #: Whether the claim loop is about to continue: runners yield to it, so that they work while its claim is made.
@@ -260,7 +262,28 @@ class Consumer:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._on_abort(error)
 
+    def _request_claim(self) -> bool:
+        """Let the claim loop send the outcomes that wait with its next claim, if that is soon; return whether it is."""
+        if self.quiet or not self._claims_succeed or self._waiter.machine.state in IN_WAIT:
+            return False
+        self.notify()
+        return True
+
+    def _follow_grouping(self, grouped: bool) -> None:
+        """Send outcomes with claims in a queue that takes turns between groups, and alone in any other."""
+        if grouped != self._grouped:
+            self._grouped = grouped
+            self.settler.request_claim = self._request_claim if grouped else None
+            self.settler.send_now()
+
     async def _claim_loop(self) -> None:
+        try:
+            await self._claim_until_quiet()
+        finally:
+            self.quiet = True
+            self.settler.send_now()
+
+    async def _claim_until_quiet(self) -> None:
         nap, waiter = receive.Nap(), self._waiter
         self._mark = (time.monotonic(), 0)
         wait: WaitPlan | None = None
@@ -268,6 +291,8 @@ class Consumer:
             await self._learn_limits()
             limit = self._room()
             if limit <= 0:
+                if self.settler.waits_for_claim:
+                    self.settler.send_now()
                 if self._listener.asleep:
                     # It had room to claim ahead when it was registered, and its handlers take longer now.
                     await self._listener.pass_wake_up_on(self._executor)
@@ -289,12 +314,17 @@ class Consumer:
             if polls_soon:
                 sleeper = None
             found = await self._claim_lost()
+            if self.settler.waits_for_claim and found is None:
+                # Its settle is one more piece of work, which this claim comes after.
+                work += 1
             claimed = found or await self._claim(limit, sleeper, wait)
+            self._claims_succeed = claimed is not None
             if claimed is None:
+                self.settler.send_now()
                 wait = await waiter.sleep(FAILED_CLAIM_SECONDS, owes_none=False)
                 continue
             self.liveness.claimed()
-            self._grouped = claimed.grouped
+            self._follow_grouping(claimed.grouped)
             self._poll_soon.end(
                 len(claimed.leases), waited=wait is not None, arrivals=count_arrivals(claimed.leases)
             )  # fmt: skip
@@ -350,6 +380,10 @@ class Consumer:
     async def _claim(self, limit: int, sleeper: str | None, wait: WaitPlan | None) -> Claimed | None:
         """Make one claim, with or without a blocking wait. None if the store does not answer."""
         waiter, poll_soon_ms = self._waiter, self._poll_soon.poll_soon_ms
+        if self.settler.waits_for_claim:
+            return await self._run_claim(
+                self.settler.settle_and_claim(limit, sleeper=sleeper, poll_soon_ms=poll_soon_ms)
+            )  # fmt: skip
         if wait is None or sleeper is None:
             flow = receive.claim(self._context, self.queue, limit, sleeper=sleeper, poll_soon_ms=poll_soon_ms)
             return await self._run_claim(flow)
@@ -711,7 +745,10 @@ class Consumer:
         return any(message in slot.messages for slot in list(self._slots))
 
     def still_concerns(self, message: Message[Any]) -> bool:
-        return message in self._held and message not in self.settler.sending
+        settler = self.settler
+        return (
+            message in self._held and message not in settler.sending and message not in settler.sending_with_claim
+        )  # fmt: skip
 
     def on_lost(self, message: Message[Any]) -> None:
         # First, so that the call is marked as cancelled before the end of its process is noticed.

@@ -2,6 +2,9 @@
 
 While a call is in progress, further outcomes are collected, and sent together when it is answered. On an idle
 queue no call is in progress, so an outcome is sent as soon as the event loop has run the tasks that were ready.
+
+In a queue that takes turns between groups, the next message of a group may wait for the settle of the one before. There
+the claim loop takes the outcomes and sends them with its next claim (`settle_and_claim`), if it can do so at once.
 """
 
 from __future__ import annotations
@@ -13,14 +16,16 @@ from collections.abc import Callable
 from typing import Any
 
 from waypost.errors import OutcomeUnknown, StoreUnavailable, WaypostError
+from waypost.identity import Operation
 from waypost.message import Message
 from waypost.operations import receive
-from waypost.operations.flow import ClientContext, drive_async
+from waypost.operations.flow import ClientContext, Flow, drive_async
+from waypost.operations.outgoing import deliver_outgoing
 from waypost.operations.settle_target import HeldMessages, SettleTarget
 from waypost.outbox.message_transaction import MessageTransaction
 from waypost.policy import CHUNK_BYTES_MAX, CHUNK_MESSAGES_MAX, RetryPolicy
-from waypost.store.port import AsyncExecutor
-from waypost.values import Settlement, SettleStatus
+from waypost.store.port import AsyncExecutor, Woken
+from waypost.values import Claimed, Settlement, SettleStatus
 from waypost.worker.renewer import Renewer
 
 log = logging.getLogger("waypost")
@@ -53,6 +58,16 @@ class Settler:
         self._settlements: list[Settlement] = []
         #: The settlements of the current call: its reply contains their results.
         self.sending: list[Message[Any]] = []
+        #: The same of the call that the claim loop has sent.
+        self.sending_with_claim: list[Message[Any]] = []
+        #: Asks the claim loop to take what was added with its next claim; returns False if it cannot do so soon. None:
+        #: the outcomes of this queue are sent alone.
+        self.request_claim: Callable[[], bool] | None = None
+        #: Whether the claim loop takes what waits here.
+        self.waits_for_claim = False
+        #: What the claim loop has sent and was not answered, with its operation, which is sent again here.
+        self._unanswered: list[tuple[list[Message[Any]], list[Settlement], Operation]] = []
+        self._has_outgoing = False
         self._idle: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
         self._stopping = False
@@ -77,7 +92,8 @@ class Settler:
         return self._task is None or self._task.done() or self._task.cancelling() > 0
 
     def __len__(self) -> int:
-        return len(self._messages) + len(self.sending)
+        unanswered = sum(len(messages) for messages, *_ in self._unanswered) if self._unanswered else 0
+        return len(self._messages) + len(self.sending) + len(self.sending_with_claim) + unanswered
 
     def add(self, message: Message[Any], settlement: Settlement) -> None:
         """Settle this soon."""
@@ -87,8 +103,47 @@ class Settler:
             return
         self._messages.append(message)
         self._settlements.append(settlement)
+        if self.request_claim is not None and self.request_claim():
+            self.waits_for_claim = True
+        else:
+            self.send_now()
+
+    def send_now(self) -> None:
+        """Send what waits without the claim loop."""
+        self.waits_for_claim = False
+        self._end_idle()
+
+    def _end_idle(self) -> None:
         if self._idle is not None and not self._idle.done():
             self._idle.set_result(None)
+
+    def settle_and_claim(self, limit: int, *, sleeper: str | None, poll_soon_ms: int | None) -> Flow[Claimed]:
+        """Send what waits together with a claim, on the claim loop."""
+        messages, settlements = self._take()
+        self.sending_with_claim = messages
+        self.waits_for_claim = False
+        if self._messages:
+            # More than fits into one call is too much to wait for the next claim.
+            self._end_idle()
+
+        def answered(answer: Woken[list[SettleStatus]] | BaseException, operation: Operation) -> None:
+            self.sending_with_claim = []
+            if isinstance(answer, BaseException):
+                self._unanswered.append((messages, settlements, operation))
+                self._end_idle()
+                return
+            self._context.replay_windows.end(self._queue, operation)
+            statuses = self._context.wake_and_report(answer)
+            if receive.note_settled(self._context, messages, settlements, statuses):
+                # The messages that come with the answer to the claim do not wait for it.
+                self._has_outgoing = True
+                self._end_idle()
+            self._held.discard_all(messages)
+            self._settled(settlements, statuses)
+
+        return receive.settle_and_claim(
+            self._context, self._queue, settlements, answered, limit, sleeper=sleeper, poll_soon_ms=poll_soon_ms
+        )
 
     def start(self) -> None:
         """Start sending."""
@@ -104,11 +159,11 @@ class Settler:
         if self._task is None:
             return
         self._stopping = True
-        if self._idle is not None and not self._idle.done():
-            self._idle.set_result(None)
+        self.send_now()
         _, late = await asyncio.wait([self._task], timeout=timeout)
         if late:
-            self._give_up(self._messages + self.sending, self._settlements, None)
+            unanswered = [message for messages, *_ in self._unanswered for message in messages]
+            self._give_up(self._messages + self.sending + unanswered, self._settlements, None)
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         self._task = None
@@ -116,20 +171,39 @@ class Settler:
     async def _loop(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            if not self._messages:
+            operation: Operation | None = None
+            if self._has_outgoing:
+                self._has_outgoing = False
+                await self._deliver_outgoing()
+                continue
+            if self._unanswered:
+                messages, settlements, operation = self._unanswered.pop(0)
+            elif self._messages and not self.waits_for_claim:
+                messages, settlements = self._take()
+            else:
                 if self._stopping:
                     return
                 self._idle = loop.create_future()
                 await self._idle
                 continue
-            count = self._chunk()
-            messages, self._messages = self._messages[:count], self._messages[count:]
-            settlements, self._settlements = self._settlements[:count], self._settlements[count:]
             self.sending = messages
             try:
-                await self._send(messages, settlements)
+                await self._send(messages, settlements, operation)
             finally:
                 self.sending = []
+
+    def _take(self) -> tuple[list[Message[Any]], list[Settlement]]:
+        """Take the messages and settlements of one call."""
+        count = self._chunk()
+        messages, self._messages = self._messages[:count], self._messages[count:]
+        settlements, self._settlements = self._settlements[:count], self._settlements[count:]
+        return messages, settlements
+
+    async def _deliver_outgoing(self) -> None:
+        try:
+            await drive_async(self._executor, deliver_outgoing(self._context, self._queue))
+        except WaypostError as error:
+            log.debug("queue %s: continuations are delivered after a later claim: %s", self._queue, error)
 
     def _chunk(self) -> int:
         """Return how many are sent together: a bounded number, with a bounded number of bytes of continuations."""
@@ -142,8 +216,10 @@ class Settler:
             count += 1
         return count
 
-    async def _send(self, messages: list[Message[Any]], settlements: list[Settlement]) -> None:
-        flow = receive.settle(self._context, self._queue, messages, settlements)
+    async def _send(
+        self, messages: list[Message[Any]], settlements: list[Settlement], operation: Operation | None = None
+    ) -> None:
+        flow = receive.settle(self._context, self._queue, messages, settlements, begun=operation)
         try:
             statuses = await drive_async(self._executor, flow)
         except (StoreUnavailable, OutcomeUnknown) as error:

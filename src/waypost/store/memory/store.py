@@ -225,15 +225,18 @@ class MemoryStore:
         return ModelCall(name, run)
 
     @staticmethod
-    def _waking(model: QueueModel, now: int, step: Callable[[], T], *, also: Callable[[], int] = lambda: 0) -> Woken[T]:
-        """Run a step and choose as many sleepers as messages became claimable."""
+    def _waking(
+        model: QueueModel, now: int, step: Callable[[], T], *, also: Callable[[], int] = lambda: 0, next_claim: int = 0
+    ) -> Woken[T]:
+        """Run a step and choose as many sleepers as messages became claimable, without those that the caller claims."""
         earliest = model.next_due(now)
         model.freshly_ready = 0
         model.fresh_groups, model.freed_groups = set(), set()
         result = step()
         soonest = model.next_due(now)
         earlier = soonest is not None and (earliest is None or soonest < earliest)
-        names = model.wake(now, model.freshly_ready + earlier + groups.worth_waking(model, now) + also())
+        claimable = model.freshly_ready + groups.worth_waking(model, now) + also()
+        names = model.wake(now, max(0, claimable - next_claim) + earlier)
         return Woken(result, {model.name: names} if names else {})
 
     @staticmethod
@@ -311,7 +314,7 @@ class MemoryStore:
         return ModelCall("claim", run)
 
     def settle(
-        self, queue: str, settlements: Sequence[Settlement], operation: Operation
+        self, queue: str, settlements: Sequence[Settlement], operation: Operation, *, next_claim: int = 0
     ) -> Call[Woken[list[SettleStatus]]]:
         def step(model: QueueModel, now: int) -> Woken[list[SettleStatus]]:
             wake: dict[str, list[str]] = {}
@@ -324,7 +327,7 @@ class MemoryStore:
                     return 0
                 return min(len(settlements), max(0, model.count("ready") - model.freshly_ready))
 
-            woken = self._waking(model, now, settle_all, also=freed_slots)
+            woken = self._waking(model, now, settle_all, also=freed_slots, next_claim=next_claim)
             return self._with_notices(now, Woken(woken.result, add_wakes(wake, woken.wake)))
 
         return self._once("settle", queue, operation, step)
@@ -813,6 +816,7 @@ class AsyncMemoryExecutor:
         return self._sync.run(call)
 
     async def run_many(self, calls: Iterable[Call[T]]) -> list[T | Exception]:
+        await asyncio.sleep(0)
         return self._sync.run_many(calls)
 
     async def close(self) -> None:

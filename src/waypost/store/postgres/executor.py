@@ -11,7 +11,7 @@ import asyncio
 import os
 import time
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import suppress
 from typing import Any, TypeVar, cast
 
@@ -19,7 +19,7 @@ import psycopg
 from psycopg.pq import DiagnosticField, ExecStatus, TransactionStatus
 from psycopg.pq.abc import PGconn, PGresult
 
-from waypost.errors import ForkedClient, StoreError, WaypostError
+from waypost.errors import ForkedClient, OutcomeUnknown, StoreError, StoreUnavailable, WaypostError
 from waypost.store.places import Places
 from waypost.store.port import Call
 from waypost.store.postgres import psycopg_internals as internals
@@ -246,11 +246,18 @@ class PostgresExecutor(_Common):
         return read(wanted, result)
 
     def run_many(self, calls: Iterable[Call[T]]) -> list[T | Exception]:
-        """One after the other on one connection; the next is put together while the server works on this one."""
+        """One after the other on one connection; the next is put together while the server works on this one.
+
+        A settle and the claim that follows it are one statement.
+        """
         results: list[T | Exception] = []
         coming = cast("Iterator[PostgresCall[T]]", iter(calls))
         call = next(coming, None)
         while call is not None:
+            if call.join is not None and (joined := next(coming, None)) is not None:
+                results += self._run_joined(call, joined, call.join)
+                call = next(coming, None)
+                continue
             following: PostgresCall[T] | None = None
             advanced = False
             try:
@@ -270,6 +277,25 @@ class PostgresExecutor(_Common):
             except WaypostError as error:
                 results.append(error)
             call = following if advanced else next(coming, None)
+        return results
+
+    def _run_joined(
+        self, call: PostgresCall[Any], following: PostgresCall[Any], join: Callable[..., PostgresCall[tuple[Any, Any]]]
+    ) -> list[Any]:
+        """Run two calls as one statement. If that is refused, nothing was done: then each gets its own answer."""
+        try:
+            first, second = self.run(join(following))
+            return [first, second]
+        except (StoreUnavailable, OutcomeUnknown) as error:
+            return [error, error]
+        except WaypostError:
+            pass
+        results: list[Any] = []
+        for alone in (call, following):
+            try:
+                results.append(self.run(alone))
+            except WaypostError as error:
+                results.append(error)
         return results
 
     def _wait(self, connection: psycopg.Connection[Any], steps: Steps[T]) -> T:
@@ -364,11 +390,18 @@ class AsyncPostgresExecutor(_Common):
         return read(wanted, result)
 
     async def run_many(self, calls: Iterable[Call[T]]) -> list[T | Exception]:
-        """One after the other on one connection; the next is put together while the server works on this one."""
+        """One after the other on one connection; the next is put together while the server works on this one.
+
+        A settle and the claim that follows it are one statement.
+        """
         results: list[T | Exception] = []
         coming = cast("Iterator[PostgresCall[T]]", iter(calls))
         call = next(coming, None)
         while call is not None:
+            if call.join is not None and (joined := next(coming, None)) is not None:
+                results += await self._run_joined(call, joined, call.join)
+                call = next(coming, None)
+                continue
             following: PostgresCall[T] | None = None
             advanced = False
             try:
@@ -388,6 +421,25 @@ class AsyncPostgresExecutor(_Common):
             except WaypostError as error:
                 results.append(error)
             call = following if advanced else next(coming, None)
+        return results
+
+    async def _run_joined(
+        self, call: PostgresCall[Any], following: PostgresCall[Any], join: Callable[..., PostgresCall[tuple[Any, Any]]]
+    ) -> list[Any]:
+        """Run two calls as one statement. If that is refused, nothing was done: then each gets its own answer."""
+        try:
+            first, second = await self.run(join(following))
+            return [first, second]
+        except (StoreUnavailable, OutcomeUnknown) as error:
+            return [error, error]
+        except WaypostError:
+            pass
+        results: list[Any] = []
+        for alone in (call, following):
+            try:
+                results.append(await self.run(alone))
+            except WaypostError as error:
+                results.append(error)
         return results
 
     async def _wait(self, connection: psycopg.AsyncConnection[Any], steps: Steps[T]) -> T:

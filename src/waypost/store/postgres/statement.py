@@ -44,6 +44,8 @@ class PostgresCall(Call[T]):
     decode: Callable[[PGresult], T]
     #: Whether it is worth preparing: a verb that each message needs.
     prepares: bool = False
+    #: Makes one statement of this call and of the one that follows it in the same `run_many`; each has its own result.
+    join: Callable[[PostgresCall[Any]], PostgresCall[tuple[Any, Any]]] | None = None
 
 
 def text(value: str | None) -> Parameter:

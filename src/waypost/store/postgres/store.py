@@ -308,7 +308,7 @@ class PostgresStore:
         *,
         columns: str = "",
         nonce: bytes = b"",
-    ) -> Call[T]:
+    ) -> PostgresCall[T]:
         """A verb that runs once per operation."""
         session, count, stamp, mark = operation
         packed = data(b"".join((session, mark, _stamp(stamp), nonce)))
@@ -382,17 +382,34 @@ class PostgresStore:
         return self._once("claim", queue, operation, parameters, decode, columns="*", nonce=fence)
 
     def settle(
-        self, queue: str, settlements: Sequence[Settlement], operation: Operation
+        self, queue: str, settlements: Sequence[Settlement], operation: Operation, *, next_claim: int = 0
     ) -> Call[Woken[list[SettleStatus]]]:
-        def decode(result: PGresult) -> Woken[list[SettleStatus]]:
-            reply = _settled_reply(one(result) or b"")
+        def read(text: bytes) -> Woken[list[SettleStatus]]:
+            reply = _settled_reply(text)
             statuses: list[SettleStatus] = ["done"] * len(settlements)
             if reply.letters:
                 statuses = [SETTLE_STATUS[letter] for letter in reply.letters]
             return Woken(statuses, by_queue(reply.wakes), reply.also or ())
 
         parameters = [*_fences(settlements), *_outcomes(settlements)]
-        return self._once("settle", queue, operation, parameters, decode)
+        call = self._once("settle", queue, operation, parameters, lambda result: read(one(result) or b""))
+        if next_claim:
+            call.join = lambda claim: self._settle_and_claim(call, claim, read)
+        return call
+
+    def _settle_and_claim(
+        self, settle: PostgresCall[Any], claim: PostgresCall[Any], read: Callable[[bytes], Any]
+    ) -> PostgresCall[tuple[Any, Any]]:
+        """A settle and the claim that follows it as one statement: one round trip, and one commit to wait for."""
+
+        def decode(result: PGresult) -> tuple[Any, Any]:
+            # In the last row, which has no message, the answer of the settle has the place of an id.
+            return read(result.get_value(result.ntuples - 1, 1) or b""), claim.decode(result)
+
+        # Both have the same queue, clock and time for repeats.
+        parameters = (*claim.parameters, *settle.parameters[2:4], *settle.parameters[5:])
+        command = self._command("settle_and_claim", len(parameters), "*")
+        return PostgresCall("settle_and_claim", settle.queue, command, parameters, decode, prepares=True)
 
     def extend(self, queue: str, holds: Sequence[Hold], operation: Operation) -> Call[list[ExtendStatus]]:
         def decode(result: PGresult) -> list[ExtendStatus]:

@@ -247,7 +247,7 @@ class SqliteStore:
         return SqliteCall("claim", run)
 
     def settle(
-        self, queue: str, settlements: Sequence[Settlement], operation: Operation
+        self, queue: str, settlements: Sequence[Settlement], operation: Operation, *, next_claim: int = 0
     ) -> Call[Woken[list[SettleStatus]]]:
         def work(records: QueueRecords) -> Woken[list[SettleStatus]]:
             wake: dict[str, list[str]] = {}
@@ -261,6 +261,7 @@ class SqliteStore:
                 records,
                 lambda: settle.settle(records, settlements, str(operation), wake, self._known),
                 also=freed_slots,
+                next_claim=next_claim,
             )
             return _with_notices(records, Woken(woken.result, wake | woken.wake))
 
@@ -598,8 +599,10 @@ class SqliteStore:
         return SqliteCall("promote", run)
 
 
-def _woken(records: QueueRecords, work: Callable[[], T], *, also: Callable[[], int] = lambda: 0) -> Woken[T]:
-    result, names = waking(records, work, also=also)
+def _woken(
+    records: QueueRecords, work: Callable[[], T], *, also: Callable[[], int] = lambda: 0, next_claim: int = 0
+) -> Woken[T]:
+    result, names = waking(records, work, also=also, next_claim=next_claim)
     return Woken(result, {records.name: names} if names else {})
 
 

@@ -23,15 +23,18 @@ _POLLING_SOON = """
 _SLEEPER_OUT = "DELETE FROM {sleeper} WHERE queue = ? AND name = ?"
 
 
-def waking(records: QueueRecords, work: Callable[[], T], *, also: Callable[[], int] = lambda: 0) -> tuple[T, list[str]]:
-    """Do the work of a step, and pick the sleepers that what it made claimable is worth."""
+def waking(
+    records: QueueRecords, work: Callable[[], T], *, also: Callable[[], int] = lambda: 0, next_claim: int = 0
+) -> tuple[T, list[str]]:
+    """Do the work of a step, and pick the sleepers that what it made claimable is worth, but for the caller's claim."""
     earliest = records.next_due()
     records.freshly_ready = 0
     _begin(records)
     result = work()
     soonest = records.next_due()
     earlier = soonest is not None and (earliest is None or soonest < earliest)
-    return result, pick_sleepers(records, records.freshly_ready + earlier + _worth_of_groups(records) + also())
+    claimable = records.freshly_ready + _worth_of_groups(records) + also()
+    return result, pick_sleepers(records, max(0, claimable - next_claim) + earlier)
 
 
 def waking_groups(records: QueueRecords, work: Callable[[], T]) -> tuple[T, list[str]]:

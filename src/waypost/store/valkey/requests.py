@@ -25,6 +25,8 @@ WINDOW = 4
 #: Reads with short replies are written together, up to this number: one write, and one wait for all of them.
 READS_TOGETHER = 64
 SHORT_READS = frozenset(("holders", "locate", "policy", "stats", "stats_many", "watch"))
+#: So is a settle with the claim that follows it.
+WRITTEN_WITH_NEXT = SHORT_READS | {"settle"}
 #: Sent before a request that another node of a Cluster sent here while its keys are on their way. For one request.
 ASKING = command(b"ASKING")
 
@@ -128,7 +130,7 @@ class Batch:
             request = Request(call, load=load)
             self.waiting.append(request)
             together.append(request.packed)
-            if call.name not in SHORT_READS or len(together) == READS_TOGETHER:
+            if call.name not in WRITTEN_WITH_NEXT or len(together) == READS_TOGETHER:
                 yield b"".join(together) if len(together) > 1 else request.packed
                 together.clear()
         if together:

@@ -412,7 +412,7 @@ class ValkeyStore:
         return self._call("claim", queue, operation, arguments, decode)
 
     def settle(
-        self, queue: str, settlements: Sequence[Settlement], operation: Operation
+        self, queue: str, settlements: Sequence[Settlement], operation: Operation, *, next_claim: int = 0
     ) -> Call[Woken[list[SettleStatus]]]:
         def decode(reply: Any) -> Woken[list[SettleStatus]]:
             return Woken([SETTLE_STATUS[letter] for letter in reply[0]], *packing.unpack_woken(queue, reply[1:]))
@@ -422,11 +422,11 @@ class ValkeyStore:
         plain: list[bytes] = []
         for s in settlements:
             if s.outcome != "done" or s.result is not None or s.then:
-                arguments = [b"", *(packing.pack_settlement(settlement) for settlement in settlements)]
+                arguments = [b"", b"%d" % next_claim, *(packing.pack_settlement(one) for one in settlements)]
                 break
             plain.append(fence(s.id.encode(), b"L", s.token, s.nonce))
         else:
-            arguments = [b"".join(plain)]
+            arguments = [b"".join(plain), b"%d" % next_claim]
         return self._call("settle", queue, operation, arguments, decode)
 
     def extend(self, queue: str, holds: Sequence[Hold], operation: Operation) -> Call[list[ExtendStatus]]:

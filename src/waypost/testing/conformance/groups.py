@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from waypost.errors import InvalidInput, InvalidPolicy, QueueFull
+from waypost.errors import InvalidInput, InvalidPolicy, OperationTooOld, QueueFull
 from waypost.policy import DEFAULT_POLICY
 from waypost.store.port import Idle
 from waypost.testing.bench import QUEUE, Bench, Runner, strand_group
@@ -337,6 +337,56 @@ class TestGroupOrder:
         assert again.id == ids[0]
         bench.settle(again, "retry", after=30)
         assert bench.claim(5) == []
+
+    @pytest.mark.promise("QUEUE-5", "WAKE-5")
+    def test_a_claim_that_follows_a_settle_takes_the_next_message_of_the_group_and_no_worker_is_woken(
+        self, bench: Bench
+    ) -> None:
+        bench.configure(order="group")
+        ids = fill(bench, "aaa")
+        lease = bench.claim_one()
+        assert bench.claim(5, sleeper="anna") == []
+        for following in ids[1:]:
+            settled, claimed = bench.settle_and_claim([bench.settlement(lease)], 5)
+            assert (settled, [one.id for one in claimed.leases], bench.woken) == (["done"], [following], {})
+            lease = claimed.leases[0]
+        # Another worker is woken for what the claim has no room for, and for a timer, which the claim does not take.
+        bench.settle(lease)
+        fill(bench, "bbcc")
+        leases = bench.claim(2)
+        assert bench.claim(5, sleeper="anna") == []
+        settled, claimed = bench.settle_and_claim([bench.settlement(one) for one in leases], 1)
+        assert (settled, len(claimed.leases), bench.woken) == (["done", "done"], 1, {QUEUE: ["anna"]})
+        last = [*claimed.leases, *bench.claim(1)]
+        assert bench.claim(5, sleeper="anna") == []
+        settled, claimed = bench.settle_and_claim([bench.settlement(one, "retry", after=5) for one in last], 5)
+        assert (settled, claimed.leases, bench.woken) == (["retried", "retried"], [], {QUEUE: ["anna"]})
+
+    @pytest.mark.promise("QUEUE-5", "LEASE-6")
+    def test_a_settle_and_the_claim_that_follows_are_repeated_each_as_its_own_operation(self, bench: Bench) -> None:
+        bench.configure(order="group")
+        ids = fill(bench, "aaa")
+        done = [bench.settlement(bench.claim_one())]
+        operations = bench.operation(QUEUE), bench.operation(QUEUE)
+        for _ in range(3):
+            settled, claimed = bench.settle_and_claim(done, 5, operations=operations)
+            assert settled == ["done"]
+            assert [(one.id, one.deliveries) for one in claimed.leases] == [(ids[1], 1)]
+        assert bench.settle(claimed.leases[0]) == "done"
+        assert bench.ledger().claims == 2
+
+    @pytest.mark.promise("QUEUE-5", "LEASE-6")
+    def test_a_claim_that_is_refused_does_not_undo_the_settle_before_it(self, bench: Bench) -> None:
+        bench.configure(order="group")
+        ids = fill(bench, "aa")
+        lease = bench.claim_one()
+        old = bench.operation(QUEUE)._replace(stamp=1)
+        settled, claimed = bench.settle_and_claim([bench.settlement(lease)], operations=(bench.operation(QUEUE), old))
+        assert settled == ["done"]
+        assert isinstance(claimed, OperationTooOld)
+        settled, claimed = bench.settle_and_claim([bench.settlement(lease)])
+        assert settled == ["lost"]
+        assert [one.id for one in claimed.leases] == ids[1:]
 
     @pytest.mark.promise("QUEUE-5", "WAKE-5")
     def test_a_settle_that_frees_a_group_wakes_a_worker(self, bench: Bench) -> None:

@@ -4,6 +4,7 @@
 -- Keeps: a settle whose token or nonce is stale changes nothing and returns lost (l).
 -- Without `p_ttl` it is a part of the caller's own transaction: no repeat can come, nothing is tidied up, and the
 -- sleepers to wake are chosen at the commit.
+-- `p_next_claim` is the limit of a claim in the same transaction: so many sleepers fewer are woken, as it takes what they would.
 -- Behind the envelopes of what is sent on may stand, in the same order, what the journal keeps in place of each.
 -- letters: d done, r retried, s snoozed, x dead, p dropped, b released, c cancelled, e replaced, l lost.
 
@@ -12,7 +13,7 @@ CREATE OR REPLACE FUNCTION {settle}(
     p_nonces bytea[], p_outcomes text[], p_afters bigint[], p_reasons text[], p_error_types text[], p_errors text[],
     p_results bytea[], p_result_ttls bigint[], p_sources integer[], p_then_queues text[], p_then_envelopes bytea[],
     p_then_keys text[], p_then_delays bigint[], p_then_priorities smallint[], p_then_groups text[],
-    p_then_chains text[] DEFAULT NULL, p_then_expires bigint[] DEFAULT NULL
+    p_then_chains text[] DEFAULT NULL, p_then_expires bigint[] DEFAULT NULL, p_next_claim bigint DEFAULT 0
 ) RETURNS text LANGUAGE plpgsql {settings} AS $body$
 DECLARE
     q {queue};
@@ -23,6 +24,7 @@ DECLARE
     v_first text;
     v_due bigint;
     v_fresh bigint := 0;
+    v_timer bigint := 0;
     v_gone text[] := '{}';
     v_letters text[] := array_fill('l'::text, ARRAY[cardinality(p_ids)]);
     v_wakes json[] := '{}';
@@ -173,18 +175,19 @@ BEGIN
             INSERT INTO {tally} (seq, queue, minute, transferred)
             VALUES (nextval('{sequence}'), q.number, v_now / 60000, v_transferred);
         END IF;
-        v_fresh := v_fresh + coalesce(({next_due}(q.number) < coalesce(v_due, 9223372036854775807))::int, 0);
+        v_timer := coalesce(({next_due}(q.number) < coalesce(v_due, 9223372036854775807))::int, 0);
     END IF;
     IF q.max_running IS NOT NULL THEN
         -- A slot that is free now is worth a sleeper, if something waits for it.
         v_fresh := v_fresh + least(
             cardinality(p_ids), greatest(0, (SELECT h.ready FROM {state_counts}(q.number) h) - coalesce(v_fresh, 0)));
     END IF;
-    IF v_groups IS NOT NULL THEN
+    IF cardinality(v_groups) > p_next_claim THEN
         -- So is a group that can go on. An ordered one hands out one message, however many are ready again.
         v_fresh := coalesce(v_fresh, 0) + {count_freed}(q, v_now, ARRAY(
             SELECT u.name FROM unnest(v_groups) AS u (name) WHERE u.name <> ALL (coalesce(v_fresh_groups, '{}'))));
     END IF;
+    v_fresh := greatest(0, v_fresh - p_next_claim) + v_timer;
     IF v_fresh > 0 THEN
         v_names := {wake}(q, v_now, v_fresh, p_ttl IS NULL);
         IF cardinality(v_names) > 0 THEN
@@ -215,6 +218,42 @@ BEGIN
         END IF;
     END IF;
     RETURN v_first;
+END $body$;
+
+-- A settle and then a claim of the same queue, each with its own operation, in one transaction: one round trip and one wait for
+-- the disk, where the next message of a group waits for the end of the one before. The rows are those of the claim; the
+-- last one has the answer of the settle in the place of an id.
+CREATE OR REPLACE FUNCTION {settle_and_claim}(
+    p_queue text, p_clock bigint, p_session bytea, p_number bigint, p_ttl bigint, p_limit bigint, p_worker text,
+    p_sleeper text, p_replay boolean, p_poll_soon bigint, p_bytes bigint,
+    p_settle_session bytea, p_settle_number bigint, p_ids text[], p_tokens bigint[], p_nonces bytea[], p_outcomes text[],
+    p_afters bigint[], p_reasons text[], p_error_types text[], p_errors text[], p_results bytea[], p_result_ttls bigint[],
+    p_sources integer[], p_then_queues text[], p_then_envelopes bytea[], p_then_keys text[], p_then_delays bigint[],
+    p_then_priorities smallint[], p_then_groups text[], p_then_chains text[] DEFAULT NULL,
+    p_then_expires bigint[] DEFAULT NULL
+) RETURNS TABLE (
+    head text, id text, token bigint, deliveries integer, attempts integer, rank smallint, key text, "group" text,
+    published_ms bigint, ready_ms bigint, claimed_ms bigint, lease_end_ms bigint, data bytea, chain text
+) LANGUAGE plpgsql AS $body$
+#variable_conflict use_column
+DECLARE
+    v_commit text := current_setting('synchronous_commit');
+    v_settled text;
+BEGIN
+    -- First, as in a claim: one that took it behind the rows of a settle could wait for a claim that waits for them.
+    PERFORM pg_advisory_xact_lock({lock_key}('running'), q.number) FROM {queue} q WHERE q.name = p_queue AND q.claim_mode > 0;
+    v_settled := {settle}(
+        p_queue, p_clock, p_settle_session, p_settle_number, p_ttl, p_ids, p_tokens, p_nonces, p_outcomes, p_afters, p_reasons,
+        p_error_types, p_errors, p_results, p_result_ttls, p_sources, p_then_queues, p_then_envelopes, p_then_keys,
+        p_then_delays, p_then_priorities, p_then_groups, p_then_chains, p_then_expires, p_limit);
+    RETURN QUERY SELECT c.head, CASE WHEN c.head IS NULL THEN c.id ELSE v_settled END, c.token, c.deliveries, c.attempts, c.rank,
+        c.key, c."group", c.published_ms, c.ready_ms, c.claimed_ms, c.lease_end_ms, c.data, c.chain
+    FROM {claim}(
+        p_queue, p_clock, p_session, p_number, p_ttl, p_limit, p_worker, p_sleeper, p_replay, p_poll_soon, p_bytes) c;
+    IF current_setting('synchronous_commit') = 'off' THEN
+        -- A claim need not wait for the disk, a settle does.
+        PERFORM set_config('synchronous_commit', v_commit, true);
+    END IF;
 END $body$;
 
 -- Plain dones in bulk: those that leave nothing behind and belong to no chain. Returns their ids, and the groups of those

@@ -418,10 +418,10 @@ local function ends_otherwise(s, cause)
 end
 
 -- How many sleepers a step is worth: what it made claimable, groups that can go on, and one for a timer that is now the
--- first.
+-- first; and, of these, how many are for the timer.
 local function worth(due_before)
   local number = freshly_ready + (grouping and grouping.worth() or 0)
   local due_after = until_first(DUE)
-  if due_after and (not due_before or due_after < due_before) then return number + 1 end
-  return number
+  if due_after and (not due_before or due_after < due_before) then return number + 1, 1 end
+  return number, 0
 end

@@ -1,6 +1,7 @@
 -- settle: end deliveries, each as its handler decided, if its token and nonce still hold the lease.
 --
--- Arguments: the plain dones, id (24) L token (4) nonce (12) each in one text; or '' and then one packed settlement each:
+-- Arguments: the plain dones, id (24) L token (4) nonce (12) each in one text, or ''; the limit of the claim that follows in
+-- the same flush, or 0: so many sleepers fewer are woken; and if not all are plain dones one packed settlement each:
 -- id, token and nonce as above, outcome (1), after (8), result TTL (8), lengths of reason (2), error type (2), error (4)
 -- and result (4), 1 if there is a result (1), number of continuations (1), the texts, and each continuation as
 -- id (24), lengths of queue (2) and draft (4), queue, draft.
@@ -225,18 +226,23 @@ else
   end
 
   local settlements = {}
-  for i = FIRST_ARGUMENT + 1, #ARGV do settlements[i - FIRST_ARGUMENT] = unpack_settlement(ARGV[i]) end
+  for i = FIRST_ARGUMENT + 2, #ARGV do settlements[#settlements + 1] = unpack_settlement(ARGV[i]) end
   begin_removing()
   for i = 1, #settlements do statuses[i] = settle(settlements[i]) end
 end
 
 -- include chains
 
-local worth_now = changes_places and worth(due_before) or grouping and grouping.worth() or 0
+local worth_now, timer = 0, 0
+if changes_places then
+  worth_now, timer = worth(due_before)
+elseif grouping then
+  worth_now = grouping.worth()
+end
 if policy.max_running then
   worth_now = worth_now + min(#statuses, max(0, call('ZCARD', READY) - (freshly_ready or 0)))
 end
-local names = wake(worth_now)
+local names = wake(max(0, worth_now - timer - tonumber(ARGV[FIRST_ARGUMENT + 1])) + timer)
 for i = 1, #expectant do names[#names + 1] = expectant[i] end
 write_book()
 return remember_answer(concat(statuses), names)
