@@ -103,10 +103,11 @@ class Settler:
             return
         self._messages.append(message)
         self._settlements.append(settlement)
-        if self.request_claim is not None and self.request_claim():
-            self.waits_for_claim = True
-        else:
-            self.send_now()
+        if self.request_claim is not None:
+            self.waits_for_claim = self.request_claim()
+        # Without a call: every message of every queue passes here.
+        if self._idle is not None and not self.waits_for_claim and not self._idle.done():
+            self._idle.set_result(None)
 
     def send_now(self) -> None:
         """Send what waits without the claim loop."""
