@@ -40,22 +40,23 @@ BEGIN
             {group_rank}(q.group_mode, d."group", d.rank), d.data
         FROM d
     ), j AS (
+        -- An aggregate is computed also where CASE does not use it, so those that are rarely needed have a query of their own.
         INSERT INTO {entry} (
             queue, count, xid, seq, at_ms, event, operation, ids, groups, ranks, tokens, deliveries, attempts, dues,
                 sizes,
             bodies)
         SELECT q.number, count(*), pg_current_xact_id()::text::bigint, nextval('{sequence}'), p_now, 'published', p_op,
-            array_agg(d.id), CASE WHEN p_groups IS NOT NULL THEN array_agg(d."group") END,
-            CASE WHEN p_priorities IS NULL THEN '{{RANK_DEFAULT}}' ELSE array_agg(d.rank) END, '{0}', '{0}', '{0}',
+            array_agg(d.id), CASE WHEN p_groups IS NOT NULL THEN (SELECT array_agg(d."group") FROM d) END,
+            CASE WHEN p_priorities IS NULL THEN '{{RANK_DEFAULT}}' ELSE (SELECT array_agg(d.rank) FROM d) END, '{0}', '{0}', '{0}',
             CASE WHEN p_delays IS NOT NULL OR p_ats IS NOT NULL
-                THEN array_agg(CASE WHEN d.due > p_now THEN d.due END) END,
+                THEN (SELECT array_agg(CASE WHEN d.due > p_now THEN d.due END) FROM d) END,
             CASE WHEN min(length(d.data)) = max(length(d.data)) THEN ARRAY[min(length(d.data))]
-                ELSE array_agg(length(d.data)) END,
-            CASE WHEN q.journal = 'full' THEN array_agg(coalesce(d.copy, d.data)) END
+                ELSE (SELECT array_agg(length(d.data)) FROM d) END,
+            CASE WHEN q.journal = 'full' THEN (SELECT array_agg(coalesce(d.copy, d.data)) FROM d) END
         FROM d WHERE q.journal IN ('all', 'full') HAVING count(*) > 0
     )
     SELECT CASE WHEN p_delays IS NULL AND p_ats IS NULL THEN repeat('q', count(*)::int)
-            ELSE string_agg(CASE WHEN d.due > p_now THEN 'd' ELSE 'q' END, '' ORDER BY d.seq) END,
+            ELSE (SELECT string_agg(CASE WHEN d.due > p_now THEN 'd' ELSE 'q' END, '' ORDER BY d.seq) FROM d) END,
         count(*) FILTER (WHERE d.due <= p_now), count(*), min(d.seq)
     INTO letters, fresh, added, first_seq FROM d;
     INSERT INTO {tally} (seq, queue, minute, published, ready, delayed)
