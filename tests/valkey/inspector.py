@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import redis
 
 from waypost.store.valkey.packing import STATE
@@ -30,6 +31,16 @@ _READ: dict[bytes, Callable[[Any, str], Any]] = {
     b"set": lambda pipe, key: pipe.smembers(key),
     b"stream": lambda pipe, key: pipe.xrange(key),
 }
+
+
+def _plain(value: Any) -> Any:
+    """Return a value with its packed counters as numbers: MessagePack has several forms of a number."""
+    if isinstance(value, dict) and b"counts" in value:
+        try:
+            return {**value, b"counts": msgspec.msgpack.decode(value[b"counts"])}
+        except msgspec.DecodeError:
+            return value
+    return value
 
 
 class Inside:
@@ -63,7 +74,7 @@ class Inside:
         keys = sorted(key for key in self.all_keys() if ":operations:" not in key)
         kinds = self._each(keys, lambda pipe, key: pipe.type(key))
         values = self._each(keys, lambda pipe, key: _READ[kinds[key]](pipe, key))
-        return {key: sorted(value) if kinds[key] == b"set" else value for key, value in values.items()}
+        return {key: sorted(value) if kinds[key] == b"set" else _plain(value) for key, value in values.items()}
 
     def dumps(self) -> dict[str, bytes]:
         """Return every value in the server's own form, for `restore`."""

@@ -7,16 +7,18 @@ from collections.abc import Callable, Iterator
 from importlib import resources
 from typing import Any
 
+import msgspec
 import pytest
 import redis
 
 from waypost.errors import InvalidInput, MissingExtra
 from waypost.identity import Session
+from waypost.policy import REPLAY_MAX
 from waypost.store.port import Hold
 from waypost.store.valkey import ValkeyStore, scripts
 from waypost.store.valkey import store as valkey_store
-from waypost.store.valkey.scripts import APART, KEY_NAMES, SCRIPTS, script
-from waypost.testing.bench import Bench, StoreMaker
+from waypost.store.valkey.scripts import APART, COUNTERS, KEY_NAMES, SCRIPTS, script
+from waypost.testing.bench import QUEUE, Bench, StoreMaker
 from waypost.testing.clock import ClockTime
 from waypost.testing.servers import RedisServer
 
@@ -166,7 +168,9 @@ def test_no_command_is_newer_than_redis_6_2(name: str) -> None:
     # No command is called by a name made at run time, but for the two that take it from a list above. Lua's own `pcall`
     # calls functions.
     computed = re.findall(r"\b(?:call|pcall|bulk)\((?!')([^,)]*)[,)]", code(name))
-    assert set(computed) <= {"command", "probe", "cmsgpack.unpack", "read_entry", "open_queue", "read"}
+    assert set(computed) <= {
+        "command", "probe", "cmsgpack.unpack", "cmsgpack.unpack_limit", "read_entry", "open_queue", "read",
+    }  # fmt: skip
 
 
 def test_the_list_of_commands_is_of_those_in_use() -> None:
@@ -311,3 +315,31 @@ def test_a_lone_publish_stores_the_same_as_one_by_the_longer_way(
         monkeypatch.undo()
         script.cache_clear()
     assert short == long
+
+
+@pytest.mark.promise("SEE-3")
+@pytest.mark.parametrize("size", [0, 127, 128, 255, 256, 65_535, 65_536, 2**32 - 2, 2**32 - 1, 2**32, 2**40])
+def test_a_lone_publish_counts_up_from_numbers_of_every_size(plain_bench: Bench, raw: Any, size: int) -> None:
+    plain_bench.publish()
+    key = f"{{{plain_bench.namespace}:{QUEUE}}}:queue"
+    counts = msgspec.msgpack.decode(raw.hget(key, "counts"))
+    for name in ("published", "sequence", "journal_last", "minute_published"):
+        counts[COUNTERS.index(name)] += size
+    counts[COUNTERS.index("journal_first")] += size
+    counts[COUNTERS.index("dead")] = size
+    raw.hset(key, "counts", msgspec.msgpack.encode(counts))
+    for _ in range(2):
+        assert commands_of(raw, plain_bench.publish)["hsetnx"] == 1
+        for name in ("published", "sequence", "journal_last", "minute_published"):
+            counts[COUNTERS.index(name)] += 1
+        assert msgspec.msgpack.decode(raw.hget(key, "counts")) == counts
+
+
+@pytest.mark.promise("PUB-4")
+def test_results_of_a_long_session_are_kept_and_removed(plain_bench: Bench, raw: Any) -> None:
+    for _ in range(1_100):
+        plain_bench.publish()
+    (key,) = raw.keys(f"{{{plain_bench.namespace}:{QUEUE}}}:operations:*")
+    assert raw.object("encoding", key) == b"hashtable"
+    # The last ones are there, and few others.
+    assert REPLAY_MAX <= raw.hlen(key) - 1 <= REPLAY_MAX + 32

@@ -261,6 +261,15 @@ class AsyncWaypost(BaseClient):
     async def _connected(self) -> AsyncExecutor:
         return (await self._connection()).executor
 
+    def _opened_connection(self) -> _Connection | None:
+        """Return the connection of this event loop if there is an open one, as nearly always."""
+        import asyncio
+
+        self._check_usable()
+        connections = self._connections
+        connection = None if connections is None else connections.get(asyncio.get_running_loop())
+        return None if connection is None or connection.opened is None else connection
+
     async def _connection(self) -> _Connection:
         import asyncio
 
@@ -346,7 +355,7 @@ class AsyncWaypost(BaseClient):
         with self._gate.publish():
             if self._registry.middleware or "transaction" in options:
                 return (await self._published_through(queue, [body], options, self._send_one))[0]  # type: ignore[no-any-return]
-            connection = await self._connection()
+            connection = self._opened_connection() or await self._connection()
             return await drive_async(
                 connection.executor,
                 publish.publish(

@@ -176,8 +176,6 @@ def drive(executor: Executor, flow: Flow[T]) -> T:
 
 async def drive_async(executor: AsyncExecutor, flow: Flow[T]) -> T:
     """The same for an event loop."""
-    import asyncio
-
     try:
         step = next(flow)
         while True:
@@ -186,12 +184,16 @@ async def drive_async(executor: AsyncExecutor, flow: Flow[T]) -> T:
                 if type(step) is Together:
                     result = await executor.run_many(step.calls)
                 elif type(step) is Sleep:
+                    import asyncio
+
                     for seconds in step.parts():
                         if step.wake_event is None:
                             await asyncio.sleep(seconds)
                         elif await step.wake_event.wait_async(seconds):
                             break
                 elif type(step) is UserCall:
+                    import asyncio
+
                     result = await (step.call() if step.awaited else asyncio.to_thread(step.call))
                 elif isinstance(step, Turn):
                     result = await step.wait_async()

@@ -144,18 +144,19 @@ class Line(Generic[Item, Result]):
 
     def take(self, first: _Place[Item, Result]) -> list[_Place[Item, Result]]:
         """Return the places whose items fit into one call, beginning with this one. Equal keys stay in line."""
-        shared = self.shared
-        places, keys, room = [first], {shared.key(first.item)}, CHUNK_BYTES_MAX - shared.size(first.item)
+        key_of, size_of = self.shared.key, self.shared.size
+        places, keys, room = [first], {key_of(first.item)}, CHUNK_BYTES_MAX - size_of(first.item)
         with self._lock:
             self._begin()
             left: list[_Place[Item, Result]] = []
             for place in self._waiting[:PLACES_READ_MAX]:
-                key, size = shared.key(place.item), shared.size(place.item)
+                key, size = key_of(place.item), size_of(place.item)
                 if size > room or len(places) == CHUNK_MESSAGES_MAX or (key is not None and key in keys):
                     left.append(place)
                 else:
                     places.append(place)
-                    keys.add(key)
+                    if key is not None:
+                        keys.add(key)
                     room -= size
             self._waiting[:PLACES_READ_MAX] = left
         return places

@@ -116,6 +116,8 @@ _texts = {
     "NEW_SETTINGS_TABLE": _table(dict.fromkeys(sorted(policy.NEW_SETTINGS), "true")),
     "EXPIRY_ASIDE": str(EXPIRY_ASIDE),
     "COUNTERS": str(len(COUNTERS)),
+    # How packed counters begin: MessagePack's mark of a list, and its length.
+    "COUNTS_HEAD": f"'\\220\\0\\{len(COUNTERS)}'",
     "MINUTE_COUNTERS_FIRST": str(MINUTE_COUNTERS_FIRST),
     "REDELIVERY_CAUSES": str(len(REDELIVERY_CAUSES)),
     "DEFAULT_PRIORITY": str(policy.PRIORITY_DEFAULT),

@@ -192,7 +192,11 @@ local function remember(result)
   local expires = operations_until
   if expires - now < ttl then expires = now + 2 * ttl end
   newest = max(newest, operation_number)
-  call('HSET', OPERATIONS, NUMBER, sub(OPERATION, 13, 20) .. result, 'newest', struct_pack('>I8I8', newest, expires))
+  local last = struct_pack('>I8I8', newest, expires)
+  -- The server searches a small hash from its beginning to its end for each new result, unless it once had a long value. A
+  -- session that goes on is worth the memory of such a hash, 4 KB.
+  if operation_number % 1024 == 0 then last = last .. string.rep('\0', 64) end
+  call('HSET', OPERATIONS, NUMBER, sub(OPERATION, 13, 20) .. result, 'newest', last)
   if expires ~= operations_until then call('PEXPIRE', OPERATIONS, format('%.0f', expires - now)) end
 end
 

@@ -21,9 +21,12 @@ if #ARGV == 5 and string.byte(ARGV[5]) < 16 then
   local last = redis.pcall('HGET', OPERATIONS, 'newest')
   local newest, expires = 0, 0
   if type(last) == 'string' then newest, expires = struct.unpack('>I8I8', last) end
-  local fields, counts, policy
-  -- Each 32nd operation also removes old results.
-  if number > newest and number % 32 > 0 and stamp >= now - replay_ttl and stamp <= now + STAMP_AHEAD_MS
+  local fields, policy
+  -- The packed counters, the first byte behind `published`, the bytes before `sequence`, those up to `minute_published`.
+  local counts, rest, middle, tail
+  local published, sequence, journal_last, journal_first, rate_sum, minute, minute_published
+  -- Now and then the longer way makes the hash of results one that is not searched from its beginning.
+  if number > newest and number % 1024 > 0 and stamp >= now - replay_ttl and stamp <= now + STAMP_AHEAD_MS
     and expires - now >= replay_ttl + STAMP_AHEAD_MS then
     fields = redis.pcall('HMGET', QUEUE, 'version', 'counts', 'policy', 'paused', 'removed', 'gone', 'groups')
   end
@@ -31,9 +34,17 @@ if #ARGV == 5 and string.byte(ARGV[5]) < 16 then
     and not fields[5] and not fields[6] and not fields[7] then
     local readable = true
     if fields[3] then readable, policy = pcall(cmsgpack.unpack, fields[3]) end
-    if readable and (not policy or type(policy) == 'table' and not policy.max_pending and policy.journal ~= 'full') then
-      readable, counts = pcall(cmsgpack.unpack, fields[2])
-      if not readable or type(counts) ~= 'table' or #counts ~= COUNTERS then counts = nil end
+    if readable and (not policy or type(policy) == 'table' and not policy.max_pending and policy.journal ~= 'full')
+      and sub(fields[2], 1, 3) == COUNTS_HEAD then
+      -- A table of all counters took a sixth of the script, so only those that change are read and packed again.
+      readable, middle, published = pcall(cmsgpack.unpack_limit, fields[2], COUNT.sequence - 1, 3)
+      if readable then
+        readable, tail, sequence, journal_last, journal_first, rate_sum, minute, minute_published =
+          pcall(cmsgpack.unpack_limit, fields[2], 6, middle)
+      end
+      local first = byte(fields[2], 4)
+      rest = first < 128 and 5 or first == 204 and 6 or first == 205 and 7 or first == 206 and 9 or first == 207 and 13
+      if readable and minute_published and rest and rate_sum >= 0 then counts = fields[2] end
     end
   end
   local notes, journal_limit = true, DEFAULT_JOURNAL_LIMIT
@@ -41,10 +52,10 @@ if #ARGV == 5 and string.byte(ARGV[5]) < 16 then
     notes = policy.journal == 'all'
     journal_limit = policy.journal_max + math.max(CHUNK_MESSAGES_MAX, floor(policy.journal_max / JOURNAL_SLACK_PART))
   end
-  local event = counts and counts[COUNT.journal_last] + 1
-  if counts and counts[COUNT.minute] == floor(now / 60000) and event - counts[COUNT.journal_first] < journal_limit then
+  local event = counts and journal_last + 1
+  if counts and minute == floor(now / 60000) and event - journal_first < journal_limit then
     local id, priority, now8 = sub(draft, 3, 26), byte(draft), struct.pack('>I8', now)
-    local position = counts[COUNT.sequence] + 1
+    local position = sequence + 1
     -- The first write is the one that a full memory refuses. If a later one is refused, those before it are undone.
     local stored = redis.pcall('HSETNX', MESSAGES, id, now8 .. draft) == 1
     if stored and redis.pcall('ZADD', READY, (9 - priority) * 2 ^ 49 + position, id) ~= 1 then
@@ -54,7 +65,7 @@ if #ARGV == 5 and string.byte(ARGV[5]) < 16 then
     if stored and notes then
       local text = now8 .. sub(operation, 1, 12) .. struct.pack('>Hc1I4B', 1, 'p', #draft - 1, priority) .. id
       if type(redis.pcall('XADD', JOURNAL, format('%.0f-0', event), 'e', text)) == 'string' then
-        counts[COUNT.journal_last] = event
+        journal_last = event
       else
         call('ZREM', READY, id)
         call('HDEL', MESSAGES, id)
@@ -62,10 +73,14 @@ if #ARGV == 5 and string.byte(ARGV[5]) < 16 then
       end
     end
     if stored then
-      counts[COUNT.sequence] = position
-      counts[COUNT.published] = counts[COUNT.published] + 1
-      counts[MINUTE.published] = counts[MINUTE.published] + 1
-      call('HSET', QUEUE, 'counts', cmsgpack.pack(counts))
+      published, minute_published = published + 1, minute_published + 1
+      -- MessagePack of four bytes each, or of eight; every release reads both.
+      local kind, one, six = 206, '>BI4', '>BI4BI4BI4BI4BI4BI4'
+      if position >= 2 ^ 32 or event >= 2 ^ 32 then kind, one, six = 207, '>BI8', '>BI8BI8BI8BI8BI8BI8' end
+      counts = COUNTS_HEAD .. struct.pack(one, kind, published) .. sub(counts, rest, middle)
+        .. struct.pack(six, kind, position, kind, journal_last, kind, journal_first, kind, rate_sum, kind, minute, kind, minute_published)
+        .. sub(counts, tail + 1)
+      call('HSET', QUEUE, 'counts', counts)
       local names, result = {}, 'q'
       local sleepers = redis.pcall('ZREVRANGE', SLEEPERS, 0, 1, 'WITHSCORES')
       -- Most often no worker sleeps, and only the mark is there that none was forgotten.
@@ -76,6 +91,12 @@ if #ARGV == 5 and string.byte(ARGV[5]) < 16 then
         if #names > 0 then result = 'q\0' .. concat(names, '\0') end
       end
       call('HSET', OPERATIONS, ARGV[2], sub(operation, 13, 20) .. result, 'newest', struct.pack('>I8I8', number, expires))
+      if number % 32 == 0 then
+        -- Results that are too old to be repeated, as begin_removing does it.
+        local old = {}
+        for i = number - REPLAY_MAX - 31, number - REPLAY_MAX do old[#old + 1] = format('%.0f', i) end
+        call('HDEL', OPERATIONS, unpack(old))
+      end
       return {'q', unpack(names)}
     end
   end
