@@ -121,7 +121,7 @@ local function plan_drafts(first)
     local draft = parse_draft(ARGV[i])
     draft.action, draft.holder = plan(draft)
     if (draft.action == 'new' or draft.action == 'park' or draft.action == 'replace')
-      and call('HEXISTS', MESSAGES, draft.id) == 1 then error('WP-KNOWN ' .. draft.id) end
+      and draft.id ~= draft.lapsed and call('HEXISTS', MESSAGES, draft.id) == 1 then error('WP-KNOWN ' .. draft.id) end
     concerned[draft.holder] = true
     if draft.chain ~= '' or draft.after then
       -- Whatever it writes because of chains must be ours. In line: a function would be made for every publish.
