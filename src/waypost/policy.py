@@ -18,6 +18,10 @@ from waypost.errors import InvalidPolicy, InvalidSchedule
 from waypost.times import Duration
 
 OnConflict = Literal["keep", "replace", "extend", "error"]
+#: How long a message has its key: while it is unfinished, until it is first claimed, or also while it is a dead letter.
+#: Stores keep the number of each: append only.
+Unique = Literal["live", "until_claimed", "live_or_dead"]
+UNIQUE_NUMBERS: dict[str, int] = {name: number for number, name in enumerate(get_args(Unique))}
 Overload = Literal["raise", "block", "drop_oldest"]
 #: `server`: as durable as the configuration of the server. `fsync`: a write is confirmed when it is on the disk.
 Durability = Literal["server", "fsync"]

@@ -82,6 +82,9 @@ def test_every_command_with_output_has_json() -> None:
 def publishing(cli: CommandRunner) -> None:
     assert re.fullmatch(r"queued [0-9a-z]{24}\n", cli.run("publish", "orders", '{"id": 7}', "--key", "a"))
     assert cli.json("publish", "orders", "8", "--key", "a")["status"] == "duplicate"
+    cli.run("publish", "totals", "1", "--key", "a", "--unique", "until_claimed")
+    with cli.post.receive("totals"):
+        assert cli.json("publish", "totals", "2", "--key", "a")["status"] == "queued"
     assert cli.run("publish", "orders", "later", "--text", "--delay", "1h").startswith("delayed ")
     body = cli.folder / "body.bin"
     body.write_bytes(b"\x00\xff")

@@ -37,12 +37,13 @@ def test_a_rollback_publishes_nothing(place: Place) -> None:
 
 @pytest.mark.promise("BOX-2")
 def test_keys_timers_priorities_groups_headers_and_bytes_work_as_outside(place: Place) -> None:
-    first, timer, duplicate, urgent, raw = place.kind.run([
+    first, timer, duplicate, urgent, raw, claimable = place.kind.run([
         ("publish", ("orders", "a"), {"key": "k"}),
         ("publish", ("orders", "later"), {"delay": timedelta(hours=1), "key": "t"}),
         ("publish", ("orders", "b"), {"key": "k"}),
         ("publish", ("orders", "c"), {"priority": 9, "group": "g", "headers": {"x": "1"}}),
         ("publish", ("orders", b"%s\0\xff"), {"priority": 1}),
+        ("publish", ("others", "d"), {"key": "k", "unique": "until_claimed"}),
     ])  # fmt: skip
     assert (first.status, timer.status, duplicate.status) == ("queued", "delayed", "duplicate")
     assert duplicate.id == first.id
@@ -53,6 +54,9 @@ def test_keys_timers_priorities_groups_headers_and_bytes_work_as_outside(place: 
         assert message is not None
         assert (message.group, message.headers, message.priority) == ("g", {"x": "1"}, 9)
     assert place.reader.ledger("orders").balance == 0
+    assert place.reader.publish("others", "e", key="k").id == claimable.id
+    with place.reader.receive("others"):
+        assert place.reader.publish("others", "e", key="k").status == "queued"
 
 
 @pytest.mark.promise("BOX-2")

@@ -111,6 +111,62 @@ def test_publishes_of_one_key_at_once_keep_one_message(bench: Bench, side_by_sid
 
 
 @pytest.mark.promise("PUB-4", "STORE-2")
+def test_a_key_until_the_claim_has_one_unclaimed_message_beside_publishers_and_claimers(
+    bench: Bench, side_by_side: SideBySide
+) -> None:
+    def publisher(client: Bench) -> Callable[[], object]:
+        rules = ("keep", "replace", "extend")
+        return lambda: [
+            client.publish(key="k", unique="until_claimed", on_conflict=rules[at % 3]).status for at in range(18)
+        ]
+
+    def claimer(client: Bench) -> Callable[[], object]:
+        def claim() -> int:
+            claimed = 0
+            for _ in range(30):
+                leases = client.claim(5)
+                assert len(leases) <= 1
+                assert [lease.key for lease in leases] == ["k"] * len(leases)
+                claimed += len(leases)
+            return claimed
+
+        return claim
+
+    publishers = [publisher(bench.another_client()) for _ in range(3)]
+    results = side_by_side([*publishers, claimer(bench.another_client()), claimer(bench.another_client())])
+    statuses = [status for part in results if isinstance(part, list) for status in part]
+    claims = sum(count for count in results if isinstance(count, int))
+    assert len(statuses) == 54
+    # Each of them was stored because the key was free: nothing has it, or it was given up at a claim.
+    assert statuses.count("queued") == claims + len(bench.ids("ready", key="k"))
+    bench.check_queue("orders")
+
+
+@pytest.mark.promise("PUB-4", "STORE-2")
+def test_a_key_that_dead_letters_keep_has_one_message_however_it_dies_and_returns(
+    bench: Bench, side_by_side: SideBySide
+) -> None:
+    def publisher(client: Bench) -> Callable[[], object]:
+        return lambda: [client.publish(key="k", unique="live_or_dead").status for _ in range(20)]
+
+    def worker(client: Bench) -> Callable[[], object]:
+        def work() -> int:
+            for _ in range(20):
+                for lease in client.claim(5):
+                    client.settle(lease, "dead")
+                client.redrive()
+            return 0
+
+        return work
+
+    publishers = [publisher(bench.another_client()) for _ in range(3)]
+    results = side_by_side([*publishers, worker(bench.another_client()), worker(bench.another_client())])
+    statuses = [status for part in results if isinstance(part, list) for status in part]
+    assert (statuses.count("queued"), statuses.count("duplicate")) == (1, 59)
+    bench.check_queue("orders")
+
+
+@pytest.mark.promise("PUB-4", "STORE-2")
 def test_batches_with_the_same_keys_do_not_deadlock(bench: Bench, side_by_side: SideBySide) -> None:
     keys = [f"key {number}" for number in range(60)]
 

@@ -76,10 +76,14 @@ def test_invalid_options_are_refused(options: dict[str, str], message: str) -> N
 def test_a_write_names_its_queue_and_knows_its_options() -> None:
     with pytest.raises(ConfigurationError, match="option queue"):
         write_options({"url": "valkey://a"})
-    for name, value in (("onConflict", "error"), ("bodyFormat", "xml"), ("window", "-1"), ("mode", "x")):
+    invalid = (("onConflict", "error"), ("unique", "dead"), ("bodyFormat", "xml"), ("window", "-1"), ("mode", "x"))
+    for name, value in invalid:
         with pytest.raises((ConfigurationError, InvalidInput), match=name):
             write_options({"url": "valkey://a", "queue": "q", name: value})
     assert write_options({"url": "valkey://a", "queue": "q", "window": "1.5"}).window_ms == 1500
+    assert write_options({"url": "valkey://a", "queue": "q", "unique": "until_claimed"}).unique == "until_claimed"
+    with pytest.raises(ConfigurationError, match="exclude each other"):
+        write_options({"url": "valkey://a", "queue": "q", "unique": "until_claimed", "window": "1"})
 
 
 def test_the_error_for_a_missing_secret_names_it(tmp_path: Path) -> None:

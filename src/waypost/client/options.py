@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from waypost.message import Queue
 from waypost.operations.publish import Group, Key, ManyKey
-from waypost.policy import JournalLevel, Missed, OnConflict, OnFailure, Order, Overlap, Overload, RetryPolicy
+from waypost.policy import JournalLevel, Missed, OnConflict, OnFailure, Order, Overlap, Overload, RetryPolicy, Unique
 from waypost.times import Duration
 from waypost.values import Published
 from waypost.worker.handler import OnLeaseLost, TypeNames
@@ -21,6 +21,7 @@ QueueName = str | Queue[Any]
 
 class _PublishOptions(TypedDict, total=False):
     window: Duration | None
+    unique: Unique
     on_conflict: OnConflict
     delay: Duration | None
     at: datetime | None

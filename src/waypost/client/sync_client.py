@@ -270,8 +270,9 @@ class Waypost(BaseClient):
         `Order`. The options:
 
         - `key` (text, a function of the body, or `CONTENT`) makes it the only message of its key while it is
-          unfinished, or for `window` (seconds, timedelta). `on_conflict` decides about a second one: `keep` the first
-          (the default), `replace` it, `extend` its due time, or `error`.
+          unfinished, or for `window` (seconds, timedelta). With `unique="until_claimed"` the key is free once it is
+          claimed, with `unique="live_or_dead"` it stays in use while it is a dead letter. `on_conflict` decides about
+          a second one: `keep` the first (the default), `replace` it, `extend` its due time, or `error`.
         - `delay` (seconds, timedelta) or `at` (a datetime with a time zone) makes it a timer.
         - `expires` (seconds, timedelta, or a datetime with a time zone): if it is not claimed by then, it is never
           handed out and ends `dropped`, cause `lapsed`.

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import islice
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, get_args
 
 from msgspec import structs
 
@@ -53,6 +53,7 @@ from waypost.policy import (
     PRIORITY_DEFAULT,
     OnConflict,
     RetryPolicy,
+    Unique,
     check_message_retry,
     check_priority,
 )
@@ -92,6 +93,7 @@ CHAINS_TOGETHER = 64
 #: How often a blocked publisher checks for room.
 BLOCK_FIRST_SECONDS, BLOCK_MAX_SECONDS = 0.01, 0.1
 ON_CONFLICT = ("keep", "replace", "extend", "error")
+UNIQUE = get_args(Unique)
 
 
 class PublishOptions:
@@ -99,7 +101,7 @@ class PublishOptions:
 
     __slots__ = (
         "after", "at_ms", "block_timeout", "chain", "delay_ms", "expires_ms", "group", "headers", "heads",
-        "key", "on_conflict", "priority", "window_ms",
+        "key", "on_conflict", "priority", "unique", "window_ms",
     )  # fmt: skip
 
     def __init__(
@@ -107,6 +109,7 @@ class PublishOptions:
         *,
         key: Key = None,
         window: Duration | None = None,
+        unique: Unique = "live",
         on_conflict: OnConflict = "keep",
         delay: Duration | None = None,
         at: datetime | None = None,
@@ -124,14 +127,20 @@ class PublishOptions:
         after: str | Published | Iterable[str | Published] = (),
     ) -> None:
         check_choice("on_conflict", on_conflict, ON_CONFLICT)
-        if key is None and (window is not None or on_conflict != "keep"):
-            raise InvalidInput("window and on_conflict belong to a key: give key= too")
+        check_choice("unique", unique, UNIQUE)
+        if key is None and (window is not None or on_conflict != "keep" or unique != "live"):
+            raise InvalidInput("window, unique and on_conflict belong to a key: give key= too")
+        if unique == "until_claimed" and window is not None:
+            raise InvalidInput(
+                'window and unique="until_claimed" exclude each other: a window keeps the key in use after the claim'
+            )
         if not (key is None or isinstance(key, str | Content) or callable(key)):
             raise InvalidName(f"key must be text, a function of the body or CONTENT, not {show(key)}")
         if not (group is None or isinstance(group, str) or callable(group)):
             raise InvalidName(f"group must be text or a function of the body, not {show(group)}")
         self.key: Key = check_text("key", key, KEY_CHARACTERS_MAX) if isinstance(key, str) else key
         self.window_ms = 0 if window is None else _window_ms(window)
+        self.unique: Unique = unique
         self.on_conflict: OnConflict = on_conflict
         self.delay_ms, self.at_ms = due_ms(delay, at)
         self.expires_ms = expiry_ms(expires, self.delay_ms, self.at_ms)
@@ -266,6 +275,7 @@ def publish(
         options.after,
         False,
         options.expires_ms,
+        options.unique,
     )
     try:
         try:
@@ -519,6 +529,7 @@ class Cutter:
                 options.after,
                 False,
                 options.expires_ms,
+                options.unique,
             )
             for id, envelope, body in zip(ids, envelopes, bodies, strict=True)
         ]

@@ -54,6 +54,7 @@ from waypost.policy import (
     SIDE_EFFECTS_MAX,
     OnConflict,
     PolicyRecord,
+    Unique,
 )
 from waypost.values import (
     CancelStatus,
@@ -449,6 +450,8 @@ class Draft(Struct, frozen=True, gc=False):
     #: When it lapses: from this moment on, or if negative, so long after the publish, it is not handed out. 0: never.
     #: One number, because stores check it for each message of a batch.
     expires_ms: int = 0
+    #: How long it has its key. `until_claimed` and a window exclude each other.
+    unique: Unique = "live"
 
     def expiry(self, now: int) -> int | None:
         """Return when it lapses if it is published now; None: never."""

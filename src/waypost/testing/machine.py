@@ -26,6 +26,7 @@ from waypost.policy import (
     REPLAY_TTL_MS,
     STAMP_AHEAD_MS,
     PolicyRecord,
+    Unique,
     policy_changes,
 )
 from waypost.store.memory import MemoryStore
@@ -134,6 +135,7 @@ OWN_CHANGES: tuple[dict[str, Any], ...] = (
     {"max_pending": None},
 )
 GROUPS = ("g1", "g2", "ü")
+UNIQUE: tuple[Unique, ...] = ("live", "until_claimed", "live", "live_or_dead")
 
 queues = st.sampled_from(("orders", "orders", "orders", "billing"))
 picks = st.integers(0, 20)
@@ -313,13 +315,14 @@ class StoreMachine(RuleBasedStateMachine):
             if key is not None:
                 keys.add(key)
             id = self.session.message_ids(1)[0]
-            delay_ms, expires = ms(wish["delay"]), wish["expires"]
+            delay_ms, expires, window = ms(wish["delay"]), wish["expires"], ms(wish["window"])
+            unique = UNIQUE[len(wish["body"]) % len(UNIQUE)]
             drafts.append(
                 Draft(
                     id,
                     make_envelope(id, encode_body(wish["body"])),
                     key,
-                    ms(wish["window"]),
+                    window,
                     wish["on_conflict"],
                     delay_ms,
                     self.clock() + delay_ms - 1 if wish["absolute"] else None,
@@ -329,6 +332,7 @@ class StoreMachine(RuleBasedStateMachine):
                     forwarded=wish["arrival"][0],
                     capped=wish["arrival"][1],
                     expires_ms=self.clock() + ms(expires) if wish["absolute"] and expires else -ms(expires),
+                    unique="live_or_dead" if window and unique == "until_claimed" else unique,
                 )
             )
             self.ids[queue].append(id)
@@ -826,7 +830,14 @@ class StoreMachine(RuleBasedStateMachine):
                     by_group=grouped and state == "ready",
                 )
                 assert page is not None
-                keys = [message.key for message in page.messages if message.key is not None]
+                model = cast(MemoryStore, self.stores[0])._queues.get(queue)
+                keys = [
+                    message.key
+                    for message in page.messages
+                    if message.key is not None and model is not None and state not in ("dead", "done")
+                    # Others gave their key up when they were claimed.
+                    if model.has_key(model.messages[message.id])
+                ]
                 if state == "leased":
                     leased.update(keys)
                     self.check_leases(queue, page)

@@ -55,6 +55,11 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--window", type=parse_duration, metavar="S", help="the key stays in use for this time (90, 30s, 5m, 2h)"
     )
+    parser.add_argument(
+        "--unique", choices=("live", "until_claimed", "live_or_dead"),
+        help="how long the key is in use: while the message is unfinished (live), until it is claimed, or also while "
+             "it is a dead letter",
+    )  # fmt: skip
     parser.add_argument("--on-conflict", choices=("keep", "replace", "extend", "error"), default="keep",
                         help="if the key is in use (keep)")  # fmt: skip
     parser.add_argument("--delay", type=parse_duration, metavar="S", help="due after this time (90, 30s, 5m, 2h, 7d)")
@@ -117,7 +122,8 @@ def publish_options(options: argparse.Namespace) -> dict[str, Any]:
     elif options.key_field is not None:
         key = make_key_function(options.key_field)
     found = {
-        "key": key, "window": options.window, "delay": options.delay, "at": options.at, "group": options.group,
+        "key": key, "window": options.window, "unique": options.unique, "delay": options.delay, "at": options.at,
+        "group": options.group,
         "headers": headers or None, "correlation_id": options.correlation_id, "reply_to": options.reply_to,
         "retry": options.retry, "timeout": options.timeout, "expires": options.expires,
     }  # fmt: skip

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import cast
+from typing import cast, get_args
 
 import msgspec
 
 from waypost.checks import check_queue
 from waypost.errors import ConfigurationError, InvalidInput
+from waypost.policy import Unique
 from waypost.redaction import find_redact
 from waypost.spark.source.bodies import NanRule
 from waypost.spark.source.credentials import Place
@@ -27,7 +28,7 @@ READ_OPTIONS = frozenset(
 WRITE_OPTIONS = frozenset(
     (
         "url", "urlenv", "urlfile", "passwordenv", "passwordfile", "namespace", "queue", "writeid", "onconflict",
-        "window", "blockseconds", "bodyformat", "redact", "nan", "oninvalid", "invalidpath", "countspath",
+        "unique", "window", "blockseconds", "bodyformat", "redact", "nan", "oninvalid", "invalidpath", "countspath",
     )
 )  # fmt: skip
 #: What Spark itself adds to the options of some reads and writes.
@@ -161,6 +162,8 @@ class WriteOptions:
     invalid_path: str | None = None
     #: Where the counts of each write are put, as JSON.
     counts_path: str | None = None
+    #: How long a message has its key.
+    unique: Unique = "live"
 
 
 def write_options(options: Mapping[str, str]) -> WriteOptions:
@@ -172,6 +175,14 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
     conflict = options.get("onConflict", "keep").lower()
     if conflict not in ("keep", "replace", "extend"):
         raise ConfigurationError(f"onConflict is keep, replace or extend, not {conflict!r}")
+    unique = options.get("unique", "live").lower()
+    if unique not in get_args(Unique):
+        raise ConfigurationError(f"unique is live, until_claimed or live_or_dead, not {unique!r}")
+    window_ms = round(_seconds(options, "window", 0) * 1000)
+    if unique == "until_claimed" and window_ms:
+        raise ConfigurationError(
+            "window and unique=until_claimed exclude each other: a window keeps the key in use after the claim"
+        )
     body_format = options.get("bodyFormat", "auto").lower()
     if body_format not in ("auto", "json"):
         raise ConfigurationError(
@@ -187,13 +198,14 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
         check_queue(queue),
         options.get("writeId"),
         conflict,
-        round(_seconds(options, "window", 0) * 1000),
+        window_ms,
         _seconds(options, "blockSeconds", 60),
         body_format == "json",
         _redact(options.get("redact")),
         cast("NanRule", nan),
         _invalid_path(options),
         _folder(options, "countsPath"),
+        cast("Unique", unique),
     )
 
 

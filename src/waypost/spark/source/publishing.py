@@ -186,6 +186,7 @@ class Rows:
             forwarded=True,
             capped=True,
             expires_ms=0 if expires is None else _expires_ms(expires, _delay_ms(delay, due), _due_ms(due)),
+            unique="live" if key is None else self._options.unique,
         )
 
     def _encoded(self, body: Any) -> codec.Encoded:

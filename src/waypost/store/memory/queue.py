@@ -13,6 +13,8 @@ from copy import deepcopy
 from itertools import islice
 from typing import Any, cast
 
+from msgspec import structs
+
 from waypost.errors import QueueFull, WaypostError
 from waypost.identity import Operation
 from waypost.policy import (
@@ -25,6 +27,7 @@ from waypost.policy import (
     HEAD_OFFSET,
     LAPSE_MAX,
     MINUTES_KEPT,
+    NO_END_MS,
     POLL_SOON_MESSAGES_MAX,
     POLL_SOON_MS_MAX,
     PROMOTE_MAX,
@@ -181,7 +184,7 @@ class QueueModel:
 
     def _lapsed_of(self, now: int, keys: set[str]) -> list[Record]:
         """Return the messages of these keys that have lapsed, the earliest first."""
-        found = [r for r in self.messages.values() if r.key in keys and r.has_lapsed(now)]
+        found = [r for r in self.messages.values() if r.key in keys and self.has_key(r) and r.has_lapsed(now)]
         return sorted(found, key=lambda r: (r.expires_ms, r.id))
 
     def _publish(
@@ -225,9 +228,15 @@ class QueueModel:
             return "park", holder.owner
         return draft.on_conflict, standing
 
-    def _key_in_use(self, now: int, key: str) -> bool:
-        """Return whether this key is in use: by an unfinished message, or inside a window."""
-        return key in self.keys or self.windows.get(key, ("", 0))[1] > now
+    def _key_in_use(self, now: int, key: str, letter: str) -> bool:
+        """Return whether this key is in use: by an unfinished message, inside a window, or by another dead letter."""
+        holder_id, until = self.windows.get(key, ("", 0))
+        return key in self.keys or (until > now and holder_id != letter)
+
+    def has_key(self, record: Record) -> bool:
+        """Return whether an unfinished message has its key, or waits for it. One may have given it up at its claim."""
+        holder = None if record.key is None else self.keys.get(record.key)
+        return holder is not None and record.id in (holder.owner, holder.parked)
 
     def _make_room(
         self, now: int, drafts: Sequence[Draft], plans: list[tuple[str, str]], operation: Operation | None
@@ -303,7 +312,7 @@ class QueueModel:
 
         record = Record(
             draft.id, draft.envelope, draft.key, draft.group, draft.priority, now, max(due, now),
-            chain=draft.chain, blockers=draft.after, expires_ms=draft.expiry(now),
+            chain=draft.chain, blockers=draft.after, expires_ms=draft.expiry(now), unique=draft.unique,
         )  # fmt: skip
         cause: str | None = "forwarded" if draft.forwarded else None
         status = "delayed" if due > now else "queued"
@@ -504,6 +513,8 @@ class QueueModel:
                 now, "claimed", operation, record,
                 worker=worker, wait_ms=now - record.ready_ms, cause=record.cause,
             )  # fmt: skip
+            if record.key is not None and record.unique == "until_claimed":
+                self._release_key(now, record, record.key, "claimed", operation)
             if self.policy.lease_ms is None:
                 record.lease_end_ms = None
                 leases.append(self._lease_of(record))
@@ -667,11 +678,12 @@ class QueueModel:
             chosen = [r for r in chosen if r.reason != "duplicate"]
         moved, duplicates = [], []
         for record in chosen[:limit]:
-            if record.key is not None and self._key_in_use(now, record.key):
+            if record.key is not None and self._key_in_use(now, record.key, record.id):
                 record.reason = "duplicate"
                 duplicates.append(record.id)
                 continue
             if record.key is not None:
+                self._forget_window(record)
                 self.keys[record.key] = Holder(record.id)
             record.deliveries = record.attempts = 0
             record.reason = record.error_type = record.error = record.ended_ms = None
@@ -688,10 +700,19 @@ class QueueModel:
         letter = self.messages.get(message_id)
         if letter is None or letter.state != "dead":
             return None
-        (published,) = self.publish(now, [draft], operation)
+        # The message takes over what the letter has: how long its key is in use, and the key itself.
+        windows = dict(self.windows)
+        self._forget_window(letter)
+        try:
+            (published,) = self.publish(now, [structs.replace(draft, unique=letter.unique)], operation)
+        except WaypostError:
+            self.windows = windows
+            raise
         if published.status in ("queued", "delayed"):
             del self.messages[letter.id]
             self.note(now, "dead_trimmed", operation, letter, cause="edited")
+        else:
+            self.windows = windows
         return published
 
     def purge(self, now: int, state: MessageState, limit: int, operation: Operation, ids: Sequence[str] = ()) -> Purged:
@@ -704,6 +725,7 @@ class QueueModel:
         for record in chosen[:limit]:
             if state == "dead":
                 del self.messages[record.id]
+                self._forget_window(record)
                 self.note(now, "dead_trimmed", operation, record, cause="purge")
             else:
                 self._end(now, record, "cancelled", operation, cause="purge")
@@ -722,6 +744,7 @@ class QueueModel:
         old = 0 if keep is None else sum((r.ended_ms or 0) <= now - keep for r in dead)
         for record in dead[: min(RECLAIM_MAX, max(surplus, old))]:
             del self.messages[record.id]
+            self._forget_window(record)
             self.note(now, "dead_trimmed", None, record, cause="dead_max" if surplus else "dead_keep")
 
     # ---- how a message moves -----------------------------------------------------------------------------
@@ -762,7 +785,8 @@ class QueueModel:
         if record.cancel_requested:
             self._end(now, record, "cancelled", operation, cause=cause)
             return True
-        if record.key is not None and self.keys[record.key].parked is not None:
+        holder = None if record.key is None else self.keys.get(record.key)
+        if holder is not None and holder.owner == record.id and holder.parked is not None:
             self._end(now, record, "replaced", operation, cause=cause)
             return True
         return False
@@ -806,8 +830,8 @@ class QueueModel:
             self._release_key(now, record, record.key, how, operation)
 
     def _release_key(self, now: int, record: Record, key: str, how: str, operation: Operation | None) -> None:
-        if how in FREES_WINDOW and self.windows.get(key, ("", 0))[0] == record.id:
-            del self.windows[key]
+        if how in FREES_WINDOW:
+            self._forget_window(record)
         holder = self.keys.get(key)
         if holder is None:
             return
@@ -816,11 +840,19 @@ class QueueModel:
         elif holder.owner == record.id:
             if holder.parked is None:
                 del self.keys[key]
+                if how == "dead" and record.unique == "live_or_dead":
+                    # As in the window of a finished message: there is nothing to replace or to extend.
+                    self.windows[key] = (record.id, NO_END_MS)
                 return
             heir = self.messages[holder.parked]
             holder.owner, holder.parked = heir.id, None
             self.make_claimable(now, heir, heir.ready_after_wait(now))
             self.note(now, "promoted", operation, heir, cause="unparked")
+
+    def _forget_window(self, record: Record) -> None:
+        """End the window of a message: that of a publish, or that of a dead letter."""
+        if record.key is not None and self.windows.get(record.key, ("", 0))[0] == record.id:
+            del self.windows[record.key]
 
     def check(self, now: int, *, mend: bool) -> CheckPage:
         """Put messages in an invalid state at the head of their priority; set counters to what is stored."""
@@ -831,7 +863,9 @@ class QueueModel:
             found = f"its state is {record.state}, so no claim can reach it"
             if mend:
                 record.nonce, record.cancel_requested = b"", False
-                if record.key is not None and self.keys.setdefault(record.key, Holder(record.id)).owner != record.id:
+                gave_up = record.unique == "until_claimed" and record.token > 0
+                owner = None if record.key is None or gave_up else self.keys.setdefault(record.key, Holder(record.id))
+                if owner is not None and owner.owner != record.id:
                     record.key = None
                 cause = record.cause if record.cause in REDELIVERY_CAUSES else "expired"
                 self._to_head(record, now, cause)

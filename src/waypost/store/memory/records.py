@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from waypost.policy import Unique
 from waypost.values import ChainState, MessageState, Stored
 
 
@@ -46,6 +47,8 @@ class Record:
     expires_ms: int | None = None
     #: Whether it failed or was snoozed in an ordered group, and is delayed since: `groups.holding`.
     holds: bool = False
+    #: How long it has its key.
+    unique: Unique = "live"
 
     def ready_after_wait(self, now: int) -> int:
         """Return when it may be claimed if it need not wait any more: now, unless it was published with a delay.

@@ -426,6 +426,8 @@ class MemoryStore:
         reason: str | None = None,
     ) -> Call[Page]:
         def fits(record: Record) -> bool:
+            if key is not None and state not in ("dead", "done") and not self._queue(queue).has_key(record):
+                return False  # it gave its key up when it was claimed
             wanted = ((id, record.id), (key, record.key), (group, record.group), (reason, record.reason))
             return all(want is None or want == have for want, have in wanted)
 

@@ -44,6 +44,7 @@ SELECTED = {
     "schedules": "ARRAY[e.schedule] AS schedules",
     "claims": "coalesce(e.claims, e.tokens) AS claims",
     "size": "length(m.data)::bigint AS size",
+    "key": "coalesce(m.key, m.freed_key) AS key",
 }
 _LEASE_COLUMNS = frozenset(("claimed_ms", "lease_end_ms", "worker"))
 

@@ -52,6 +52,8 @@ CONSTANTS: dict[str, int | str] = {
     **{name: getattr(identity, name) for name in _LAYOUT},
     "TRACEBACK_MARK": ord(TRACEBACK_MARK),
     "CHANNEL_BYTES_MAX": CHANNEL_BYTES_MAX,
+    "UNTIL_CLAIMED": policy.UNIQUE_NUMBERS["until_claimed"],
+    "LIVE_OR_DEAD": policy.UNIQUE_NUMBERS["live_or_dead"],
     "MODE_FAIR": MODE_FAIR,
     "MODE_ORDERED": MODE_ORDERED,
     "RANK_ORDERED": RANK_ORDERED,

@@ -198,8 +198,9 @@ def _page(names: Names, state: MessageState, given: dict[str, int], marks: list[
     before = f"coalesce(sum({size}) OVER (ORDER BY {columns} ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0)"
     data = f"CASE WHEN {before} < {CHUNK_BYTES_MAX} THEN m.data END"
     expires = "NULL::bigint" if state in ("dead", "done") else "m.expires_ms"
+    key = "m.key" if state in ("dead", "done") else "coalesce(m.key, m.freed_key)"
     return (
-        f'SELECT m.id, m.key, m."group", m.rank, m.token, m.deliveries, m.attempts, m.published_ms, m.ready_ms, '
+        f'SELECT m.id, {key}, m."group", m.rank, m.token, m.deliveries, m.attempts, m.published_ms, m.ready_ms, '
         f"{data}, {lease}, m.cancel_requested, m.ended_ms, m.reason, m.error_type, m.error, {fit}, "
         f"json_build_array({columns})::text, {expires} FROM {source} {end}"
     )

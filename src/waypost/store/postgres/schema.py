@@ -34,7 +34,7 @@ MIGRATIONS = (
     (1, "0001_tables"), (2, "0002_wake_at_commit"), (3, "0003_token_floor"), (4, "0004_over_cap"),
     (6, "0006_removed_queues"), (7, "0007_function_names"), (10, "0010_minute_counters"), (11, "0011_records"),
     (12, "0012_error_texts"), (13, "0013_tracebacks"), (15, "0015_schedule_state"),
-    (16, "0016_groups"), (16, "0016_expires"), (16, "0016_side_by_side"),
+    (16, "0016_groups"), (16, "0016_expires"), (16, "0016_unique"), (16, "0016_side_by_side"),
 )  # fmt: skip
 FUNCTIONS = (
     "base", "moves", "wake", "tidy", "chains", "accept", "publish", "claim", "settle", "extend", "cancel", "running",

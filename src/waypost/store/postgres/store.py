@@ -19,6 +19,7 @@ from waypost.policy import (
     PRIORITY_MAX,
     RECORDS_MAX,
     RECORDS_PAGE_MAX,
+    UNIQUE_NUMBERS,
     PolicyRecord,
 )
 from waypost.store.port import (
@@ -997,7 +998,8 @@ def _options(drafts: Sequence[Draft]) -> list[Parameter]:
             options[7] = array_of_text([draft.on_conflict for draft in drafts])
     if any(draft.forwarded for draft in drafts):
         options[8] = array_of_flags([draft.forwarded for draft in drafts])
-    expires = any(draft.expires_ms for draft in drafts)
+    modes = options[5] is not _NO_OPTIONS[5] and any(draft.unique != "live" for draft in drafts)
+    expires = modes or any(draft.expires_ms for draft in drafts)
     capped = expires or any(draft.capped for draft in drafts)
     if capped or any(draft.chain is not None or draft.after for draft in drafts):
         waits = [(place, chain) for place, draft in enumerate(drafts, 1) for chain in draft.after]
@@ -1010,6 +1012,8 @@ def _options(drafts: Sequence[Draft]) -> list[Parameter]:
         options.append(array_of_flags([draft.capped for draft in drafts]))
     if expires:
         options.append(array_of_numbers([draft.expires_ms or None for draft in drafts]))
+    if modes:
+        options.append(array_of_smalls([UNIQUE_NUMBERS[draft.unique] for draft in drafts]))
     return options
 
 

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
+from msgspec import structs
 
-from waypost.policy import CHANGES_KEPT, PolicyRecord
+from waypost.policy import CHANGES_KEPT, PolicyRecord, Unique
 from waypost.store.port import Draft, format_changes
 from waypost.store.sqlite.check import usable
 from waypost.store.sqlite.expires import clear_expiries
 from waypost.store.sqlite.groups import configured
-from waypost.store.sqlite.moves import end, forget_completed, make_claimable
+from waypost.store.sqlite.moves import (
+    LIVE_OR_DEAD,
+    end,
+    forget_completed,
+    forget_window,
+    keep_key,
+    make_claimable,
+    remove_letter,
+)
 from waypost.store.sqlite.peek import BY_GROUP, ORDERS
 from waypost.store.sqlite.publish import count_over_cap, find_windows, publish
 from waypost.store.sqlite.queue_records import COLUMNS, Holder, QueueRecords, as_list
@@ -52,11 +61,13 @@ def redrive(records: QueueRecords, limit: int, operation: str, ids: Sequence[str
     moved, duplicates = [], []
     for record in chosen[:limit]:
         if record.key is not None:
-            if records.holders[record.key] is not None or record.key in windows:
+            if records.holders[record.key] is not None or windows.get(record.key, record.id) != record.id:
                 record.reason = "duplicate"
                 records.touch(record)
                 duplicates.append(record.id)
                 continue
+            if record.key_mode == LIVE_OR_DEAD:
+                forget_window(records, record)
             records.holders[record.key] = Holder(record)
         record.deliveries = record.attempts = record.cancel_requested = 0
         record.reason = record.error_type = record.error = record.ended_ms = None
@@ -76,10 +87,16 @@ def replace_dead(records: QueueRecords, message_id: str, draft: Draft, operation
     letters = [records.hold(row) for row in usable(records, rows)]
     if not letters:
         return None
-    (published,) = publish(records, [draft], operation)
+    letter = letters[0]
+    # The message takes over what the letter has: how long its key is in use, and the key itself.
+    had_key = letter.key_mode == LIVE_OR_DEAD and forget_window(records, letter)
+    unique: Unique = get_args(Unique)[letter.key_mode or 0]
+    (published,) = publish(records, [structs.replace(draft, unique=unique)], operation)
     if published.status in ("queued", "delayed"):
-        records.remove(letters[0])
-        records.note("dead_trimmed", operation, letters[0], cause="edited")
+        records.remove(letter)
+        records.note("dead_trimmed", operation, letter, cause="edited")
+    elif had_key:
+        keep_key(records, letter)
     return published
 
 
@@ -102,7 +119,7 @@ def purge(records: QueueRecords, state: MessageState, limit: int, operation: str
     records.load_holders([record.key for record in chosen if record.key is not None])
     for record in chosen:
         if state == "dead":
-            records.remove(record)
+            remove_letter(records, record)
             records.note("dead_trimmed", operation, record, cause="purge")
         else:
             end(records, record, "cancelled", operation, cause="purge")

@@ -24,6 +24,7 @@ PAGE_BYTES = 32_000_000
 #: What a row takes beside its body, roughly.
 ROW_BYTES = 500
 
+_HELD_KEY, _PUBLISHED_KEY = 'm."key"', "coalesce(m.key, m.freed_key)"
 _LEASE_COLUMNS = frozenset(("claimed_ms", "lease_end_ms", "worker"))
 _QUEUE = "(SELECT number FROM {queue} WHERE name = ?)"
 
@@ -91,8 +92,9 @@ class SqliteBulkReader:
         names = [
             name for name in columns if name not in ("queue", "state", "size", *ENVELOPE_COLUMNS) and name not in hidden
         ]
+        selected = _selected([f"m.{name}" for name in names], "e.data")
         query = (
-            f"SELECT m.seq, {_selected([f'm.{name}' for name in names], 'e.data')} FROM {{message}} m "
+            f"SELECT m.seq, {selected.replace(_HELD_KEY, _PUBLISHED_KEY)} FROM {{message}} m "
             f"JOIN {{envelope}} e ON e.seq = m.seq WHERE m.queue = {_QUEUE} AND m.state = {STATE_NUMBERS[span.state]} "
             "AND m.seq >= ? AND m.seq < ? ORDER BY m.seq LIMIT ?"
         )

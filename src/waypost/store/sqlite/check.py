@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import NoneType
 from typing import Any
 
 from waypost.policy import HEAD_OFFSET, PRIORITY_DEFAULT, PRIORITY_MAX
@@ -19,13 +20,13 @@ SET_ASIDE = 9
 #: Columns of a row, by their place in `COLUMNS`, that hold whole numbers.
 NUMBERS = (2, 3, 4, 5, 6, 7, 10, 11, 12, 17, 18, 26)
 #: Columns that hold a text or nothing.
-TEXTS = (8, 9, 14, 19, 21, 22, 23, 24)
+TEXTS = (8, 9, 14, 19, 21, 22, 23, 24, 28)
 
-#: The place of the rank, a number or nothing.
-RANK = 25
+#: The places of the rank and of how long it has its key, each a number or nothing.
+RANK, KEY_MODE = 25, 27
 
 #: The place of the body, or of its length, in a row that has it.
-BODY = 27
+BODY = 29
 
 #: Whether the columns have valid values that a claim does not read. Numbers are smaller than texts, and texts than
 #: bytes: a comparison takes SQLite a fifth of the time of `typeof`.
@@ -43,11 +44,13 @@ _TO_HEAD = """
     UPDATE {message} SET state = {READY}, priority = ?, position = ?, ready_ms = ?, published_ms = ?, size = ?, key = ?,
         "group" = ?, token = ?, deliveries = ?, attempts = ?, nonce = x'', worker = NULL, claimed_ms = NULL,
         lease_end_ms = NULL, lease_ms = 0, cancel_requested = 0, cause = ?, ended_ms = NULL, reason = NULL,
-        rank = ?, holds = 0,
+        rank = ?, holds = 0, key_mode = CASE typeof(key_mode) WHEN 'integer' THEN key_mode END,
+        freed_key = CASE typeof(freed_key) WHEN 'text' THEN freed_key END,
         error_type = CASE typeof(error_type) WHEN 'text' THEN error_type END,
         error = CASE typeof(error) WHEN 'text' THEN error END, chain = ?
     WHERE seq = ?"""
 _TO_DEAD = "UPDATE {message} SET ended_ms = ?, reason = ? WHERE seq = ?"
+_WINDOW_FREE = "DELETE FROM {window} WHERE queue = ? AND key = ? AND message_id = ?"
 _REMOVE = "DELETE FROM {message} WHERE seq = ?"
 _DEPTHS = "SELECT state, count(*) FROM {message} WHERE queue = ? GROUP BY state"
 
@@ -60,7 +63,7 @@ def is_sound(row: Sequence[Any]) -> bool:
     for place in TEXTS:
         if row[place] is not None and type(row[place]) is not str:
             return False
-    if row[RANK] is not None and type(row[RANK]) is not int:
+    if type(row[RANK]) not in (int, NoneType) or type(row[KEY_MODE]) not in (int, NoneType):
         return False
     # A ready message that was claimed before has the cause of being ready again.
     explained = row[2] != READY or row[10] == 0 or row[19] in REDELIVERY_CAUSES
@@ -132,6 +135,9 @@ def _text(value: Any) -> str | None:
 def _mend(records: QueueRecords, row: tuple[Any, ...], kind: DamageKind) -> str:
     """Put a message back to the head of its priority, or give it up if it has no body. Counts are corrected later."""
     seq, message_id, state = row[:3]
+    if state == DEAD and (kind == "missing" or not is_sound(row)):
+        # It is no dead letter any more.
+        records.step.execute(_WINDOW_FREE, (records.number, _text(row[8]), str(message_id)))
     if kind == "missing":
         records.step.execute(_REMOVE, (seq,))
         if state != DEAD:

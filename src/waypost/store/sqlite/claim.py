@@ -8,7 +8,15 @@ from types import NoneType
 from typing import Any
 
 from waypost.identity import Operation
-from waypost.policy import BURY_MAX, POLL_SOON_MS_MAX, PRIORITY_MAX, PROMOTE_MAX, RECLAIM_MAX, SLEEPER_TTL_MS
+from waypost.policy import (
+    BURY_MAX,
+    POLL_SOON_MS_MAX,
+    PRIORITY_MAX,
+    PROMOTE_MAX,
+    RECLAIM_MAX,
+    SLEEPER_TTL_MS,
+    UNIQUE_NUMBERS,
+)
 from waypost.store.sqlite.check import OTHERS_SOUND, is_sound, usable
 from waypost.store.sqlite.expires import lapse, next_moment
 from waypost.store.sqlite.grouping import Grouping
@@ -21,6 +29,7 @@ from waypost.store.sqlite.turns import Turns, join_again, next_allowed
 from waypost.store.sqlite.wake import POLLS_SOON
 from waypost.values import REDELIVERY_CAUSES, Claimed, Lease
 
+UNTIL_CLAIMED = UNIQUE_NUMBERS["until_claimed"]
 _DUE = f"""
     SELECT {COLUMNS} FROM {{message}} m INDEXED BY {{message:delayed}}
     WHERE m.queue = ? AND m.state = {DELAYED} AND m.ready_ms <= ? ORDER BY m.ready_ms, m.id LIMIT ?"""
@@ -36,6 +45,9 @@ _LEASE_SET = """
         nonce = ?, worker = ?, claimed_ms = ?, lease_end_ms = ?, lease_ms = ?"""
 _LEASE = f"{_LEASE_SET} WHERE seq BETWEEN ? AND ?"
 _LEASE_LISTED = f"{_LEASE_SET} WHERE seq IN (SELECT value FROM json_each(?))"
+_FREE_KEYS = f"""
+    UPDATE {{message}} SET freed_key = key, key = NULL
+    WHERE seq IN (SELECT value FROM json_each(?)) AND key_mode = {UNTIL_CLAIMED} AND key IS NOT NULL"""
 _DATA_LISTED = "SELECT e.seq, e.data FROM json_each(?) j CROSS JOIN {envelope} e ON e.seq = j.value"
 _ROWS_LISTED = f"""
     SELECT {COLUMNS}, e.data FROM json_each(?) j CROSS JOIN {{message}} m ON m.seq = j.value
@@ -45,8 +57,8 @@ _ROW_WITH_LENGTH = f"""
     FROM {{message}} m LEFT JOIN {{envelope}} e ON e.seq = m.seq WHERE m.seq = ?"""
 #: What a claim needs of messages that it only leases; the other columns must have valid values.
 _READY_PLAIN = f"""
-    SELECT m.seq, m.id, m.priority, m.ready_ms, m.published_ms, m.size, m.token, m.deliveries, m.attempts, m.key,
-        m."group", m.cause, m.chain, {OTHERS_SOUND}, e.data
+    SELECT m.seq, m.id, m.priority, m.ready_ms, m.published_ms, m.size, m.token, m.deliveries, m.attempts,
+        coalesce(m.key, m.freed_key), m."group", m.cause, m.chain, {OTHERS_SOUND}, m.key_mode, e.data
     FROM {{message}} m INDEXED BY {{message:ready}} CROSS JOIN {{envelope}} e ON e.seq = m.seq
     WHERE m.queue = ? AND m.state = {READY} ORDER BY m.priority DESC, m.position, m.id LIMIT ?"""
 _STILL_LEASED = f"""
@@ -308,11 +320,13 @@ def _lease_plain(
     now, policy, count = records.now, records.policy, len(rows)
     assert policy.lease_ms is not None
     end_ms = now + policy.lease_ms
-    seqs, ids, priorities, ready, _, sizes, tokens, deliveries, attempts, keys, groups, causes, chains, _, _ = zip(
-        *rows, strict=True
+    seqs, ids, priorities, ready, _, sizes, tokens, deliveries, attempts, keys, groups, causes, chains, _, modes, _ = (
+        zip(*rows, strict=True)
     )
     leased = (nonce, worker, now, end_ms, policy.lease_ms)
     _lease_rows(records, leased, seqs)
+    if any(modes):
+        records.step.execute(_FREE_KEYS, (as_list(seqs),))
     numbers = records.numbers
     numbers["ready"] -= count
     numbers["leased"] += count
@@ -341,7 +355,7 @@ def _lease_plain(
             data, chain,
         )
         for (
-            _, id, priority, ready_ms, published_ms, _, token, delivered, failed, key, group, _, chain, _, data,
+            _, id, priority, ready_ms, published_ms, _, token, delivered, failed, key, group, _, chain, _, _, data,
         ) in rows
     ]  # fmt: skip
 
@@ -379,6 +393,7 @@ def _lease_round(
     now, policy, numbers = records.now, records.policy, records.numbers
     claims = total_wait = longest_wait = 0
     leased: list[int] = []
+    freed: list[int] = []
     lease_end_ms = None if policy.lease_ms is None else now + policy.lease_ms
     for row in rows:
         record = records.hold(row[:-1])
@@ -401,7 +416,10 @@ def _lease_round(
         leases.append(_lease_of(record, row[-1]))
         if lease_end_ms is None:
             end(records, record, "done", operation, cause="at_most_once")
-        elif records.groups is None:
+            continue
+        if record.key_mode == UNTIL_CLAIMED:
+            freed.append(record.seq)
+        if records.groups is None:
             records.move(record, LEASED)
             leased.append(record.seq)
         else:
@@ -414,6 +432,8 @@ def _lease_round(
         records.count_waits(total_wait, longest_wait)
     if leased:
         _lease_rows(records, (nonce, worker, now, lease_end_ms, policy.lease_ms), leased)
+    if freed:
+        records.step.execute(_FREE_KEYS, (as_list(freed),))
     return buried
 
 
@@ -427,6 +447,6 @@ def _lease_rows(records: QueueRecords, written: tuple[Any, ...], seqs: Sequence[
 
 def _lease_of(r: Record, envelope: bytes) -> Lease:
     return Lease(
-        r.id, r.token, r.nonce, r.deliveries, r.attempts, r.priority, r.key, r.group,
+        r.id, r.token, r.nonce, r.deliveries, r.attempts, r.priority, r.published_key, r.group,
         r.published_ms, r.ready_ms, r.claimed_ms or 0, r.lease_end_ms, envelope, r.chain,
     )  # fmt: skip

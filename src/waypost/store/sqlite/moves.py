@@ -7,16 +7,21 @@ the keys in step with the change.
 from __future__ import annotations
 
 from waypost.identity import continuation_id
-from waypost.policy import ENDED_TTL_MS, HEAD_OFFSET, NO_END_MS, RECLAIM_MAX
+from waypost.policy import ENDED_TTL_MS, HEAD_OFFSET, NO_END_MS, RECLAIM_MAX, UNIQUE_NUMBERS
 from waypost.store.port import cut_error
 from waypost.store.sqlite.queue_records import COLUMNS, QueueRecords, Record
 from waypost.store.sqlite.schema import DEAD, DELAYED, LEASED, READY
 from waypost.values import NOT_RUNS, EventName, Notice, chain_id, split_chain_id
 
+LIVE_OR_DEAD = UNIQUE_NUMBERS["live_or_dead"]
 #: Ends after which a key is free at once, even inside its window.
 FREES_WINDOW = frozenset(("dead", "cancelled", "dropped", "replaced"))
 
+WINDOW_SET = """
+    INSERT INTO {window} (queue, key, message_id, until_ms) VALUES (?, ?, ?, ?)
+    ON CONFLICT DO UPDATE SET message_id = excluded.message_id, until_ms = excluded.until_ms"""
 _WINDOW_FREE = "DELETE FROM {window} WHERE queue = ? AND key = ? AND message_id = ?"
+_KEY_BACK = "UPDATE {message} SET key = freed_key, freed_key = NULL WHERE seq = ?"
 _DEAD_OLDEST = f"""
     SELECT {COLUMNS} FROM {{message}} m INDEXED BY {{message:dead}}
     WHERE m.queue = ? AND m.state = {DEAD} ORDER BY m.ended_ms, m.id LIMIT ?"""
@@ -100,7 +105,7 @@ def ends_otherwise(records: QueueRecords, record: Record, operation: str | None,
         return True
     if record.key is not None:
         holder = records.holder(record.key)
-        if holder is not None and holder.parked is not None:
+        if holder is not None and holder.owner is record and holder.parked is not None:
             end(records, record, "replaced", operation, cause=cause)
             return True
     return False
@@ -135,6 +140,11 @@ def end(
     if dead:
         records.move(record, DEAD)
         records.touch(record)
+        if record.freed_key is not None:
+            # Among the dead letters several may have one key.
+            records.flush_messages()
+            records.step.execute(_KEY_BACK, (record.seq,))
+            record.key, record.freed_key = record.freed_key, None
     elif how == "done" and records.policy.completed_max:
         records.remove(record, keep_envelope=True)
         _complete(records, record)
@@ -145,7 +155,7 @@ def end(
     if key is None:
         return
     if how in FREES_WINDOW:
-        records.step.execute(_WINDOW_FREE, (records.number, key, record.id))
+        forget_window(records, record)
     if holder is None:
         return
     if holder.parked is record:
@@ -154,6 +164,8 @@ def end(
         heir = holder.parked
         if heir is None:
             records.holders[key] = None
+            if dead:
+                keep_key(records, record)
             return
         holder.owner, holder.parked = heir, None
         make_claimable(records, heir, heir.ready_after_wait(records.now))
@@ -170,8 +182,8 @@ def _complete(records: QueueRecords, record: Record) -> None:
     records.step.execute(
         _COMPLETED_INSERT,
         (
-            record.seq, records.number, numbers["completed_last"], record.id, record.key, record.group, record.priority,
-            record.token, record.deliveries, record.attempts, record.published_ms, record.ready_ms,
+            record.seq, records.number, numbers["completed_last"], record.id, record.published_key, record.group,
+            record.priority, record.token, record.deliveries, record.attempts, record.published_ms, record.ready_ms,
             record.cancel_requested, records.now, record.reason, record.error_type, record.error,
         ),
     )  # fmt: skip
@@ -213,8 +225,26 @@ def trim_dead(records: QueueRecords) -> None:
         return
     for row in records.step.execute(_DEAD_OLDEST, (records.number, count)).fetchall():
         record = records.hold(row)
-        records.remove(record)
+        remove_letter(records, record)
         records.note("dead_trimmed", None, record, cause="dead_max" if surplus else "dead_keep")
+
+
+def remove_letter(records: QueueRecords, letter: Record) -> None:
+    """Remove a dead letter, and free its key if it is in use."""
+    if letter.key_mode == LIVE_OR_DEAD:
+        forget_window(records, letter)
+    records.remove(letter)
+
+
+def forget_window(records: QueueRecords, record: Record) -> bool:
+    """End the window of a message, that of its publish or that of a dead letter; return whether there was one."""
+    return records.step.execute(_WINDOW_FREE, (records.number, record.key, record.id)).rowcount > 0
+
+
+def keep_key(records: QueueRecords, letter: Record) -> None:
+    """Keep the key of a dead letter in use, if it is to be: like that of a finished message, but without an end."""
+    if letter.key_mode == LIVE_OR_DEAD:
+        records.step.execute(WINDOW_SET, (records.number, letter.key, letter.id, NO_END_MS))
 
 
 # ---- chains and waiters: notices are gathered here, and `chains` acts on them ------------------------------------

@@ -32,7 +32,7 @@ PLACES: dict[MessageState, tuple[str, ...]] = {
 PLACES_BY_GROUP = ("coalesce(m.\"group\", '')", "m.rank", "m.position", "m.id")
 
 _STORED = (
-    'm.id, {state}, m.key, m."group", m.priority, m.token, m.deliveries, m.attempts, m.published_ms, m.ready_ms, e.data'
+    'm.id, {state}, {key}, m."group", m.priority, m.token, m.deliveries, m.attempts, m.published_ms, m.ready_ms, e.data'
 )
 _ENDED = "m.cancel_requested, m.ended_ms, m.reason, m.error_type, m.error"
 
@@ -170,8 +170,9 @@ def _read(records: QueueRecords, state: MessageState, numbers: list[int]) -> lis
     table = "completed" if state == "done" else "message"
     lease = "m.claimed_ms, m.lease_end_ms, m.worker" if state == "leased" else "NULL, NULL, NULL"
     expiry = "NULL" if state in ("dead", "done") else "m.expires_ms"
+    key = "m.key" if state in ("dead", "done") else "coalesce(m.key, m.freed_key)"
     query = (
-        f"SELECT {_STORED.format(state=repr(state))}, {lease}, {_ENDED}, {expiry} FROM json_each(?) j "
+        f"SELECT {_STORED.format(state=repr(state), key=key)}, {lease}, {_ENDED}, {expiry} FROM json_each(?) j "
         f"CROSS JOIN {{{table}}} m ON m.seq = j.value CROSS JOIN {{envelope}} e ON e.seq = m.seq ORDER BY j.key"
     )
     rows = [list(row) for row in records.step.execute(query, (as_list(numbers),))] if numbers else []

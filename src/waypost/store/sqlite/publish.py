@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from waypost.errors import QueueFull
-from waypost.policy import ARRIVAL_TTL_MS, BURY_MAX, PRIORITY_MAX, PRIORITY_MIN
+from waypost.policy import ARRIVAL_TTL_MS, BURY_MAX, PRIORITY_MAX, PRIORITY_MIN, UNIQUE_NUMBERS
 from waypost.store.port import Draft
 from waypost.store.repeats import id_in_use
 from waypost.store.sqlite.expires import lapse_keys, set_expiries
 from waypost.store.sqlite.groups import oldest_of_longest, over_group_caps
-from waypost.store.sqlite.moves import begin, end, make_claimable, notify_chain, place
+from waypost.store.sqlite.moves import WINDOW_SET, begin, end, make_claimable, notify_chain, place
 from waypost.store.sqlite.queue_records import (
     COLUMNS,
     ENVELOPE_BYTES_MAX,
@@ -28,9 +28,7 @@ from waypost.values import Published, PublishStatus
 _WINDOWS = """
     SELECT w.key, w.message_id FROM json_each(?) j CROSS JOIN {window} w
     WHERE w.queue = ? AND w.key = j.value AND w.until_ms > ?"""
-_WINDOW_SET = """
-    INSERT INTO {window} (queue, key, message_id, until_ms) VALUES (?, ?, ?, ?)
-    ON CONFLICT DO UPDATE SET message_id = excluded.message_id, until_ms = excluded.until_ms"""
+_KEY_MODE = "UPDATE {message} SET key_mode = ? WHERE seq = ?"
 _ARRIVALS = """
     SELECT a.id FROM json_each(?) j CROSS JOIN {arrival} a WHERE a.queue = ? AND a.id = j.value AND a.until_ms > ?"""
 _ARRIVAL_SET = """
@@ -75,6 +73,8 @@ def publish(
     ]
     if expiring:
         set_expiries(records, drafts, seq)
+    if keys:
+        _set_key_modes(records, drafts, seq)
     _remember(records, drafts, plans)
     count_over_cap(
         records,
@@ -267,7 +267,18 @@ def _store(
     cause: str | None = "forwarded" if draft.forwarded else None
     envelope, key = draft.envelope, draft.key
     record = Record(
-        seq, draft.id, WAITING, draft.priority, 0, ready_ms, now, len(envelope), key, draft.group, chain=draft.chain
+        seq,
+        draft.id,
+        WAITING,
+        draft.priority,
+        0,
+        ready_ms,
+        now,
+        len(envelope),
+        key,
+        draft.group,
+        chain=draft.chain,
+        key_mode=UNIQUE_NUMBERS[draft.unique] or None,
     )
     waits = False
     if key is not None:
@@ -322,6 +333,14 @@ def _extend(records: QueueRecords, holder_id: str, ready_ms: int, operation: str
     return Published(holder_id, "extended", records.name)
 
 
+def _set_key_modes(records: QueueRecords, drafts: Sequence[Draft], first: int) -> None:
+    """Write how long messages have their keys, of those for which it is not while they are unfinished."""
+    rows = [(UNIQUE_NUMBERS[draft.unique], seq) for seq, draft in enumerate(drafts, first) if draft.unique != "live"]
+    if rows:
+        records.flush_messages()
+        records.step.execute_many(_KEY_MODE, rows)
+
+
 def _remember(records: QueueRecords, drafts: Sequence[Draft], plans: list[Plan]) -> None:
     """Which keys stay taken after their message has ended, and which continuations have come."""
     number, now = records.number, records.now
@@ -332,7 +351,7 @@ def _remember(records: QueueRecords, drafts: Sequence[Draft], plans: list[Plan])
     ]
     if windows:
         records.sweep("window", len(windows))
-        records.step.execute_many(_WINDOW_SET, windows)
+        records.step.execute_many(WINDOW_SET, windows)
     # Also those whose key was taken: that answer is final, and must not change because it was sent again.
     arrivals = [
         (number, draft.id, now + ARRIVAL_TTL_MS)

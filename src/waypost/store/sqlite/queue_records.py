@@ -54,7 +54,7 @@ _FRESH_NUMBERS = dict.fromkeys(NUMBERS, 0) | {"journal_first": 1, "journal_swept
 COLUMNS = (
     'm.seq, m.id, m.state, m.priority, m.position, m.ready_ms, m.published_ms, m.size, m.key, m."group", m.token, '
     "m.deliveries, m.attempts, m.nonce, m.worker, m.claimed_ms, m.lease_end_ms, m.lease_ms, m.cancel_requested, "
-    "m.cause, m.ended_ms, m.reason, m.error_type, m.error, m.chain, m.rank, m.holds"
+    "m.cause, m.ended_ms, m.reason, m.error_type, m.error, m.chain, m.rank, m.holds, m.key_mode, m.freed_key"
 )
 
 #: How many trimmed rows of the journal one step deletes: more than a step adds, but few enough not to block others.
@@ -158,6 +158,10 @@ class Record(Struct, gc=False):
     #: Its place in its group before its position; None if no group counts it. See `grouping.py`.
     rank: int | None = None
     holds: int = 0
+    #: How long it has its key, a number of `UNIQUE_NUMBERS`; None: while it is unfinished.
+    key_mode: int | None = None
+    #: The key that it gave up when it was claimed; it has none since then.
+    freed_key: str | None = None
 
     def ready_after_wait(self, now: int) -> int:
         """Return when it may be claimed if it need not wait any more: now, unless it was published with a delay.
@@ -165,6 +169,11 @@ class Record(Struct, gc=False):
         Without a delay `ready_ms` is the time of the publish, which may be ahead of a clock that was set back since.
         """
         return now if self.ready_ms == self.published_ms else max(self.ready_ms, now)
+
+    @property
+    def published_key(self) -> str | None:
+        """The key that it was published with."""
+        return self.key if self.freed_key is None else self.freed_key
 
 
 class Holder(Struct):
@@ -401,7 +410,7 @@ class QueueRecords:
             ))  # fmt: skip
         else:
             self._events.append((
-                event, record.id, record.key, record.group, record.priority, record.token, record.deliveries,
+                event, record.id, record.published_key, record.group, record.priority, record.token, record.deliveries,
                 record.attempts, worker, due_ms, cause, reason, error_type,
                 run_ms, wait_ms, record.size, operation, record.chain, schedule, body, error,
             ))  # fmt: skip

@@ -48,6 +48,8 @@ ADDED = {
     ("message", "rank"): "INTEGER",
     ("message", "holds"): "INTEGER NOT NULL DEFAULT 0",
     ("message", "expires_ms"): "INTEGER",
+    ("message", "key_mode"): "INTEGER",
+    ("message", "freed_key"): "TEXT",
 } | {("minute", counter): "INTEGER" for counter in MINUTE_COUNTERS[MINUTE_COUNTERS_FIRST:]}
 #: Tables that the first release did not have; they are made in the same way.
 ADDED_TABLES = ("record", "entry", "group")

@@ -84,7 +84,11 @@ CREATE TABLE {message} (
     rank INTEGER,
     holds INTEGER NOT NULL DEFAULT 0,
     -- When it lapses: see `expires.py`.
-    expires_ms INTEGER
+    expires_ms INTEGER,
+    -- How long it has its key (a number of `UNIQUE_NUMBERS`; null: while it is unfinished), and the key that it gave up
+    -- when it was claimed: `key` is null since then.
+    key_mode INTEGER,
+    freed_key TEXT
 );
 CREATE UNIQUE INDEX {message:id} ON {message} (queue, id);
 CREATE INDEX {message:ready} ON {message} (queue, priority DESC, position, id) WHERE state = {READY};
@@ -206,7 +210,8 @@ CREATE TABLE {reader} (
     PRIMARY KEY (queue, name)
 ) WITHOUT ROWID;
 
--- What lives for a while: each has an end and an index on it, and is swept a bounded number at a time.
+-- What lives for a while: each has an end and an index on it, and is swept a bounded number at a time. The window of a
+-- dead letter whose key is in use has no end.
 CREATE TABLE {window} (
     queue INTEGER NOT NULL,
     key TEXT NOT NULL,

@@ -30,8 +30,8 @@ _HELD = """
     WHERE seq BETWEEN ? AND ? AND queue = ? AND state = {LEASED} AND nonce = ?"""
 #: Messages that are leased, and whether they have neither key nor chain.
 _HELD_BY_IDS = """
-    SELECT m.id, m.nonce, m.key IS NULL AND m.chain IS NULL, m.seq, m.token, m.priority, m."group", m.deliveries,
-        m.attempts, m.size, m.claimed_ms, m.worker
+    SELECT m.id, m.nonce, coalesce(m.key, m.freed_key, m.chain) IS NULL, m.seq, m.token, m.priority, m."group",
+        m.deliveries, m.attempts, m.size, m.claimed_ms, m.worker
     FROM json_each(?) j CROSS JOIN {message} m INDEXED BY {message:id}
     WHERE m.queue = ? AND m.id = j.value AND m.state = {LEASED}"""
 _RESULT_SET = """

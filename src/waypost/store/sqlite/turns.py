@@ -18,9 +18,9 @@ from waypost.store.sqlite.schema import READY
 
 #: What a claim needs of a message: as in `claim.py`, without its body.
 _FIELDS = f"""
-    m.seq, m.id, m.priority, m.ready_ms, m.published_ms, m.size, m.token, m.deliveries, m.attempts, m.key, m."group",
-    m.cause, m.chain, {OTHERS_SOUND}"""
-_FIELDS_COUNT, _SIZE, _DELIVERIES = 14, 5, 7
+    m.seq, m.id, m.priority, m.ready_ms, m.published_ms, m.size, m.token, m.deliveries, m.attempts,
+    coalesce(m.key, m.freed_key), m."group", m.cause, m.chain, {OTHERS_SOUND}, m.key_mode"""
+_FIELDS_COUNT, _SIZE, _DELIVERIES = 15, 5, 7
 _HEAD = f"""
     SELECT m.seq FROM {{message}} m INDEXED BY {{message:group}}
     WHERE m.queue = g.queue AND m."group" IS nullif(g.name, '') AND m.state = {READY} AND m.rank IS NOT NULL

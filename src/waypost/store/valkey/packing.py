@@ -13,7 +13,7 @@ import msgspec
 
 from waypost.errors import SchemaTooNew
 from waypost.identity import SESSION_BYTES, operation_id
-from waypost.policy import DEFAULT_GROUP, GroupSettings, PolicyRecord
+from waypost.policy import DEFAULT_GROUP, UNIQUE_NUMBERS, GroupSettings, PolicyRecord
 from waypost.store.port import Draft, Hold, forwarded_draft
 from waypost.store.valkey.scripts import CAUSES, COUNTERS, EVENTS
 from waypost.values import (
@@ -45,6 +45,9 @@ ROUTING = Struct(">BBQQHHI")
 #: What stands before the draft of a message that lapses: a mark, whether the expiry is a time, and the expiry.
 EXPIRY = Struct(">BBQ")
 EXPIRING = 31
+#: What stands before the draft of a message whose key is in use for another time than while it is unfinished: a mark,
+#: and the number of that time.
+UNIQUE = 30
 SETTLEMENT = Struct(">24scI12scQQHHIIBB")
 CONTINUATION = Struct(">24sHI")
 TEXT_ITEM = Struct(">BBIH")
@@ -103,6 +106,8 @@ def pack_routed(draft: Draft) -> bytes:
     expiry = b""
     if draft.expires_ms:
         expiry = EXPIRY.pack(EXPIRING, draft.expires_ms > 0, abs(draft.expires_ms))
+    if draft.unique != "live":
+        expiry += bytes((UNIQUE, UNIQUE_NUMBERS[draft.unique]))
     return b"".join((expiry, head, key, group, copy, chain, after, draft.envelope))
 
 

@@ -2,6 +2,7 @@
 
     publish    what is stored is what was sent, once, in order, within the cap
     keys       deduplication, conflicts, windows, generations
+    unique     how long a message has its key
     removal    an empty queue is removed whole, and late calls for it do not reach the next queue of its name
     queue      pause, policy, limits, namespaces, listings
     groups     turns, order and limits of groups
@@ -80,6 +81,7 @@ from waypost.testing.conformance.schedules import (
 from waypost.testing.conformance.settle import TestCancel, TestContinuations, TestOutcomes, TestResults
 from waypost.testing.conformance.side_effects import TestEndsInsideClaims, TestSideEffects
 from waypost.testing.conformance.timers import TestReschedule, TestTimers
+from waypost.testing.conformance.unique import TestLiveOrDead, TestUntilClaimed
 from waypost.testing.conformance.wake import TestPollSoon, TestWakeUps
 from waypost.testing.conformance.workers import TestWorkerRegister, TestWorkerRequests
 
@@ -121,6 +123,7 @@ __all__ = [
     "TestLinks",
     "TestListings",
     "TestLiveKeys",
+    "TestLiveOrDead",
     "TestLocate",
     "TestLostReplies",
     "TestMinutes",
@@ -150,6 +153,7 @@ __all__ = [
     "TestTrace",
     "TestTurns",
     "TestUnknownQueues",
+    "TestUntilClaimed",
     "TestWaiting",
     "TestWakeUps",
     "TestWindows",

@@ -40,6 +40,12 @@ class TestExpiry:
         bench.check_invariants()
 
     @pytest.mark.promise("PUB-10")
+    def test_the_id_of_a_message_that_lapsed_can_be_published_again_with_its_key(self, bench: Bench) -> None:
+        published = bench.publish(key="k", expires=5)
+        bench.after(5)
+        assert bench.publish(key="k", id=published.id).status == "queued"
+
+    @pytest.mark.promise("PUB-10")
     def test_a_message_is_handed_out_until_its_expiry(self, bench: Bench) -> None:
         published = bench.publish(expires=5)
         bench.after(4.999)

@@ -772,6 +772,14 @@ class TestGroupSettings:
 class TestGroupSwitches:
     """Settings that change under a live queue: nothing is lost, and no order."""
 
+    @pytest.mark.promise("QUEUE-2", "QUEUE-7")
+    def test_settings_of_a_group_are_listed_after_turns_were_off(self, bench: Bench) -> None:
+        bench.configure(fair=True)
+        bench.configure_group("a", max_running=2)
+        bench.configure(fair=False)
+        bench.configure(fair=True)
+        assert [(group.group, group.max_running) for group in bench.groups()] == [("a", 2)]
+
     @pytest.mark.promise("QUEUE-2", "QUEUE-6")
     def test_turns_can_be_switched_on_and_off(self, bench: Bench) -> None:
         ids = fill(bench, "aaaabb-")

@@ -279,6 +279,15 @@ BEGIN
     END IF;
 END $body$;
 
+-- Write how long messages have their keys that this step has stored, with numbers from `p_first` on.
+CREATE OR REPLACE FUNCTION {set_key_modes}(q {queue}, p_first bigint, p_envelopes bytea[], p_modes smallint[]) RETURNS void
+LANGUAGE plpgsql AS $body$
+BEGIN
+    UPDATE {message} m SET key_mode = u.mode FROM unnest(p_envelopes, p_modes) AS u (data, mode)
+    WHERE u.mode > 0 AND m.queue = q.number AND m.id = convert_from(substr(u.data, 2, {ID_CHARACTERS}), 'UTF8')
+        AND m.seq >= p_first;
+END $body$;
+
 -- A draft whose key is in use, or was a moment ago: decided under the lock of the owner's row.
 CREATE OR REPLACE FUNCTION {accept_conflict}(
     q {queue}, p_now bigint, p_op text, p_id text, p_seq bigint, p_data bytea, p_key text, p_rule text, p_due bigint,

@@ -75,8 +75,8 @@ BEGIN
                 UPDATE {message} m SET lease_end_ms = v_now + m.lease_ms, nonce = v_nonce
                 WHERE m.queue = q.number AND m.state = {LEASED} AND m.nonce = decode(left(v_first, {NONCE_DIGITS}), 'hex') RETURNING m.*
             )
-            SELECT NULL::text, m.id, m.token, m.deliveries, m.attempts, m.rank, m.key, m."group", m.published_ms,
-                m.ready_ms, m.claimed_ms, m.lease_end_ms, m.data, m.chain
+            SELECT NULL::text, m.id, m.token, m.deliveries, m.attempts, m.rank, coalesce(m.key, m.freed_key), m."group",
+                m.published_ms, m.ready_ms, m.claimed_ms, m.lease_end_ms, m.data, m.chain
             FROM armed m ORDER BY m.rank, m.position, m.id;
         v_more := FOUND;
         p_replay := true;
@@ -165,14 +165,16 @@ BEGIN
                     -- of those for many. They do the same.
                     UPDATE {message} m SET state = {LEASED}, token = greatest(m.token, v_floor) + 1, claims = m.claims + 1,
                         deliveries = m.deliveries + 1, nonce = v_nonce, worker = p_worker, claimed_ms = v_now,
-                        lease_end_ms = v_now + q.lease_ms, lease_ms = q.lease_ms
+                        lease_end_ms = v_now + q.lease_ms, lease_ms = q.lease_ms,
+                        key = CASE WHEN m.key_mode = {UNTIL_CLAIMED} THEN NULL ELSE m.key END,
+                        freed_key = CASE WHEN m.key_mode = {UNTIL_CLAIMED} THEN coalesce(m.key, m.freed_key) END
                     FROM (
                         SELECT o.ctid AS place FROM {message} o WHERE o.queue = q.number AND o.state = {READY}
                             AND (o.expires_ms IS NULL OR o.expires_ms > v_now)
                         ORDER BY o.rank, o.position, o.id LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED) c
                     WHERE m.ctid = c.place AND (q.max_deliveries IS NULL OR m.deliveries < q.max_deliveries)
-                    RETURNING m.id, m.token, m.claims, m.deliveries, m.attempts, m.rank, m.key, m."group", m.published_ms,
-                        m.ready_ms, m.cause, length(m.data)::bigint AS size, m.data, m.chain, m.group_rank, m.ctid AS place INTO v_one;
+                    RETURNING m.id, m.token, m.claims, m.deliveries, m.attempts, m.rank, coalesce(m.key, m.freed_key) AS key,
+                        m."group", m.published_ms, m.ready_ms, m.cause, length(m.data)::bigint AS size, m.data, m.chain, m.group_rank, m.ctid AS place INTO v_one;
                     IF FOUND THEN
                         IF v_one.group_rank IS NOT NULL THEN
                             PERFORM {change_claimed}(q, ARRAY[v_one.place]);
@@ -262,11 +264,13 @@ BEGIN
                     ), leased AS MATERIALIZED (
                         UPDATE {message} m SET state = {LEASED}, token = greatest(m.token, v_floor) + 1,
                             claims = m.claims + 1, deliveries = m.deliveries + 1, nonce = v_nonce, worker = p_worker,
-                            claimed_ms = v_now, lease_end_ms = v_now + q.lease_ms, lease_ms = q.lease_ms
+                            claimed_ms = v_now, lease_end_ms = v_now + q.lease_ms, lease_ms = q.lease_ms,
+                            key = CASE WHEN m.key_mode = {UNTIL_CLAIMED} THEN NULL ELSE m.key END,
+                            freed_key = CASE WHEN m.key_mode = {UNTIL_CLAIMED} THEN coalesce(m.key, m.freed_key) END
                         FROM chosen c
                         WHERE m.ctid = c.place
-                        RETURNING c.n, m.id, m.token, m.claims, m.deliveries, m.attempts, m.rank, m.key, m."group",
-                            m.published_ms, m.ready_ms, m.cause, length(m.data) AS size, m.data, m.chain
+                        RETURNING c.n, m.id, m.token, m.claims, m.deliveries, m.attempts, m.rank,
+                            coalesce(m.key, m.freed_key) AS key, m."group", m.published_ms, m.ready_ms, m.cause, length(m.data) AS size, m.data, m.chain
                     ), s AS MATERIALIZED (
                         SELECT count(*) AS count, count(l.key) AS keyed, count(l."group") AS grouped,
                             count(l.cause) AS caused, count(l.chain) AS chained, min(l.rank) AS rank, max(l.rank) AS rank_max,
@@ -452,7 +456,7 @@ BEGIN
     WITH taken AS MATERIALIZED (
         DELETE FROM {message} m USING unnest(p_ids) WITH ORDINALITY AS u (id, n) WHERE m.queue = q.number AND m.id = u.id
         RETURNING u.n, m.id, greatest(m.token, v_floor) + 1 AS token, m.claims + 1 AS claims,
-            m.deliveries + 1 AS deliveries, m.attempts, m.rank, m.key, m."group", m.published_ms, m.ready_ms, m.cause, m.cancel_requested, m.reason, m.error_type, m.error, m.data,
+            m.deliveries + 1 AS deliveries, m.attempts, m.rank, coalesce(m.key, m.freed_key) AS key, m."group", m.published_ms, m.ready_ms, m.cause, m.cancel_requested, m.reason, m.error_type, m.error, m.data,
             m.chain
     ), c AS (
         INSERT INTO {completed}
@@ -551,7 +555,8 @@ BEGIN
         UPDATE {message} m SET state = {READY}, keeps_place = NULL,
             position = CASE WHEN m.keeps_place IS NULL THEN p.position ELSE m.position END
         FROM placed p WHERE m.ctid = p.place
-        RETURNING m.id, m.key, m."group", m.rank, m.token, m.claims, m.deliveries, m.attempts, m.data, m.chain, m.group_rank
+        RETURNING m.id, coalesce(m.key, m.freed_key) AS key, m."group", m.rank, m.token, m.claims, m.deliveries, m.attempts,
+            m.data, m.chain, m.group_rank
     ), j AS (
         INSERT INTO {entry} (
             queue, count, xid, seq, at_ms, event, operation, ids, keys, groups, ranks, tokens, deliveries, attempts,
@@ -621,7 +626,8 @@ BEGIN
         SET state = {READY}, cause = 'expired', ready_ms = t.lease_end_ms,
             position = CASE WHEN t.group_rank = {RANK_ORDERED} THEN t.position ELSE t.lease_end_ms - {HEAD_OFFSET} END
         FROM ended e WHERE t.ctid = e.place
-        RETURNING t.id, t.key, t."group", t.rank, t.token, t.claims, t.deliveries, t.attempts, t.worker, t.claimed_ms,
+        RETURNING t.id, coalesce(t.key, t.freed_key) AS key, t."group", t.rank, t.token, t.claims, t.deliveries, t.attempts,
+            t.worker, t.claimed_ms,
             length(t.data) AS size, t.chain, t.group_rank
     ), j AS (
         INSERT INTO {entry} (

@@ -57,7 +57,7 @@ BEGIN
         workers, dues, causes, reasons, error_types, runs, sizes, chains, claims, errors
     ) VALUES (
         q.number, 1, pg_current_xact_id()::text::bigint, nextval('{sequence}'), p_now, p_event, p_op,
-        CASE WHEN m.id IS NOT NULL THEN ARRAY[m.id] END, CASE WHEN m.key IS NOT NULL THEN ARRAY[m.key] END,
+        CASE WHEN m.id IS NOT NULL THEN ARRAY[m.id] END, CASE WHEN coalesce(m.key, m.freed_key) IS NOT NULL THEN ARRAY[coalesce(m.key, m.freed_key)] END,
         CASE WHEN m."group" IS NOT NULL THEN ARRAY[m."group"] END,
         CASE WHEN m.rank IS NOT NULL THEN ARRAY[m.rank] END,
         CASE WHEN m.token IS NOT NULL THEN ARRAY[m.token] END,
@@ -121,14 +121,14 @@ BEGIN
         nullif((p_end = 'replaced')::int, 0), CASE WHEN v_run IS NOT NULL THEN 1 END, v_run, v_run);
     IF p_end = 'dead' THEN
         UPDATE {message} t SET state = {DEAD}, ended_ms = p_now, reason = m.reason, error_type = m.error_type,
-            error = m.error, attempts = m.attempts, keeps_place = NULL
+            error = m.error, attempts = m.attempts, keeps_place = NULL, key = coalesce(t.key, t.freed_key), freed_key = NULL
         WHERE t.queue = q.number AND t.id = m.id;
     ELSE
         DELETE FROM {message} t WHERE t.queue = q.number AND t.id = m.id;
         IF p_end = 'done' AND q.completed_max > 0 THEN
             INSERT INTO {completed} VALUES (
-                nextval('{sequence}'), q.number, m.id, m.key, m."group", m.rank, m.token, m.deliveries, m.attempts,
-                m.published_ms, m.ready_ms, m.cancel_requested, p_now, m.reason, m.error_type, m.error, m.data);
+                nextval('{sequence}'), q.number, m.id, coalesce(m.key, m.freed_key), m."group", m.rank, m.token,
+                m.deliveries, m.attempts, m.published_ms, m.ready_ms, m.cancel_requested, p_now, m.reason, m.error_type, m.error, m.data);
             PERFORM {trim_completed}(q.number, q.completed_max, {RECLAIM_MAX});
         END IF;
     END IF;
@@ -155,6 +155,9 @@ BEGIN
     SELECT * INTO h FROM {message} t
     WHERE t.queue = q.number AND t.key = m.key AND t.key IS NOT NULL AND t.state = {WAITING} FOR UPDATE;
     IF NOT FOUND THEN
+        IF p_end = 'dead' AND m.key_mode = {LIVE_OR_DEAD} THEN
+            PERFORM {keep_keys}(q.number, ARRAY[m.id]);
+        END IF;
         RETURN;
     END IF;
     -- Without a delay: now, also if the clock was set back since the publish.
@@ -170,6 +173,14 @@ BEGIN
     PERFORM {write_event}(q, p_now, p_op, 'promoted', h, 'unparked');
     PERFORM {add_side_effect}(q.name, 'promoted', 'unparked', ARRAY[h.id], ARRAY[h.token]);
     fresh := fresh + (v_ready <= p_now)::int;
+END $body$;
+
+-- The keys of these dead letters stay in use: like the window of a finished message, but without an end.
+CREATE OR REPLACE FUNCTION {keep_keys}(p_queue integer, p_ids text[]) RETURNS void LANGUAGE plpgsql AS $body$
+BEGIN
+    INSERT INTO {window} (queue, key, message_id, until_ms)
+    SELECT p_queue, m.key, m.id, {NO_END_MS} FROM {message} m WHERE m.queue = p_queue AND m.id = ANY (p_ids) ORDER BY m.key
+    ON CONFLICT (queue, key) DO UPDATE SET message_id = excluded.message_id, until_ms = excluded.until_ms;
 END $body$;
 
 -- Let finished messages beyond the cap go, oldest first, a bounded number at a time. Returns how many went.
@@ -218,6 +229,7 @@ DECLARE
     v_places tid[];
     v_ids text[];
     v_tokens bigint[];
+    v_keys text[];
 BEGIN
     IF p_ids IS NULL THEN
         SELECT array_agg(c.place) INTO v_places FROM (
@@ -234,7 +246,7 @@ BEGIN
     ), gone AS MATERIALIZED (
         DELETE FROM {message} m USING chosen c WHERE m.ctid = c.place
         RETURNING m.id, m.key, m."group", m.rank, m.token, m.claims, m.deliveries, m.attempts, m.ended_ms,
-            length(m.data) AS size, m.chain
+            length(m.data) AS size, m.chain, m.key_mode
     ), j AS (
         INSERT INTO {entry} (
             queue, count, xid, seq, at_ms, event, operation, ids, keys, groups, ranks, tokens, deliveries, attempts,
@@ -249,8 +261,11 @@ BEGIN
         INSERT INTO {tally} (seq, queue, minute, dead_kept)
         SELECT nextval('{sequence}'), q.number, p_now / 60000, -count(*) FROM gone HAVING count(*) > 0
     )
-    SELECT array_agg(g.id), array_agg(g.token) INTO v_ids, v_tokens
-    FROM (SELECT * FROM gone g ORDER BY g.ended_ms, g.id) g;
+    SELECT array_agg(g.id), array_agg(g.token), array_agg(g.key) FILTER (WHERE g.key_mode = {LIVE_OR_DEAD})
+    INTO v_ids, v_tokens, v_keys FROM (SELECT * FROM gone g ORDER BY g.ended_ms, g.id) g;
+    IF v_keys IS NOT NULL THEN
+        DELETE FROM {window} w WHERE w.queue = q.number AND w.key = ANY (v_keys) AND w.message_id = ANY (v_ids);
+    END IF;
     IF p_cause NOT IN ('purge', 'edited') THEN
         PERFORM {add_side_effect}(q.name, 'dead_trimmed', p_cause, v_ids, v_tokens);
     END IF;

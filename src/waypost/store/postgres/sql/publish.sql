@@ -11,7 +11,7 @@ CREATE OR REPLACE FUNCTION {publish}(
     p_priorities smallint[], p_groups text[], p_delays bigint[], p_ats bigint[], p_copies bytea[], p_keys text[],
     p_windows bigint[], p_rules text[], p_forwarded boolean[], p_chains text[] DEFAULT NULL,
     p_places integer[] DEFAULT NULL, p_afters text[] DEFAULT NULL, p_capped boolean[] DEFAULT NULL,
-    p_expires bigint[] DEFAULT NULL
+    p_expires bigint[] DEFAULT NULL, p_modes smallint[] DEFAULT NULL
 ) RETURNS text LANGUAGE plpgsql {settings} AS $body$
 DECLARE
     q {queue};
@@ -47,7 +47,8 @@ BEGIN
         BEGIN
             RETURN {publish}(
                 p_queue, p_clock, p_session, p_number, 0, p_envelopes, p_priorities, p_groups, p_delays, p_ats,
-                p_copies, p_keys, p_windows, p_rules, p_forwarded, p_chains, p_places, p_afters, p_capped, p_expires);
+                p_copies, p_keys, p_windows, p_rules, p_forwarded, p_chains, p_places, p_afters, p_capped, p_expires,
+                p_modes);
         EXCEPTION WHEN SQLSTATE 'WPFUL' THEN
             RETURN json_build_array('F', ARRAY[SQLERRM], '{}'::text[], '{}'::text[])::text;
         END;
@@ -80,6 +81,9 @@ BEGIN
         p_forwarded, p_chains, p_places, p_afters, p_capped);
     IF p_expires IS NOT NULL THEN
         PERFORM {set_expiries}(q, v_now, v_done.first_seq, p_envelopes, p_expires);
+    END IF;
+    IF p_modes IS NOT NULL THEN
+        PERFORM {set_key_modes}(q, v_done.first_seq, p_envelopes, p_modes);
     END IF;
     IF v_lapsed IS NOT NULL THEN
         v_done.followups := v_lapsed.followups || v_done.followups;

@@ -14,6 +14,7 @@ DECLARE
     v_ids text[];
     v_moved text[];
     v_duplicates text[];
+    v_keys text[];
     v_fresh bigint;
 BEGIN
     -- Before the row is read: messages are stored by its settings, as a publish does.
@@ -46,19 +47,19 @@ BEGIN
                 EXISTS (SELECT 1 FROM {message} o
                     WHERE o.queue = q.number AND o.key = m.key AND o.key IS NOT NULL AND o.state < {WAITING})
                 OR EXISTS (SELECT 1 FROM {window} w
-                    WHERE w.queue = q.number AND w.key = m.key AND w.until_ms + 0 > v_now)) AS taken
+                    WHERE w.queue = q.number AND w.key = m.key AND w.until_ms + 0 > v_now AND w.message_id <> m.id)) AS taken
             FROM {message} m WHERE m.queue = q.number AND m.id = u.id OFFSET 0) t
     ), judged AS MATERIALIZED (
         -- Of two with one key the first takes it.
         SELECT c.n, c.place, c.position,
-            c.taken OR c.key IS NOT NULL AND row_number() OVER (PARTITION BY c.key ORDER BY c.n) > 1 AS duplicate
+            c.taken OR c.key IS NOT NULL AND row_number() OVER (PARTITION BY c.key, c.taken ORDER BY c.n) > 1 AS duplicate
         FROM chosen c
     ), back AS MATERIALIZED (
         UPDATE {message} t SET state = {READY}, position = j.position, ready_ms = v_now, deliveries = 0, attempts = 0,
             reason = NULL, error_type = NULL, error = NULL, ended_ms = NULL, cause = 'redriven', expires_ms = NULL,
             cancel_requested = false, group_rank = {group_rank}(q.group_mode, t."group", t.rank)
         FROM (SELECT * FROM judged o ORDER BY o.n) j WHERE t.ctid = j.place AND NOT j.duplicate
-        RETURNING j.n, t.id, t.key, t."group", t.rank, t.token, t.claims, length(t.data) AS size, t.chain
+        RETURNING j.n, t.id, t.key, t."group", t.rank, t.token, t.claims, length(t.data) AS size, t.chain, t.key_mode
     ), stay AS MATERIALIZED (
         UPDATE {message} t SET reason = 'duplicate' FROM judged j WHERE t.ctid = j.place AND j.duplicate
         RETURNING j.n, t.id
@@ -77,8 +78,12 @@ BEGIN
         FROM back HAVING count(*) > 0
     )
     SELECT coalesce((SELECT array_agg(b.id ORDER BY b.n) FROM back b), '{}'),
-        coalesce((SELECT array_agg(s.id ORDER BY s.n) FROM stay s), '{}')
-    INTO v_moved, v_duplicates;
+        coalesce((SELECT array_agg(s.id ORDER BY s.n) FROM stay s), '{}'),
+        (SELECT array_agg(b.key) FROM back b WHERE b.key_mode = {LIVE_OR_DEAD})
+    INTO v_moved, v_duplicates, v_keys;
+    IF v_keys IS NOT NULL THEN
+        DELETE FROM {window} w WHERE w.queue = q.number AND w.key = ANY (v_keys) AND w.message_id = ANY (v_moved);
+    END IF;
     v_fresh := cardinality(v_moved);
     IF q.group_mode > 0 THEN
         v_fresh := {add_to_groups}(q, v_now, array_fill('new'::text, ARRAY[cardinality(v_moved)]), NULL, ARRAY(
@@ -105,19 +110,28 @@ DECLARE
     q {queue} := {open_queue}(p_queue);
     v_now bigint := {clock}(p_clock);
     v_first text := {first_result}(q.number, q.removed_ms, p_session, p_number, v_now, p_ttl);
+    m {message};
+    v_had_key boolean := false;
 BEGIN
     IF v_first IS NOT NULL THEN
         RETURN v_first;
     END IF;
-    PERFORM 1 FROM {message} t WHERE t.queue = q.number AND t.id = p_id AND t.state + 0 = {DEAD} FOR UPDATE;
+    SELECT * INTO m FROM {message} t WHERE t.queue = q.number AND t.id = p_id AND t.state + 0 = {DEAD} FOR UPDATE;
     IF NOT FOUND THEN
         RETURN NULL;
     END IF;
+    -- The message takes over what the letter has: how long its key is in use, and the key itself.
+    IF m.key_mode = {LIVE_OR_DEAD} THEN
+        DELETE FROM {window} w WHERE w.queue = q.number AND w.key = m.key AND w.message_id = m.id;
+        v_had_key := FOUND;
+    END IF;
     v_first := {publish}(
         p_queue, v_now, p_session, p_number, 0, p_envelopes, p_priorities, p_groups, p_delays, p_ats, p_copies, p_keys,
-        p_windows, p_rules, p_forwarded);
+        p_windows, p_rules, p_forwarded, p_modes => CASE WHEN m.key_mode IS NOT NULL THEN ARRAY[m.key_mode] END);
     IF (v_first::json ->> 0) IN ('', 'q', 'd') THEN
         PERFORM {remove_dead}(q, v_now, {operation_id}(p_session, p_number), 'edited', 1, ARRAY[p_id]);
+    ELSIF v_had_key THEN
+        PERFORM {keep_keys}(q.number, ARRAY[m.id]);
     END IF;
     IF {store_result}(q.number, p_session, p_number, v_now + p_ttl, v_first) THEN
         PERFORM {tidy}(q, v_now);
@@ -210,8 +224,8 @@ BEGIN
     END LOOP;
     WITH gone AS MATERIALIZED (
         DELETE FROM {message} t WHERE t.queue = q.number AND t.id = ANY (v_ids)
-        RETURNING t.id, t.key, t."group", t.rank, t.token, t.claims, t.deliveries, t.attempts, length(t.data) AS size,
-            t.group_rank, t.keeps_place
+        RETURNING t.id, coalesce(t.key, t.freed_key) AS key, t."group", t.rank, t.token, t.claims, t.deliveries, t.attempts,
+            length(t.data) AS size, t.group_rank, t.keeps_place
     ), j AS (
         INSERT INTO {entry} (
             queue, count, xid, seq, at_ms, event, operation, ids, keys, groups, ranks, tokens, deliveries, attempts,

@@ -277,8 +277,8 @@ BEGIN
             AND (m.key IS NULL OR p_keyed AND NOT EXISTS (
                 SELECT 1 FROM {message} h
                 WHERE h.queue = q.number AND h.key = m.key AND h.key IS NOT NULL AND h.state = {WAITING}))
-        RETURNING m.id, m.key, m."group", m.rank, m.token, m.claims, m.deliveries, m.attempts, m.worker, m.claimed_ms,
-            length(m.data) AS size, m.group_rank
+        RETURNING m.id, coalesce(m.key, m.freed_key) AS key, m."group", m.rank, m.token, m.claims, m.deliveries, m.attempts,
+            m.worker, m.claimed_ms, length(m.data) AS size, m.group_rank
     ), s AS MATERIALIZED (
         SELECT count(*) AS count, array_agg(g.id) AS ids, count(g.key) AS keyed, count(g."group") AS grouped,
             count(g.group_rank) AS ranked,
@@ -357,8 +357,8 @@ BEGIN
             error_type = CASE w.outcome WHEN 'retry' THEN w.error_type ELSE m.error_type END,
             error = CASE w.outcome WHEN 'retry' THEN w.error ELSE m.error END
         FROM wanted w WHERE m.ctid = w.place
-        RETURNING w.n, w.reason, w.error_type, w.error, m.id, m.key, m."group", m.rank, m.token, m.claims, m.deliveries,
-            m.attempts, m.worker, m.claimed_ms, m.cause, m.ready_ms, m.state, length(m.data) AS size, m.chain, m.group_rank
+        RETURNING w.n, w.reason, w.error_type, w.error, m.id, coalesce(m.key, m.freed_key) AS key, m."group", m.rank,
+            m.token, m.claims, m.deliveries, m.attempts, m.worker, m.claimed_ms, m.cause, m.ready_ms, m.state, length(m.data) AS size, m.chain, m.group_rank
     ), j AS (
         INSERT INTO {entry} (
             queue, count, xid, seq, at_ms, event, operation, ids, keys, groups, ranks, tokens, deliveries, attempts,
@@ -421,6 +421,7 @@ CREATE OR REPLACE FUNCTION {settle_end}(
 DECLARE
     v_keys text[];
     v_ids text[];
+    v_kept text[];
     v_dead bigint;
 BEGIN
     WITH wanted AS MATERIALIZED (
@@ -441,17 +442,18 @@ BEGIN
             AND (p_sources IS NULL OR u.n <> ALL (p_sources))
     ), buried AS (
         UPDATE {message} m SET state = {DEAD}, ended_ms = p_now, reason = w.reason, error_type = w.error_type,
-            error = w.error,
+            error = w.error, key = coalesce(m.key, m.freed_key), freed_key = NULL,
             attempts = m.attempts + (w.reason IN ('retries_exhausted', 'retry_policy_failed'))::int
         FROM wanted w WHERE m.ctid = w.place AND w.outcome = 'dead'
         RETURNING w.n, 'dead' AS event, w.result, w.result_ttl, m.id, m.key, m."group", m.rank, m.token, m.claims,
             m.deliveries, m.attempts, m.worker, m.claimed_ms, m.published_ms, m.ready_ms, m.cancel_requested, m.reason,
-            m.error_type, m.error, m.data, m.group_rank
+            m.error_type, m.error, m.data, m.group_rank, m.key_mode
     ), removed AS (
         DELETE FROM {message} m USING wanted w WHERE m.ctid = w.place AND w.outcome <> 'dead'
         RETURNING w.n, CASE w.outcome WHEN 'drop' THEN 'dropped' ELSE 'done' END AS event, w.result, w.result_ttl,
-            m.id, m.key, m."group", m.rank, m.token, m.claims, m.deliveries, m.attempts, m.worker, m.claimed_ms,
-            m.published_ms, m.ready_ms, m.cancel_requested, m.reason, m.error_type, m.error, m.data, m.group_rank
+            m.id, coalesce(m.key, m.freed_key), m."group", m.rank, m.token, m.claims, m.deliveries, m.attempts, m.worker,
+            m.claimed_ms, m.published_ms, m.ready_ms, m.cancel_requested, m.reason, m.error_type, m.error, m.data,
+            m.group_rank, m.key_mode
     ), ended AS MATERIALIZED (
         SELECT * FROM buried UNION ALL SELECT * FROM removed
     ), r AS (
@@ -495,13 +497,17 @@ BEGIN
         array_agg(CASE e.event WHEN 'done' THEN 'd' WHEN 'dead' THEN 'x' ELSE 'p' END),
         array_agg(e.key) FILTER (WHERE e.key IS NOT NULL AND e.event <> 'done'),
         array_agg(e.id) FILTER (WHERE e.key IS NOT NULL AND e.event <> 'done'),
-        count(*) FILTER (WHERE e.event = 'dead'), array_agg(e."group") FILTER (WHERE e.group_rank IS NOT NULL)
-    INTO places, letters, v_keys, v_ids, v_dead, groups FROM ended e;
+        count(*) FILTER (WHERE e.event = 'dead'), array_agg(e."group") FILTER (WHERE e.group_rank IS NOT NULL),
+        array_agg(e.id) FILTER (WHERE e.event = 'dead' AND e.key_mode = {LIVE_OR_DEAD})
+    INTO places, letters, v_keys, v_ids, v_dead, groups, v_kept FROM ended e;
     IF groups IS NOT NULL THEN
         PERFORM {change_groups}(q.number, groups, {JOINS_IF_LIMITED}::smallint, 0, -1, 0);
     END IF;
     IF v_keys IS NOT NULL THEN
         DELETE FROM {window} w WHERE w.queue = q.number AND w.key = ANY (v_keys) AND w.message_id = ANY (v_ids);
+    END IF;
+    IF v_kept IS NOT NULL THEN
+        PERFORM {keep_keys}(q.number, v_kept);
     END IF;
     IF q.completed_max > 0 THEN
         PERFORM {trim_completed}(q.number, q.completed_max, {RECLAIM_MAX} + cardinality(places));

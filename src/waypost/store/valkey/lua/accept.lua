@@ -60,6 +60,9 @@ must_be('zset', WAITING)
 must_be('hash', ERRORS)
 must_be('zset', ARRIVALS)
 
+-- The dead letter whose place the draft takes, if there is one.
+local edited_letter
+
 -- A key's window, or false. It may be written, so it must be ours.
 local function window_of(key)
   local window = redis.pcall('GET', OWN .. 'window:' .. key)
@@ -89,7 +92,13 @@ local function plan(draft)
   end
   if not holder then
     local window = window_of(draft.key)
-    if kept_until(window, 25) <= now then return 'new', draft.id end
+    local window_end = kept_until(window, 25)
+    if window_end <= now then return 'new', draft.id end
+    if window_end == NO_END_MS then
+      -- A dead letter has the key, unless this draft takes its place, or its record is gone or damaged.
+      local letter = sub(window, 1, 24)
+      if letter == edited_letter or not call('ZSCORE', DEAD, letter) then return 'new', draft.id end
+    end
     return draft.rule == 'error' and 'conflict' or 'duplicate', sub(window, 1, 24)
   end
   local owner, parked = sub(holder, 1, 24), sub(holder, 25)
@@ -112,7 +121,7 @@ local function plan_drafts(first)
     local draft = parse_draft(ARGV[i])
     draft.action, draft.holder = plan(draft)
     if (draft.action == 'new' or draft.action == 'park' or draft.action == 'replace')
-      and call('HEXISTS', MESSAGES, draft.id) == 1 then error('WP-KNOWN ' .. draft.id) end
+      and draft.id ~= draft.lapsed and call('HEXISTS', MESSAGES, draft.id) == 1 then error('WP-KNOWN ' .. draft.id) end
     concerned[draft.holder] = true
     if draft.chain ~= '' or draft.after then
       -- Whatever it writes because of chains must be ours. In line: a function would be made for every publish.
@@ -200,7 +209,7 @@ end
 
 local function store(draft, ready, status)
   local s = {id = draft.id, status = 'R', token = 0, nonce = NO_NONCE, claimed = 0, lease = 0, deliveries = 0, attempts = 0,
-    flags = draft.chain ~= '' and 4 or 0, cause = 0, published = now, priority = draft.priority, ready = ready,
+    flags = (draft.chain ~= '' and 4 or 0) + (draft.unique or 0) * 32, cause = 0, published = now, priority = draft.priority, ready = ready,
     size = #draft.envelope, key = draft.key, group = draft.group, worker = '', chain = draft.chain}
   local cause = draft.forwarded and 'forwarded' or nil
   if draft.expires then

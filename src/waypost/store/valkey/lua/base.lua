@@ -33,12 +33,14 @@
 --  19 never              on a Cluster only: never written, so that no script begins in a slot that is moving
 -- and, derived in the same slot: damaged, a zset of ids that a step took out of their place because their record cannot be
 -- used, by that time (`doctor` lists and mends them); expires, a zset of the messages that lapse by that time, of leased ones with EXPIRY_ASIDE more,
--- so that they are behind all others; window:<key>, result:<id>, both with a TTL; unblock:<sleeper>, a list with a TTL that ends a blocking wait;
+-- so that they are behind all others; window:<key>, result:<id>, both with a TTL (a window not, if
+-- it is that of a dead letter whose key is in use); unblock:<sleeper>, a list with a TTL that ends a blocking wait;
 -- schedules, a hash (see save_schedule.lua); those of chains.lua; and those of grouping.lua. Of a queue whose name another had that was removed, keys
 -- that expire by themselves have the time of that removal in their names, so that it does not find those of the other.
 --
 -- State, 65 bytes and up to four texts: status (1: R D W L X) token (4) nonce (12) claimed_ms (8) lease_ms (4) deliveries (4)
--- attempts (4) flags (1: 1 cancel requested, 2 awaited, 4 of a chain, 8 waits for chains, 16 lapses, 128 has an extension) cause (1)
+-- attempts (4) flags (1: 1 cancel requested, 2 awaited, 4 of a chain, 8 waits for chains, 16 lapses,
+-- 32 its key is free once it is claimed, 64 its key is in use while it is dead, 128 has an extension) cause (1)
 -- published_ms (8) priority (1) ready_ms (8) size (4) key, group and worker lengths (2, 2, 1), key, group, worker; then of a chain
 -- its length (1) and id; last the extension, length (2) and bytes: what a later release keeps of a message, passed on unread.
 --

@@ -116,8 +116,11 @@ local function give_up(id, raw, letters)
   return 'dropped'
 end
 
+-- Whether a message has given its key up: another one may have it, or none.
+local function gave_key_up(s) return has_key_until_claimed(s) and s.token > 0 end
+
 local function take_key(s)
-  if s.key == '' or s.status == 'X' then return end
+  if s.key == '' or s.status == 'X' or gave_key_up(s) then return end
   local holder = call('HGET', HOLDERS, s.key)
   if not holder then
     call('HSET', HOLDERS, s.key, s.id)
@@ -197,6 +200,7 @@ end
 -- A message with a key that is not in the list of keys, or stands there for another message.
 local function check_holder(s)
   local holder = call('HGET', HOLDERS, s.key)
+  if gave_key_up(s) then return end
   if holder and (sub(holder, 1, 24) == s.id or sub(holder, 25) == s.id) then return end
   local key = s.key
   if mend then

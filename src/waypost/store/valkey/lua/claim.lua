@@ -229,6 +229,7 @@ local function lease_known(id, raw)
   if may_lapse(s) then put_expiry_aside(id) end
   local state = pack_state(s)
   note_state('claimed', codes().cause_name[s.cause], id, state)
+  if has_key_until_claimed(s) and s.key ~= '' then release_key(s, 'claimed') end
   if at_most_once then finish_at_once(s) end
   return state
 end

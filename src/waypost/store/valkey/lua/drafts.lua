@@ -7,6 +7,8 @@
 -- kept to the cap), due (8), window (8),
 -- key, group and journal copy lengths (2, 2, 4), key, group, journal copy; then length (1) and id of its chain; then length (4)
 -- of the chains that it waits for and those with a NUL between; then the envelope.
+-- Of one whose key is in use for another time than while it is unfinished, this stands before that: 30, 1 until it is claimed or 2
+-- also while it is dead (1).
 -- Of one that lapses, this stands before that: 31, 1 if the next number is a time and 0 if it begins now (1), expiry (8).
 -- Invariant: reads its argument and nothing else.
 
@@ -18,6 +20,10 @@ local function parse_draft(argument)
     local absolute, expires = struct_unpack('>BI8', argument, 2)
     local draft = parse_draft(sub(argument, 11))
     draft.expires = absolute == 1 and expires or now + expires
+    return draft
+  elseif mark == 30 then
+    local draft = parse_draft(sub(argument, 3))
+    draft.unique = byte(argument, 2)
     return draft
   end
   if mark < 16 then

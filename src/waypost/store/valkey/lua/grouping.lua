@@ -1048,6 +1048,12 @@ local function follow_groups()
         held, turn, turn_before = 0, 0, 0
         call('HDEL', QUEUE, 'group_turn')
         call('HSET', QUEUE, 'groups', grouped)
+        if grouped ~= 'E' then
+          -- Groups with settings of their own are listed without messages, too.
+          local own, names = call('HKEYS', SETTINGS), {}
+          for i = 1, #own do names[2 * i - 1], names[2 * i] = 0, own[i] end
+          bulk('ZADD', NAMES, names, #names)
+        end
       end
       local restores = at and string.match(at, '^restore') and not ordered
       if ordered_before and not ordered then

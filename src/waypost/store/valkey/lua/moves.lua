@@ -197,6 +197,8 @@ end
 local function cancel_requested(s) return s.flags % 2 == 1 end
 local function waits_for_chains(s) return s.flags % 16 >= 8 end
 local function may_lapse(s) return s.flags % 32 >= 16 end
+local function has_key_until_claimed(s) return s.flags % 64 >= 32 end
+local function has_key_while_dead(s) return s.flags % 128 >= 64 end
 
 -- Whether a message that is not leased has lapsed.
 local function has_lapsed(id)
@@ -283,11 +285,14 @@ end
 
 local FREES_WINDOW = {dead = true, cancelled = true, dropped = true, replaced = true}
 
+-- End the window of a message: that of its publish, or that of a dead letter.
+local function forget_window(s)
+  local window = text_at(OWN .. 'window:' .. s.key)
+  if window and sub(window, 1, 24) == s.id then call('DEL', OWN .. 'window:' .. s.key) end
+end
+
 local function release_key(s, how)
-  if FREES_WINDOW[how] then
-    local window = text_at(OWN .. 'window:' .. s.key)
-    if window and sub(window, 1, 24) == s.id then call('DEL', OWN .. 'window:' .. s.key) end
-  end
+  if FREES_WINDOW[how] then forget_window(s) end
   local holder = call('HGET', HOLDERS, s.key)
   if not holder then return end
   local owner, parked = sub(holder, 1, 24), sub(holder, 25)
@@ -296,6 +301,10 @@ local function release_key(s, how)
   elseif owner == s.id then
     if parked == '' then
       call('HDEL', HOLDERS, s.key)
+      if how == 'dead' and has_key_while_dead(s) then
+        -- As in the window of a finished message: there is nothing to replace or to extend.
+        call('SET', OWN .. 'window:' .. s.key, s.id .. struct_pack('>I8', NO_END_MS))
+      end
     else
       local heir = state_of(parked, 'W')
       if not heir then
@@ -317,6 +326,7 @@ local function trim_dead(ids, cause)
     if not raw or not is_sound(raw) then raw = blank_state(ids[i]).raw end
     note_state('dead_trimmed', cause, ids[i], raw)
     if cause ~= 'purge' and cause ~= 'edited' then add_side_effect('dead_trimmed', cause, ids[i], raw) end
+    if byte(raw, 38) % 128 >= 64 then forget_window(read_state(ids[i], raw)) end
     call('ZREM', DEAD, ids[i])
     call('HDEL', MESSAGES, ids[i])
     call('HDEL', STATE, ids[i])
@@ -355,11 +365,11 @@ local function end_message(s, how, cause, details, begun)
     call('ZREM', BASE .. 'expires', s.id)
     s.flags = s.flags - 16
   end
-  if s.flags > 1 then
+  if s.flags % 32 > 1 then
     news[#news + 1] = {kind = 'end', id = s.id, token = s.token, flags = s.flags, chain = s.chain, how = how, begun = begun,
       reason = details and details[1]}
     -- A dead letter waits for nothing, and its waiters have been notified.
-    s.flags = s.flags % 2 + floor(s.flags / 4) % 2 * 4 + floor(s.flags / 128) * 128
+    s.flags = s.flags % 2 + floor(s.flags / 4) % 2 * 4 + floor(s.flags / 32) * 32
   end
   if how == 'dead' then
     s.status = 'X'
@@ -409,7 +419,7 @@ local function ends_otherwise(s, cause)
   end
   if s.key ~= '' then
     local holder = call('HGET', HOLDERS, s.key)
-    if holder and #holder > 24 then
+    if holder and #holder > 24 and sub(holder, 1, 24) == s.id then
       end_message(s, 'replaced', cause)
       return true
     end

@@ -68,7 +68,8 @@ for i = 1, min(limit, #chosen) do
   local s = state_of(chosen[i], 'X')
   local taken = false
   if s and s.key ~= '' then
-    taken = call('HEXISTS', HOLDERS, s.key) == 1 or kept_until(text_at(OWN .. 'window:' .. s.key), 25) > now
+    local window = text_at(OWN .. 'window:' .. s.key)
+    taken = call('HEXISTS', HOLDERS, s.key) == 1 or kept_until(window, 25) > now and sub(window, 1, 24) ~= s.id
   end
   gone[chosen[i]] = not (s and taken)
   if not s then
@@ -80,6 +81,7 @@ for i = 1, min(limit, #chosen) do
     duplicates[#duplicates + 1] = s.id
   else
     if s.key ~= '' then call('HSET', HOLDERS, s.key, s.id) end
+    if has_key_while_dead(s) then forget_window(s) end
     call('ZREM', DEAD, s.id)
     call('HDEL', ERRORS, s.id)
     s.deliveries, s.attempts, s.flags, s.cause = 0, 0, floor(s.flags / 4) * 4, CAUSE_NUMBER.redriven

@@ -23,7 +23,11 @@ group_use = 'overload'
 local letter = ARGV[FIRST_ARGUMENT]
 if not call('ZSCORE', DEAD, letter) then return {} end
 makes = true
+edited_letter = letter
 local drafts = plan_drafts(FIRST_ARGUMENT + 1)
+-- The message takes over how long its key is in use.
+local replaced = state_of(letter, 'X')
+drafts[1].unique = replaced and floor(replaced.flags / 32) % 4
 local due_before = until_first(DUE)
 begin_adding()
 local statuses = store_drafts(drafts)
