@@ -256,9 +256,10 @@ class SqliteExecutor:
             return self._step(connection, call, give_way=give_way)
 
     def _step(self, connection: sqlite3.Connection, call: SqliteCall[T], *, give_way: bool = False) -> T:
-        step = Step(connection, self._spelling, self._clock(), replay_ttl_ms=self._replay_ttl_ms, give_way=give_way)
-        if call.fills:
-            step.keep_reserve()
+        step = Step(
+            connection, self._spelling, self._clock(),
+            replay_ttl_ms=self._replay_ttl_ms, give_way=give_way, fills=call.fills,
+        )  # fmt: skip
         result = call.step(step)
         if step.notices:
             # Calls that return no names wake no waiter: waiters poll again later.

@@ -191,7 +191,7 @@ class SqliteStore:
         """A verb that runs once per operation: a repeat gets the first result."""
 
         def run(step: Step) -> T:
-            records = step.queue_for_writing(queue)
+            records = step.queue_for_writing(queue, operation.session)
             first = replays.replayed(records, operation)
             if first is not None:
                 return form.unpack(first)
@@ -228,7 +228,7 @@ class SqliteStore:
         fence = nonce or new_nonce()
 
         def run(step: Step) -> Claimed:
-            records = step.queue_for_writing(queue)
+            records = step.queue_for_writing(queue, operation.session)
             first = replays.replayed(records, operation)
             if first is None and not replay:
                 claimed, ids = claim.claim(
