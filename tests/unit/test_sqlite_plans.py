@@ -19,7 +19,9 @@ from waypost.testing.clock import ManualClock
 from waypost.values import Settlement
 
 #: One row per queue, one row in all, or a parameter: scanned whole, and never long.
-SHORT = ("wp_queue", "wp_meta", "wp_reserve", "json_each", "j VIRTUAL TABLE", "j", "(subquery", "line")
+SHORT = (
+    "wp_queue", "wp_meta", "wp_reserve", "json_each", "j VIRTUAL TABLE", "j", "(subquery", "line", "CONSTANT ROW",
+)  # fmt: skip
 #: Statements that read all of something, by a part of each: a check of the whole queue, the leased messages when an
 #: order is switched on, the groups of a full queue that drops from the longest.
 WHOLE = ("GROUP BY state", 'rank IS NULL GROUP BY "group"', "ORDER BY ready DESC")

@@ -196,6 +196,13 @@ class SqliteExecutor:
         if len(calls) > 1:
             try:
                 with self._using(self._writer) as connection:
+                    if all(call.shares_step for call in calls):
+                        try:
+                            return retry_while_busy(
+                                lambda: self._write_as_one_step(connection, calls), self._budget, self._on_busy
+                            )
+                        except WaypostError:
+                            pass  # one of them is refused: the others must not be
                     return retry_while_busy(lambda: self._write_group(connection, calls), self._budget, self._on_busy)
             except (sqlite3.Error, WaypostError):
                 # Nothing of the group was written: run alone, each call raises its own error.
@@ -204,6 +211,14 @@ class SqliteExecutor:
         for call in calls:
             alone = self._alone(call)
             results.append(alone)
+        return results
+
+    def _write_as_one_step(self, connection: sqlite3.Connection, calls: Sequence[SqliteCall[T]]) -> list[T | Exception]:
+        """Calls whose changes are gathered and written together: all of them, or none if one is refused."""
+        with transaction(connection, "BEGIN IMMEDIATE"):
+            step = self._new_step(connection, fills=any(call.fills for call in calls))
+            results: list[T | Exception] = [call.step(step) for call in calls]
+            self._end_step(step)
         return results
 
     def _write_group(self, connection: sqlite3.Connection, calls: Sequence[SqliteCall[T]]) -> list[T | Exception]:
@@ -256,16 +271,23 @@ class SqliteExecutor:
             return self._step(connection, call, give_way=give_way)
 
     def _step(self, connection: sqlite3.Connection, call: SqliteCall[T], *, give_way: bool = False) -> T:
-        step = Step(
-            connection, self._spelling, self._clock(),
-            replay_ttl_ms=self._replay_ttl_ms, give_way=give_way, fills=call.fills,
-        )  # fmt: skip
+        step = self._new_step(connection, fills=call.fills, give_way=give_way)
         result = call.step(step)
+        self._end_step(step)
+        return result
+
+    def _new_step(self, connection: sqlite3.Connection, *, fills: bool, give_way: bool = False) -> Step:
+        return Step(
+            connection, self._spelling, self._clock(),
+            replay_ttl_ms=self._replay_ttl_ms, give_way=give_way, fills=fills,
+        )  # fmt: skip
+
+    @staticmethod
+    def _end_step(step: Step) -> None:
         if step.notices:
             # Calls that return no names wake no waiter: waiters poll again later.
             deliver_notices(step)
         step.finish()
-        return result
 
 
 @contextmanager

@@ -46,15 +46,27 @@ _RESERVE_BACK = "INSERT INTO {reserve} (number, room) VALUES (1, zeroblob(?))"
 
 
 class SqliteCall(Call[T]):
-    """A verb with its arguments, to be run as one step. `fills`: it exists to add messages."""
+    """A verb with its arguments, to be run as one step. `fills`: it exists to add messages.
 
-    __slots__ = ("fills", "name", "step", "writes")
+    `shares_step`: it can be run in the same step after others of its kind, and gives the same result.
+    """
 
-    def __init__(self, name: str, step: Callable[[Step], T], *, writes: bool = True, fills: bool = False) -> None:
+    __slots__ = ("fills", "name", "shares_step", "step", "writes")
+
+    def __init__(
+        self,
+        name: str,
+        step: Callable[[Step], T],
+        *,
+        writes: bool = True,
+        fills: bool = False,
+        shares_step: bool = False,
+    ) -> None:
         self.name = name
         self.step = step
         self.writes = writes
         self.fills = fills
+        self.shares_step = shares_step
 
 
 class Step:

@@ -199,7 +199,8 @@ class SqliteStore:
             replays.remember(records, operation, form.pack(result))
             return result
 
-        return SqliteCall(name, run, fills=name in ("publish", "fire_schedule", "trigger_schedule", "replace_dead"))
+        fills = name in ("publish", "fire_schedule", "trigger_schedule", "replace_dead")
+        return SqliteCall(name, run, fills=fills, shares_step=name == "publish")
 
     def time(self) -> Call[int]:
         return SqliteCall("time", lambda step: step.now, writes=False)
