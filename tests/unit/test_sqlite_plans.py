@@ -5,21 +5,25 @@ from __future__ import annotations
 import re
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.unit.sqlite_program import STATES, Pair
+from waypost.identity import Session
 from waypost.policy import REPLAY_MAX
 from waypost.store.port import Draft
 from waypost.store.sqlite import SqliteStore
 from waypost.store.sqlite.executor import SqliteExecutor
-from waypost.testing.clock import ManualClock
-from waypost.values import Settlement
+from waypost.testing.clock import ClockTime, ManualClock
+from waypost.values import Lease, Settlement
 
 #: One row per queue, one row in all, or a parameter: scanned whole, and never long.
-SHORT = ("wp_queue", "wp_meta", "wp_reserve", "json_each", "j VIRTUAL TABLE", "j", "(subquery", "line")
+SHORT = (
+    "wp_queue", "wp_meta", "wp_reserve", "json_each", "j VIRTUAL TABLE", "j", "(subquery", "line", "CONSTANT ROW",
+)  # fmt: skip
 #: Statements that read all of something, by a part of each: a check of the whole queue, the leased messages when an
 #: order is switched on, the groups of a full queue that drops from the longest.
 WHOLE = ("GROUP BY state", 'rank IS NULL GROUP BY "group"', "ORDER BY ready DESC")
@@ -222,3 +226,36 @@ def test_the_memory_of_repeats_and_windows_is_bounded(tmp_path: Path) -> None:
         assert count("replay") == 1
         assert count("arrival") == 3 * REPLAY_MAX + 1 - 10
     pair.close()
+
+
+@pytest.mark.promise("STORE-3")
+def test_a_step_of_one_message_has_few_statements(tmp_path: Path) -> None:
+    store, session = SqliteStore(tmp_path / "store.db"), Session(ClockTime())
+    with closing(store.connect(start_timeout=3)) as executor:
+
+        def publish() -> Any:
+            return store.publish("orders", [Draft(session.message_ids(1)[0], b"x")], session.operation("orders"))
+
+        def claim() -> Any:
+            return store.claim("orders", 1, session.operation("orders"), worker="w")
+
+        def settle(lease: Lease) -> Any:
+            done = [Settlement(lease.id, lease.token, lease.nonce)]
+            return store.settle("orders", done, session.operation("orders"))
+
+        executor.run(publish())
+        executor.run(settle(executor.run(claim()).leases[0]))
+        statements: list[str] = []
+        with executor._writer.use() as connection:
+            connection.set_trace_callback(statements.append)
+
+        def count(call: Any) -> tuple[Any, int]:
+            statements.clear()
+            result = executor.run(call)
+            # The first step of a minute deletes what is older than a day.
+            return result, sum('DELETE FROM "wp_minute"' not in statement for statement in statements)
+
+        assert count(publish())[1] <= 9
+        claimed, number = count(claim())
+        assert number <= 9
+        assert count(settle(claimed.leases[0]))[1] <= 10

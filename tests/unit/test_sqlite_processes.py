@@ -15,13 +15,15 @@ from typing import Any
 
 import pytest
 
-from waypost.errors import OperationTooOld, QueueFull, StoreFailed, StoreUnavailable
+from tests.waiting import until
+from waypost.errors import MessageIdInUse, OperationTooOld, QueueFull, StoreFailed, StoreUnavailable
 from waypost.identity import Session
 from waypost.policy import REPLAY_MAX
-from waypost.store.port import Call, Draft
+from waypost.store.port import Call, Draft, Woken
 from waypost.store.sqlite import SqliteStore
 from waypost.store.sqlite import executor as executors
 from waypost.store.sqlite.step import SqliteCall, Step
+from waypost.store.sqlite.turn_lock import turn_lock
 from waypost.testing.clock import ClockTime
 from waypost.values import Settlement
 
@@ -286,3 +288,48 @@ def test_sync_and_async_give_the_same_results_for_a_batch(tmp_path: Path) -> Non
     results += executor.run_many([publish_call(store, session, "orders") for _ in range(20)])
     executor.close()
     assert [result.result[0].status for result in results] == ["queued"] * 40
+
+
+@pytest.mark.promise("STORE-3")
+def test_threads_write_in_the_order_in_which_they_came(tmp_path: Path) -> None:
+    lock, order = turn_lock(str(tmp_path / "store.db")), list[int]()
+    assert turn_lock(str(tmp_path / "." / "store.db")) is lock
+    first = lock.acquire(60)
+
+    def write(number: int) -> None:
+        turn = lock.acquire(60)
+        order.append(number)
+        lock.release(turn)
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(5)]
+    for number, thread in enumerate(threads, 1):
+        thread.start()
+        assert until(lambda n=number: len(lock._waiting) == n)  # type: ignore[misc]
+    lock.release(first)
+    for thread in threads:
+        thread.join(60)
+    assert order == [0, 1, 2, 3, 4]
+
+
+def test_a_turn_that_is_never_passed_on_ends_with_the_wait_of_the_next_thread(tmp_path: Path) -> None:
+    lock = turn_lock(str(tmp_path / "store.db"))
+    first = lock.acquire(60)
+    second = lock.acquire(0)
+    lock.release(first)
+    assert lock._owner is second
+    lock.release(second)
+    assert lock._owner is None
+
+
+@pytest.mark.promise("PUB-2")
+def test_a_refused_publish_does_not_stop_those_that_share_its_commit(tmp_path: Path) -> None:
+    store, session = SqliteStore(tmp_path / "store.db"), Session(ClockTime())
+    with closing(store.connect(start_timeout=3)) as executor:
+        ids = session.message_ids(3)
+        drafts = [[Draft(ids[0], b"x")], [Draft(ids[0], b"y")], [Draft(ids[1], b"x")], [Draft(ids[2], b"x")]]
+        calls = [store.publish("orders", one, session.operation("orders")) for one in drafts]
+        results = executor.run_many(calls)
+        assert [type(result) for result in results] == [Woken, MessageIdInUse, Woken, Woken]
+        claimed = executor.run(store.claim("orders", 9, session.operation("orders"), worker="w"))
+        assert [lease.id for lease in claimed.leases] == ids
+        assert len(executor.run(store.journal("orders", 0, 99)).events) == 6

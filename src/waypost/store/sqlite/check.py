@@ -80,6 +80,7 @@ def usable(records: QueueRecords, rows: list[tuple[Any, ...]]) -> list[tuple[Any
             if not is_sound(row):
                 records.step.execute(_ASIDE, (SET_ASIDE, row[0]))
                 records.numbers[STATE_COUNTERS[row[2]]] -= 1
+                records.moments_changed = True
                 if records.groups is not None and row[RANK] is not None:
                     records.groups.count(_text(row[9]), row[2], -1)
                 records.damaged.append(str(row[1]))

@@ -97,9 +97,9 @@ def claim(
     """Lease up to `limit` messages; a claim that gets fewer registers its worker as a sleeper in the same step."""
     step, now = records.step, records.now
     operation_id = str(operation)
-    if sleeper is not None:
+    if sleeper is not None and records.may_have_sleepers:
         step.execute(_SLEEPER_OUT, (records.number, sleeper))
-    if poll_soon_ms is not None:
+    if poll_soon_ms is not None and records.may_have_sleepers:
         step.execute(_SLEEPER_OUT, (records.number, POLLS_SOON + worker))
     leases: list[Lease] = []
     next_rate_ms, more = None, False
@@ -118,9 +118,11 @@ def claim(
     trim_dead(records)
     if sleeper is not None and len(leases) < limit and not more:
         step.execute(_SLEEPERS_OLD, (records.number, now))
+        records.may_have_sleepers = True
         step.execute(_SLEEPER_IN, (records.number, sleeper, now + SLEEPER_TTL_MS))
         records.numbers["sleepers_known_until"] = now + SLEEPER_TTL_MS
     if poll_soon_ms and len(leases) < limit and not more:
+        records.may_have_sleepers = True
         step.execute(_SLEEPER_IN, (records.number, POLLS_SOON + worker, now + min(poll_soon_ms, POLL_SOON_MS_MAX)))
     return _claimed(records, leases, next_rate_ms, more), [lease.id for lease in leases]
 
@@ -133,6 +135,7 @@ def claim_again(records: QueueRecords, ids: list[str], held: bytes, nonce: bytes
         record = Record(*row[:-1])
         record.nonce, record.lease_end_ms = nonce, records.now + record.lease_ms
         records.step.execute(_REARM, (nonce, record.lease_end_ms, record.seq))
+        records.moments_changed = True
         leases.append(_lease_of(record, row[-1]))
     return _claimed(records, leases, None, bool(leases))
 
@@ -146,6 +149,9 @@ def _claimed(records: QueueRecords, leases: list[Lease], next_rate_ms: int | Non
 
 def promote_due(records: QueueRecords, operation: str | None) -> None:
     """Make due timers ready, a bounded number."""
+    due_in = records.next_due()
+    if due_in is None or due_in > 0:
+        return
     for row in usable(records, records.step.execute(_DUE, (records.number, records.now, PROMOTE_MAX)).fetchall()):
         record = records.hold(row)
         make_claimable(records, record, record.ready_ms)
@@ -154,9 +160,16 @@ def promote_due(records: QueueRecords, operation: str | None) -> None:
 
 
 def _reclaim(records: QueueRecords, operation: str) -> None:
-    if records.policy.lease_ms is not None and records.numbers["leased"]:
+    at_start, now, lease_ms = records.at_start, records.now, records.policy.lease_ms
+    last_ms = now + (lease_ms or 0) + 1 if at_start is None else at_start.lease_end_last_ms
+    if last_ms is None:
+        return
+    if lease_ms is not None and (type(last_ms) is not int or last_ms > now + lease_ms):
         # A lease that ends later than its own length from now was given before the clock was set back.
-        records.step.execute(_CAP_LEASES, (records.number, records.now, records.policy.lease_ms, RECLAIM_MAX))
+        records.step.execute(_CAP_LEASES, (records.number, now, lease_ms, RECLAIM_MAX))
+        records.moments_changed = True
+    elif at_start is not None and at_start.lease_end_ms is not None and at_start.lease_end_ms > now:
+        return
     rows = usable(records, records.step.execute(_EXPIRED, (records.number, records.now, RECLAIM_MAX)).fetchall())
     expired = [records.hold(row) for row in rows]
     records.load_holders([record.key for record in expired if record.key is not None])
@@ -327,6 +340,7 @@ def _lease_plain(
     _lease_rows(records, leased, seqs)
     if any(modes):
         records.step.execute(_FREE_KEYS, (as_list(seqs),))
+    records.new_leases_end_ms = end_ms
     numbers = records.numbers
     numbers["ready"] -= count
     numbers["leased"] += count

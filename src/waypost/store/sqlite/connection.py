@@ -16,9 +16,9 @@ T = TypeVar("T")
 
 SQLITE_VERSION_MIN = (3, 35, 0)
 #: SQLite's own busy timeout, for short waits inside a statement. Longer ones are ours, with jitter.
-BUSY_TIMEOUT_MS = 20
-BUSY_PAUSE_FIRST_SECONDS = 0.001
-BUSY_PAUSE_MAX_SECONDS = 0.05
+BUSY_TIMEOUT_MS = 2
+BUSY_PAUSE_FIRST_SECONDS = 0.0005
+BUSY_PAUSE_MAX_SECONDS = 0.01
 #: Pages in the log before they are moved into the file: fewer would sync twice as often, more would slow readers.
 CHECKPOINT_PAGES = 4_000
 CACHE_KIB = 16_384

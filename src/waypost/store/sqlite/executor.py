@@ -3,7 +3,7 @@
 An executor has two connections, one that writes and one that reads, each behind a lock: a reader never waits for
 the writer. Connections do not survive a fork: SQLite keeps its file locks per process, and a child that inherits
 an open file would assume locks that it does not have. So they are closed just before a fork, and each process
-opens its own after it.
+opens its own after it. The executors of one file in a process write in turn: see `turn_lock.py`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import asyncio
 import os
 import sqlite3
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +26,7 @@ from waypost.store.sqlite.connection import is_full, map_error, open_file, retry
 from waypost.store.sqlite.schema import Spelling
 from waypost.store.sqlite.shrink import Shrinker
 from waypost.store.sqlite.step import SqliteCall, Step
+from waypost.store.sqlite.turn_lock import turn_lock
 from waypost.values import Claimed, Polled
 
 T = TypeVar("T")
@@ -134,6 +136,7 @@ class SqliteExecutor:
         self._writer = ConnectionHolder(lambda budget: open_file(path, spelling, budget))
         self._reader = ConnectionHolder(lambda budget: open_file(path, spelling, budget, reads_only=True))
         self._shrinker = Shrinker(path, lambda: self._using(self._writer))
+        self._turn_lock = turn_lock(path)
         self._closed = False
 
     def start(self, timeout_seconds: float) -> None:
@@ -196,7 +199,7 @@ class SqliteExecutor:
         if len(calls) > 1:
             try:
                 with self._using(self._writer) as connection:
-                    return retry_while_busy(lambda: self._write_group(connection, calls), self._budget, self._on_busy)
+                    return self._write_together(connection, calls)
             except (sqlite3.Error, WaypostError):
                 # Nothing of the group was written: run alone, each call raises its own error.
                 pass
@@ -204,6 +207,22 @@ class SqliteExecutor:
         for call in calls:
             alone = self._alone(call)
             results.append(alone)
+        return results
+
+    def _write_together(self, connection: sqlite3.Connection, calls: Sequence[SqliteCall[T]]) -> list[T | Exception]:
+        if all(call.shares_step for call in calls):
+            try:
+                return self._in_turn(lambda: self._write_as_one_step(connection, calls))
+            except WaypostError:
+                pass  # one of them is refused: the others must not be
+        return self._in_turn(lambda: self._write_group(connection, calls))
+
+    def _write_as_one_step(self, connection: sqlite3.Connection, calls: Sequence[SqliteCall[T]]) -> list[T | Exception]:
+        """Calls whose changes are gathered and written together: all of them, or none if one is refused."""
+        with transaction(connection, "BEGIN IMMEDIATE"):
+            step = self._new_step(connection, fills=any(call.fills for call in calls))
+            results: list[T | Exception] = [call.step(step) for call in calls]
+            self._end_step(step)
         return results
 
     def _write_group(self, connection: sqlite3.Connection, calls: Sequence[SqliteCall[T]]) -> list[T | Exception]:
@@ -233,19 +252,29 @@ class SqliteExecutor:
 
     def _write_out(self, connection: sqlite3.Connection, call: SqliteCall[T]) -> T:
         try:
-            return retry_while_busy(lambda: self._write(connection, call), self._budget, self._on_busy)
+            return self._in_turn(lambda: self._write(connection, call))
         except sqlite3.Error as error:
             if not is_full(error) or call.fills:
                 raise map_error(error, self._path, call.name) from error
         # The file is full, and this call does not fill it: free the reserve first, then old history.
         try:
-            return retry_while_busy(
-                lambda: self._write(connection, call, give_reserve=True), self._budget, self._on_busy
-            )
+            return self._in_turn(lambda: self._write(connection, call, give_reserve=True))
         except sqlite3.Error as error:
             if not is_full(error):
                 raise map_error(error, self._path, call.name) from error
-        return self._retry_while_busy(call, lambda: self._write(connection, call, give_reserve=True, give_way=True))
+        try:
+            return self._in_turn(lambda: self._write(connection, call, give_reserve=True, give_way=True))
+        except sqlite3.Error as error:
+            raise map_error(error, self._path, call.name) from error
+
+    def _in_turn(self, work: Callable[[], T]) -> T:
+        """Write after the threads of this process that came before."""
+        deadline = time.monotonic() + self._budget
+        turn = self._turn_lock.acquire(self._budget)
+        try:
+            return retry_while_busy(work, max(0.0, deadline - time.monotonic()), self._on_busy)
+        finally:
+            self._turn_lock.release(turn)
 
     def _write(
         self, connection: sqlite3.Connection, call: SqliteCall[T], *, give_reserve: bool = False, give_way: bool = False
@@ -256,15 +285,23 @@ class SqliteExecutor:
             return self._step(connection, call, give_way=give_way)
 
     def _step(self, connection: sqlite3.Connection, call: SqliteCall[T], *, give_way: bool = False) -> T:
-        step = Step(connection, self._spelling, self._clock(), replay_ttl_ms=self._replay_ttl_ms, give_way=give_way)
-        if call.fills:
-            step.keep_reserve()
+        step = self._new_step(connection, fills=call.fills, give_way=give_way)
         result = call.step(step)
+        self._end_step(step)
+        return result
+
+    def _new_step(self, connection: sqlite3.Connection, *, fills: bool, give_way: bool = False) -> Step:
+        return Step(
+            connection, self._spelling, self._clock(),
+            replay_ttl_ms=self._replay_ttl_ms, give_way=give_way, fills=fills,
+        )  # fmt: skip
+
+    @staticmethod
+    def _end_step(step: Step) -> None:
         if step.notices:
             # Calls that return no names wake no waiter: waiters poll again later.
             deliver_notices(step)
         step.finish()
-        return result
 
 
 @contextmanager

@@ -29,8 +29,13 @@ _CLEAR = "UPDATE {message} SET expires_ms = NULL WHERE seq IN (SELECT value FROM
 def lapse(records: QueueRecords, operation: str | None) -> bool:
     """End messages that have lapsed, the earliest first, a bounded number; return whether there may be more."""
     records.flush_messages()
+    if records.at_start is not None and not records.moments_changed:
+        first_ms = records.at_start.expires_ms
+        if first_ms is None or first_ms > records.now:
+            return False
     rows = records.step.execute(_LAPSED, (records.number, records.now, LAPSE_MAX)).fetchall()
     if rows:
+        records.moments_changed = True
         _end(records, rows, operation)
         records.flush_and_forget()
     return len(rows) == LAPSE_MAX
@@ -54,6 +59,8 @@ def _end(records: QueueRecords, rows: list[tuple[object, ...]], operation: str |
 def next_moment(records: QueueRecords) -> int | None:
     """Return the milliseconds until the next timer is due, or the next message lapses."""
     due = records.next_due()
+    if records.at_start is not None and records.at_start.expires_ms is None and not records.moments_changed:
+        return due
     expires_ms: int | None = records.step.execute(_NEXT, (records.number,)).fetchone()[0]
     if expires_ms is None:
         return due
@@ -66,6 +73,7 @@ def set_expiries(records: QueueRecords, drafts: Sequence[Draft], first: int) -> 
     records.flush_messages()
     rows = [(draft.expiry(records.now), seq) for seq, draft in enumerate(drafts, first) if draft.expires_ms]
     records.step.execute_many(_SET, rows)
+    records.moments_changed = True
 
 
 def clear_expiries(records: QueueRecords, seqs: Sequence[int]) -> None:

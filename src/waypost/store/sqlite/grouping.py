@@ -43,6 +43,13 @@ _COUNT = """
     INSERT INTO {group} (queue, name, ready, leased, others) SELECT ?1, j.value, ?2, ?3, ?4 FROM json_each(?5) j WHERE 1
     ON CONFLICT (queue, name) DO UPDATE SET
         ready = ready + excluded.ready, leased = leased + excluded.leased, others = others + excluded.others"""
+#: The same for groups with new messages, which join the line.
+_ADD_AND_JOIN = """
+    INSERT INTO {group} (queue, name, ready, leased, others, turn)
+    SELECT ?1, j.value, ?2, ?3, ?4, ?5 + ?6 FROM json_each(?7) j WHERE 1
+    ON CONFLICT (queue, name) DO UPDATE SET
+        ready = ready + excluded.ready, leased = leased + excluded.leased, others = others + excluded.others,
+        turn = coalesce(turn, ?5 + ?6 / weight)"""
 #: The same for groups of which a lease ended, in one pass: they are seldom in line.
 _COUNT_AND_JOIN = """
     UPDATE {group} SET ready = ready + ?2, leased = leased + ?3, others = others + ?4,
@@ -362,11 +369,12 @@ class Grouping:
             join = self._join
             for name, change in self._changes.items():
                 if any(change):
-                    # A group has a row if it had a leased message.
-                    alike.setdefault((*change, change[1] < 0 and name in join), []).append(name)
+                    alike.setdefault((*change, name in join), []).append(name)
             for (*counts, joins), names in alike.items():
                 if joins:
-                    execute(_COUNT_AND_JOIN, (number, *counts, self.state.turn, GROUP_STRIDE, _as_list(names)))
+                    # A group has a row if it had a leased message.
+                    statement = _COUNT_AND_JOIN if counts[1] < 0 else _ADD_AND_JOIN
+                    execute(statement, (number, *counts, self.state.turn, GROUP_STRIDE, _as_list(names)))
                     join.difference_update(names)
                 else:
                     execute(_COUNT, (number, *counts, _as_list(names)))

@@ -31,7 +31,7 @@ from waypost.store.sqlite.entries import (
 )
 from waypost.store.sqlite.grouping import Grouping
 from waypost.store.sqlite.remove import RemovalMark, read_mark, write_mark
-from waypost.store.sqlite.schema import DEAD, LEASED, WAITING
+from waypost.store.sqlite.schema import DEAD, DELAYED, LEASED, WAITING
 from waypost.values import MINUTE_COUNTERS, MINUTE_MAXIMA, SIDE_EVENTS, EventName, is_side_effect
 
 if TYPE_CHECKING:
@@ -176,6 +176,24 @@ class Record(Struct, gc=False):
         return self.key if self.freed_key is None else self.freed_key
 
 
+class AtStart(Struct, gc=False):
+    """What is known of a queue when a step begins, read together with its row."""
+
+    #: The largest number of the operations of the session, and until when its results are kept.
+    newest: int | None
+    session_until_ms: int | None
+    due_ms: int | None
+    lease_end_ms: int | None
+    lease_end_last_ms: int | None
+    expires_ms: int | None
+    #: The last minute that is counted.
+    minute: int | None
+    is_awaited: int
+    has_sleepers: int
+    has_reserve: int
+    seq_last: int | None
+
+
 class Holder(Struct):
     """The owner of a key: its message, and the successor that waits until that message ends."""
 
@@ -255,24 +273,41 @@ class QueueRecords:
         "_mark_before",
         "_minute",
         "_touched",
+        "at_start",
         "damaged",
         "freshly_ready",
         "groups",
         "holders",
         "mark",
+        "may_have_sleepers",
         "messages",
+        "moments_changed",
         "name",
+        "new_leases_end_ms",
         "now",
         "number",
         "numbers",
         "paused",
         "policy",
         "policy_text",
+        "session",
+        "session_newest",
+        "session_until_ms",
         "step",
     )  # fmt: skip
 
-    def __init__(self, step: Step, name: str, row: tuple[Any, ...] | None) -> None:
+    def __init__(self, step: Step, name: str, row: tuple[Any, ...] | None, at_start: AtStart | None = None) -> None:
         self.step = step
+        #: None if it was not read: each of its facts is then read when it is needed.
+        self.at_start = at_start
+        self.may_have_sleepers = at_start is None or bool(at_start.has_sleepers)
+        #: Whether the step has changed messages that are delayed or leased or can lapse, other than by new leases.
+        self.moments_changed = False
+        #: When the leases end that it has given.
+        self.new_leases_end_ms: int | None = None
+        #: A session of which the newest operation and the end are known: see `replays.py`.
+        self.session: bytes | None = None
+        self.session_newest, self.session_until_ms = 0, 0
         self.now = step.now
         self.name = name
         self.number: int = 0
@@ -294,7 +329,7 @@ class QueueRecords:
         self.freshly_ready = 0
         #: Ids that this step set aside, because their rows cannot be used.
         self.damaged: list[str] = []
-        self._awaited: bool | None = None
+        self._awaited: bool | None = None if at_start is None else bool(at_start.is_awaited)
         self._added: dict[str, tuple[Record, bytes]] = {}
         self._touched: dict[str, Record] = {}
         self._buried: dict[str, Record] = {}
@@ -366,6 +401,8 @@ class QueueRecords:
         """A new state for a message, with the depth of both states."""
         if self.groups is not None:
             self.groups.move(record, state)
+        if state in (DELAYED, LEASED) or record.state in (DELAYED, LEASED):
+            self.moments_changed = True
         self.numbers[STATE_COUNTERS[record.state]] -= 1
         self.numbers[STATE_COUNTERS[state]] += 1
         record.state = state
@@ -524,6 +561,8 @@ class QueueRecords:
         """A message that is new in this queue."""
         if self.groups is not None:
             self.groups.add(record)
+        if record.state == DELAYED:
+            self.moments_changed = True
         self.numbers[STATE_COUNTERS[record.state]] += 1
         self.messages[record.id] = record
         self._added[record.id] = (record, envelope)
@@ -536,6 +575,8 @@ class QueueRecords:
         """The message leaves the queue."""
         if self.groups is not None:
             self.groups.remove(record)
+        if record.state in (DELAYED, LEASED):
+            self.moments_changed = True
         self.numbers[STATE_COUNTERS[record.state]] -= 1
         self.messages.pop(record.id, None)
         self._touched.pop(record.id, None)
@@ -655,13 +696,20 @@ class QueueRecords:
     def next_due(self) -> int | None:
         """Milliseconds until the next timer."""
         self.flush_messages()
-        due = self.step.execute(_NEXT_DUE, (self.number,)).fetchone()[0]
+        if self.at_start is not None and not self.moments_changed:
+            due = self.at_start.due_ms
+        else:
+            due = self.step.execute(_NEXT_DUE, (self.number,)).fetchone()[0]
         return None if due is None else max(0, due - self.now)
 
     def next_lease(self) -> int | None:
         """Milliseconds until the next lease ends."""
         self.flush_messages()
-        end = self.step.execute(_NEXT_LEASE, (self.number,)).fetchone()[0]
+        if self.at_start is not None and not self.moments_changed:
+            ends = [at for at in (self.at_start.lease_end_ms, self.new_leases_end_ms) if at is not None]
+            end = min(ends, default=None)
+        else:
+            end = self.step.execute(_NEXT_LEASE, (self.number,)).fetchone()[0]
         return None if end is None else max(0, end - self.now)
 
     def sweep(self, table: str, added: int) -> None:
@@ -688,7 +736,8 @@ class QueueRecords:
         if any(counted):
             minute = self.now // 60_000
             self.step.execute(_MINUTE, (self.number, minute, *counted))
-            self.step.execute(_MINUTES_OLD, (self.number, minute - MINUTES_KEPT))
+            if self.at_start is None or self.at_start.minute != minute:
+                self.step.execute(_MINUTES_OLD, (self.number, minute - MINUTES_KEPT))
             self._minute = {}
         after = (self.policy_text, int(self.paused), *self.numbers.values())
         if self._before is None or self._before[2:] != after:

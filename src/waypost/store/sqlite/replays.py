@@ -1,5 +1,8 @@
 """The first results of operations, kept compactly for a repeat to find.
 
+A step writes one row: the newest operation of a session is that of its last result, the end of a session is written
+ahead and moved only when it comes too close, and old results are deleted several at a time.
+
 A batch of 512 results is mostly one status and ids with a common beginning; runs and a shared prefix make it about
 6 bytes a message. A session without a call for the replay time is forgotten with all its results.
 """
@@ -34,10 +37,16 @@ from waypost.values import (
 
 T = TypeVar("T")
 
-#: Sessions that one step may forget: each has at most `REPLAY_MAX` results.
+#: Sessions that one step may forget: each has at most `REPLAY_MAX + RESULTS_SWEPT` results.
 SESSIONS_SWEPT = 2
+#: Old results of a session are deleted with every so many of its operations.
+RESULTS_SWEPT = 16
+#: By which part of the time that results are kept the end of a session is written ahead.
+AHEAD_PART = 1 / 8
 
-_NEWEST = "SELECT newest FROM {session} WHERE queue = ? AND session = ?"
+_SESSION = """
+    SELECT (SELECT max(number) FROM {replay} WHERE queue = ?1 AND session = ?2),
+        (SELECT until_ms FROM {session} WHERE queue = ?1 AND session = ?2)"""
 _RESULT = "SELECT result FROM {replay} WHERE queue = ? AND session = ? AND number = ?"
 _RESULT_KEEP = "INSERT OR REPLACE INTO {replay} (queue, session, number, result) VALUES (?, ?, ?, ?)"
 _RESULTS_OLD = "DELETE FROM {replay} WHERE queue = ? AND session = ? AND number <= ?"
@@ -55,11 +64,15 @@ def replayed(records: QueueRecords, operation: Operation) -> bytes | None:
     window_ms = records.step.replay_ttl_ms
     if window_ms is None:
         return None
-    key = (records.number, operation.session)
-    row = records.step.execute(_NEWEST, key).fetchone()
-    newest, kept = 0 if row is None else row[0], None
-    if operation.number <= newest:
-        kept = records.step.execute(_RESULT, (*key, operation.number)).fetchone()
+    if records.session != operation.session:
+        newest, until_ms = records.step.execute(_SESSION, (records.number, operation.session)).fetchone()
+        records.session, records.session_newest, records.session_until_ms = (
+            operation.session, newest or 0, until_ms or 0,
+        )  # fmt: skip
+    newest, kept = records.session_newest, None
+    if newest - REPLAY_MAX < operation.number <= newest:
+        place = (records.number, operation.session, operation.number)
+        kept = records.step.execute(_RESULT, place).fetchone()
     mark = None if kept is None else bytes(kept[0][:MARK_BYTES])
     is_known = is_repeat(
         records.name, operation, records.now, window_ms=window_ms, known=mark, newest=newest, removed_ms=records.mark.ms
@@ -72,9 +85,17 @@ def remember(records: QueueRecords, operation: Operation, result: bytes) -> None
     step, key = records.step, (records.number, operation.session)
     if step.replay_ttl_ms is None:
         return
-    step.execute(_RESULTS_OLD, (*key, operation.number - REPLAY_MAX))
-    step.execute(_RESULT_KEEP, (*key, operation.number, operation.mark + result))
-    step.execute(_SESSION_KEEP, (*key, operation.number, records.now + step.replay_ttl_ms + STAMP_AHEAD_MS))
+    number = operation.number
+    if number % RESULTS_SWEPT == 0:
+        step.execute(_RESULTS_OLD, (*key, number - REPLAY_MAX))
+    step.execute(_RESULT_KEEP, (*key, number, operation.mark + result))
+    records.session_newest = max(records.session_newest, number)
+    kept_ms = step.replay_ttl_ms + STAMP_AHEAD_MS
+    ahead_ms = int(kept_ms * AHEAD_PART)
+    if 0 <= records.session_until_ms - records.now - kept_ms <= ahead_ms:
+        return
+    records.session_until_ms = records.now + kept_ms + ahead_ms
+    step.execute(_SESSION_KEEP, (*key, number, records.session_until_ms))
     silent = step.execute(_SESSIONS_SILENT, (records.now, SESSIONS_SWEPT)).fetchall()
     if silent:
         step.execute_many(_SESSION_FORGET, silent)

@@ -319,7 +319,8 @@ CREATE TABLE {minute} (
     PRIMARY KEY (queue, minute)
 ) WITHOUT ROWID;
 
--- The last results of each session, for a repeat to find.
+-- The last results of each session, for a repeat to find. `newest` and `until_ms` are written now and then: see
+-- `replays.py`.
 CREATE TABLE {session} (
     queue INTEGER NOT NULL,
     session BLOB NOT NULL,

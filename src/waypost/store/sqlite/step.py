@@ -7,16 +7,38 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from waypost.store.port import Call, SideEffects
-from waypost.store.sqlite.queue_records import QueueRecords
+from waypost.store.sqlite.queue_records import NUMBERS, AtStart, QueueRecords
 from waypost.store.sqlite.remove import sweep_names
 from waypost.store.sqlite.schema import RESERVE_BYTES, Spelling
 from waypost.values import Notice
 
 T = TypeVar("T")
 
-_QUEUE = """
-    SELECT q.*, q.grouping, (SELECT value FROM {meta} WHERE name = 'removal:' || q.name)
-    FROM {queue} q WHERE q.name = ?"""
+_QUEUE_COLUMNS = f"""
+    q.number, q.name, q.policy, q.paused, {", ".join(f"q.{name}" for name in NUMBERS)}, q.grouping,
+    (SELECT value FROM {{meta}} WHERE name = 'removal:' || q.name)"""
+_QUEUE = f"SELECT {_QUEUE_COLUMNS} FROM {{queue}} q WHERE q.name = ?"
+#: The queue with all that most steps need to know besides, in the order of the fields of `AtStart`. Each statement of
+#: its own would take as long as ten of these lookups.
+_QUEUE_AT_START = f"""
+    SELECT {_QUEUE_COLUMNS},
+        (SELECT max(r.number) FROM {{replay}} r WHERE r.queue = q.number AND r.session = ?2),
+        (SELECT s.until_ms FROM {{session}} s WHERE s.queue = q.number AND s.session = ?2),
+        (SELECT min(m.ready_ms) FROM {{message}} m INDEXED BY {{message:delayed}}
+            WHERE m.queue = q.number AND m.state = {{DELAYED}}),
+        (SELECT min(m.lease_end_ms) FROM {{message}} m INDEXED BY {{message:leased}}
+            WHERE m.queue = q.number AND m.state = {{LEASED}}),
+        (SELECT max(m.lease_end_ms) FROM {{message}} m INDEXED BY {{message:leased}}
+            WHERE m.queue = q.number AND m.state = {{LEASED}}),
+        (SELECT min(m.expires_ms) FROM {{message}} m INDEXED BY {{message:expires}}
+            WHERE m.queue = q.number AND m.expires_ms IS NOT NULL AND m.state <> {{LEASED}} AND m.state < {{DEAD}}),
+        (SELECT max(t.minute) FROM {{minute}} t WHERE t.queue = q.number),
+        EXISTS (SELECT 1 FROM {{waiter}} w WHERE w.queue = q.number),
+        EXISTS (SELECT 1 FROM {{sleeper}} p WHERE p.queue = q.number),
+        EXISTS (SELECT 1 FROM {{reserve}}),
+        (SELECT max(e.seq) FROM {{envelope}} e)
+    FROM {{queue}} q WHERE q.name = ?1"""
+_AT_START_FIELDS = len(AtStart.__struct_fields__)
 _QUEUE_NEW = "INSERT INTO {queue} (name, policy) VALUES (?, ?)"
 _SEQ_LAST = "SELECT max(seq) FROM {envelope}"
 _RESERVE_KEPT = "SELECT 1 FROM {reserve}"
@@ -24,15 +46,27 @@ _RESERVE_BACK = "INSERT INTO {reserve} (number, room) VALUES (1, zeroblob(?))"
 
 
 class SqliteCall(Call[T]):
-    """A verb with its arguments, to be run as one step. `fills`: it exists to add messages."""
+    """A verb with its arguments, to be run as one step. `fills`: it exists to add messages.
 
-    __slots__ = ("fills", "name", "step", "writes")
+    `shares_step`: it can be run in the same step after others of its kind, and gives the same result.
+    """
 
-    def __init__(self, name: str, step: Callable[[Step], T], *, writes: bool = True, fills: bool = False) -> None:
+    __slots__ = ("fills", "name", "shares_step", "step", "writes")
+
+    def __init__(
+        self,
+        name: str,
+        step: Callable[[Step], T],
+        *,
+        writes: bool = True,
+        fills: bool = False,
+        shares_step: bool = False,
+    ) -> None:
         self.name = name
         self.step = step
         self.writes = writes
         self.fills = fills
+        self.shares_step = shares_step
 
 
 class Step:
@@ -40,6 +74,7 @@ class Step:
 
     __slots__ = (
         "_connection",
+        "_keeps_reserve",
         "_queues",
         "_seq",
         "_spelling",
@@ -59,6 +94,7 @@ class Step:
         *,
         replay_ttl_ms: int | None,
         give_way: bool = False,
+        fills: bool = False,
     ) -> None:
         self._connection = connection
         self._spelling = spelling
@@ -67,6 +103,8 @@ class Step:
         self.replay_ttl_ms = replay_ttl_ms
         #: The file is full and the reserve is gone: history must yield to delivery.
         self.give_way = give_way
+        #: Whether it adds messages and has not yet made sure of the reserve.
+        self._keeps_reserve = fills
         self._queues: dict[str, QueueRecords] = {}
         self._seq: int | None = None
         #: News of chains that this step made and has not acted on, and the clients that wait for its ends, by queue.
@@ -100,14 +138,30 @@ class Step:
         """A queue to read from; one that does not exist is empty."""
         return QueueRecords(self, name, self.execute(_QUEUE, (name,)).fetchone())
 
-    def queue_for_writing(self, name: str) -> QueueRecords:
+    def queue_for_writing(self, name: str, session: bytes | None = None) -> QueueRecords:
         """A name to write to, with its row made if it is not there. The same object for the whole step.
 
-        It is a queue only when something is added to it: see `QueueRecords.make`.
+        It is a queue only when something is added to it: see `QueueRecords.make`. With the session of an operation,
+        what most steps need to know is read in the same statement.
         """
         records = self._queues.get(name)
         if records is None:
-            records = self.queue_for_reading(name)
+            if session is None:
+                records = self.queue_for_reading(name)
+            else:
+                row = self.execute(_QUEUE_AT_START, (name, session)).fetchone()
+                if row is None:
+                    records = QueueRecords(self, name, None)
+                else:
+                    at_start = AtStart(*row[-_AT_START_FIELDS:])
+                    records = QueueRecords(self, name, row[:-_AT_START_FIELDS], at_start)
+                    records.session, records.session_newest = session, at_start.newest or 0
+                    records.session_until_ms = at_start.session_until_ms or 0
+                    self._keeps_reserve = self._keeps_reserve and not at_start.has_reserve
+                    if self._seq is None:
+                        self._seq = (at_start.seq_last or 0) + 1
+            if self._keeps_reserve:
+                self.keep_reserve()
             if records.number == 0:
                 sweep_names(self)
                 records.number = self.execute(_QUEUE_NEW, (name, records.policy_text)).lastrowid or 0
@@ -126,6 +180,7 @@ class Step:
 
     def keep_reserve(self) -> None:
         """Before messages are added, the room for draining must be back: otherwise this is what fills the file."""
+        self._keeps_reserve = False
         if self.execute(_RESERVE_KEPT).fetchone() is None:
             self.execute(_RESERVE_BACK, (RESERVE_BYTES,))
 

@@ -191,7 +191,7 @@ class SqliteStore:
         """A verb that runs once per operation: a repeat gets the first result."""
 
         def run(step: Step) -> T:
-            records = step.queue_for_writing(queue)
+            records = step.queue_for_writing(queue, operation.session)
             first = replays.replayed(records, operation)
             if first is not None:
                 return form.unpack(first)
@@ -199,7 +199,8 @@ class SqliteStore:
             replays.remember(records, operation, form.pack(result))
             return result
 
-        return SqliteCall(name, run, fills=name in ("publish", "fire_schedule", "trigger_schedule", "replace_dead"))
+        fills = name in ("publish", "fire_schedule", "trigger_schedule", "replace_dead")
+        return SqliteCall(name, run, fills=fills, shares_step=name == "publish")
 
     def time(self) -> Call[int]:
         return SqliteCall("time", lambda step: step.now, writes=False)
@@ -228,7 +229,7 @@ class SqliteStore:
         fence = nonce or new_nonce()
 
         def run(step: Step) -> Claimed:
-            records = step.queue_for_writing(queue)
+            records = step.queue_for_writing(queue, operation.session)
             first = replays.replayed(records, operation)
             if first is None and not replay:
                 claimed, ids = claim.claim(

@@ -136,12 +136,11 @@ class SqliteTransactionExecutor:
 
     def _step(self, call: SqliteCall[T]) -> T:
         store = self._store
-        step = Step(self._connection, store.spelling, store.clock(), replay_ttl_ms=None)
+        step = Step(self._connection, store.spelling, store.clock(), replay_ttl_ms=None, fills=call.fills)
         if call.fills:
             policy = step.queue_for_reading(self._queue).policy
             if policy.max_pending is not None and policy.overload == "block":
                 raise blocks(self._queue)
-            step.keep_reserve()
         result = call.step(step)
         if step.notices:
             deliver_notices(step)

@@ -56,6 +56,8 @@ def _worth_of_groups(records: QueueRecords) -> int:
     if groups is None or not groups.freed:
         return 0
     is_known = records.numbers["sleepers_known_until"] > records.now
+    if is_known and not records.may_have_sleepers:
+        return 0
     if is_known and records.step.execute(_SLEEPERS_FIRST, (records.number, records.now, 1)).fetchone() is None:
         return 0
     return groups.worth_waking()
@@ -65,14 +67,18 @@ def pick_sleepers(records: QueueRecords, count: int) -> list[str]:
     """Take up to `count` sleepers out of the memory, the last to fall asleep first; `*` if the memory is gone."""
     if count == 0 or records.paused:
         return []
+    is_known = records.numbers["sleepers_known_until"] > records.now
+    if is_known and not records.may_have_sleepers:
+        return []
     if count <= POLL_SOON_MESSAGES_MAX:
         found = records.step.execute(_POLLING_SOON, (records.number, records.now, records.now + POLL_SOON_MS_MAX))
         if found.fetchone() is not None:
             return []
-    if records.numbers["sleepers_known_until"] <= records.now:
+    if not is_known:
         records.step.execute(_SLEEPERS_CLEAR, (records.number,))
         records.numbers["sleepers_known_until"] = records.now + SLEEPER_TTL_MS
         return ["*"]
     sleepers = records.step.execute(_SLEEPERS_FIRST, (records.number, records.now, count)).fetchall()
-    records.step.execute_many(_SLEEPER_OUT, sleepers)
+    if sleepers:
+        records.step.execute_many(_SLEEPER_OUT, sleepers)
     return [name for _, name in sleepers]
