@@ -25,6 +25,7 @@ from waypost.store.checkup import Finding
 from waypost.store.port import Heartbeat, ServedQueue
 from waypost.store.postgres import checkup as postgres
 from waypost.store.postgres import migrate
+from waypost.store.postgres.schema import VERSION
 from waypost.store.sqlite import checkup as sqlite_checkup
 from waypost.store.valkey import checkup as valkey
 from waypost.testing.bench import fresh_namespace, strand
@@ -178,6 +179,24 @@ def test_tables_that_differ_are_named(postgres_server: PostgresServer, examined:
     assert code == 1
     assert printed["schema"][0]["found"] == f"index {name}_tally_queue is missing"
     assert "waypost migrate" in printed["schema"][0]["advice"]
+
+
+@pytest.mark.promise("STORE-7")
+def test_an_upgrade_that_is_not_finished_is_noted_in_both_releases(
+    postgres_server: PostgresServer, examined: Any
+) -> None:
+    name = fresh_namespace()
+    migrate(postgres_server.url, namespace=name)
+    assert "upgrade" not in examined(postgres_server.url, name)[1]
+    with psycopg.connect(postgres_server.url, autocommit=True) as connection:
+        connection.execute(f"INSERT INTO \"{name}_interface\" VALUES ({VERSION - 1}, '{{}}')")
+        _, printed = examined(postgres_server.url, name)
+        assert (level(printed, "upgrade"), level(printed, "schema")) == (["note"], ["ok"])
+        assert "--finish" in printed["upgrade"][0]["advice"]
+        connection.execute(f'UPDATE "{name}_schema" SET version = {VERSION + 1}')
+    _, printed = examined(postgres_server.url, name)
+    assert level(printed, "schema") == ["note"]
+    assert printed["schema"][0]["figures"] == {"version": VERSION + 1}
 
 
 def test_missing_grants_of_a_role_are_named(postgres_server: PostgresServer, examined: Any) -> None:

@@ -53,6 +53,23 @@ class Notes:
         self._file.write(f"{what} {name} {time.monotonic():.6f} 0 0\n")
 
 
+class Stop:
+    """Whether SIGTERM came. Its handler runs in the main thread, which may hold the lock of an Event just then."""
+
+    def __init__(self) -> None:
+        self.is_set = False
+        self._never = threading.Event()
+
+    def set(self) -> None:
+        self.is_set = True
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for so long, and return whether to stop."""
+        if not self.is_set:
+            self._never.wait(seconds)
+        return self.is_set
+
+
 def waited() -> float:
     """Return for how many seconds the main thread could run and had no processor; 0 where the kernel does not tell."""
     try:
@@ -74,7 +91,7 @@ def take_usual_priority() -> None:
             os.setpriority(os.PRIO_PROCESS, int(thread), usual)
 
 
-def publish(post: Waypost, notes: Notes, name: str, stopped: threading.Event, rate: float) -> None:
+def publish(post: Waypost, notes: Notes, name: str, stopped: Stop, rate: float) -> None:
     number, due = 0, time.monotonic()
     while not stopped.wait(max(0.0, due - time.monotonic())):
         body, began = f"{name}:{number}", notes.begin()
@@ -89,7 +106,7 @@ def publish(post: Waypost, notes: Notes, name: str, stopped: threading.Event, ra
         due = max(due + 1 / rate, began)
 
 
-def flow(post: Waypost, notes: Notes, name: str, stopped: threading.Event, rate: float) -> None:
+def flow(post: Waypost, notes: Notes, name: str, stopped: Stop, rate: float) -> None:
     number, due = 0, time.monotonic()
     while not stopped.wait(max(0.0, due - time.monotonic())):
         began = notes.begin()
@@ -113,8 +130,8 @@ def work(post: Waypost, notes: Notes) -> None:
     post.worker(["orders", "ticks"]).run()
 
 
-def receive(post: Waypost, notes: Notes, stopped: threading.Event) -> None:
-    while not stopped.is_set():
+def receive(post: Waypost, notes: Notes, stopped: Stop) -> None:
+    while not stopped.is_set:
         began = notes.begin()
         with post.receive("parcels", wait=0) as message:
             if message is not None:
@@ -123,7 +140,7 @@ def receive(post: Waypost, notes: Notes, stopped: threading.Event) -> None:
             stopped.wait(0.01)
 
 
-def read(url: str, namespace: str, notes: Notes, stopped: threading.Event) -> None:
+def read(url: str, namespace: str, notes: Notes, stopped: Stop) -> None:
     from waypost.spark.source.bulk import Bulk
 
     after = 0
@@ -159,7 +176,7 @@ def main() -> None:
     if sys.argv[1] == "command":
         run_command(sys.argv[2:])
     what, url, namespace, path, name, rate = sys.argv[1:]
-    stopped = threading.Event()
+    stopped = Stop()
     # That newer envelopes are left for newer workers is logged each time.
     logging.getLogger("waypost").setLevel(logging.ERROR)
     with open(path, "a", buffering=1) as file:

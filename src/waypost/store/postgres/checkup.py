@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from waypost.errors import AccessDenied
 from waypost.formatting import format_age, format_bytes
 from waypost.store.checkup import Checkup, Findings, note, ok, wrong
 from waypost.store.postgres.failures import map_connection_error
-from waypost.store.postgres.schema import MADE, MIGRATIONS, Names, command_for, migration_text, sql
+from waypost.store.postgres.schema import MADE, MIGRATIONS, VERSION, Names, command_for, migration_text, sql
 from waypost.store.postgres.schema_check import compare
 from waypost.views import Stats
 
@@ -87,12 +88,27 @@ def check_drift(connection: Any, names: Names) -> Findings:
         yield note("schema", "this user may not compare the tables, which needs temporary ones",
                    f"run {command_for(names)[:-1]} --check` as their owner")  # fmt: skip
         return
+    if found.version is not None and found.version > VERSION:
+        yield note("schema", f"an upgrade is under way: the tables are of version {found.version}, this release uses "
+                   f"functions of version {VERSION} beside the newer ones", "update waypost here before the upgrade is "
+                   "finished", version=found.version)  # fmt: skip
+        return
     for difference in found.differences:
         yield wrong("schema", difference, f"undo the change, or let {command_for(names)} make it anew",
                     difference=difference)  # fmt: skip
     if not found.differences:
         yield ok("schema", f"tables and functions are as this release makes them, version {found.version}",
                  version=found.version)  # fmt: skip
+    older: list[int] = []
+    # A missing right is reported with all others.
+    with suppress(psycopg.errors.InsufficientPrivilege), connection.transaction():
+        query = names.fill("SELECT version FROM {interface} WHERE version < %s ORDER BY version")
+        older = [version for (version,) in connection.execute(query, (VERSION,))]
+    if older:
+        versions = ", ".join(map(str, older))
+        yield note("upgrade", f"an upgrade is not finished: functions of version {versions} are there beside those of "
+                   f"{VERSION}", "when the last process of the old release has stopped, run "
+                   f"{command_for(names)[:-1]} --finish`", versions=older)  # fmt: skip
 
 
 def check_rights(connection: Any, names: Names) -> Findings:
