@@ -71,7 +71,7 @@ _by_file: weakref.WeakValueDictionary[str, TurnLock] = weakref.WeakValueDictiona
 
 def turn_lock(path: str) -> TurnLock:
     """Return the lock of a file, the same one for all its writers in this process."""
-    # One call: of two threads that open the file at the same time, both get the lock of the first.
+    # Two threads that open the file at the same moment may get two locks: then SQLite alone decides between them.
     return _by_file.setdefault(os.path.realpath(path), TurnLock())
 
 
