@@ -51,7 +51,9 @@ MORE := tests/spark/test_connect.py tests/spark/test_standalone.py tests/spark/t
 # On an older PostgreSQL and behind a pooler most of the conformance suite is left to it too: the functions are the same.
 FURTHER_PARTS := (postgres15 or pgbouncer) and test_conformance.py and not (TestClaims or TestPublishing or TestOutcomes)
 MORE_STORES := ((postgres15 or pgbouncer or redis62 or cluster) and (async or group)) or ($(FURTHER_PARTS))
-MORE_TESTS := tests/fault/test_figures.py::test_no_quick_figure_is_short[lake] \
+MORE_TESTS := tests/conformance/test_planted_faults.py::test_a_planted_fault_is_found[ExtendsWithoutToken] \
+	tests/conformance/test_planted_faults.py::test_a_planted_fault_is_found[SettlesByState] \
+	tests/fault/test_figures.py::test_no_quick_figure_is_short[lake] \
 	tests/fault/test_figures.py::test_no_quick_figure_is_short[leases] \
 	tests/spark/test_pipeline.py::test_one_id_in_two_queues_or_published_again_is_several_messages_wherever_the_history_is_cut \
 	tests/spark/test_object_store.py::test_a_pipeline_does_everything_in_an_object_store \
@@ -69,7 +71,7 @@ MORE_TESTS := tests/fault/test_figures.py::test_no_quick_figure_is_short[lake] \
 everything: .venv/ready system
 	$(PYTEST) $(PARALLEL) tests $(addprefix --ignore ,$(MORE)) $(addprefix --deselect ,$(MORE_TESTS)) -k "not ($(MORE_STORES))"
 
-more: .venv/ready system  ## What `test` leaves out: Spark Connect, a standalone Spark, kills of imports and migrations, async clients and groups on further servers, two long fault figures, 1,000,000 messages in a browser, Django 6, the wheel on each Python
+more: .venv/ready system  ## What `test` leaves out: Spark Connect, a standalone Spark, kills of imports and migrations, two long searches for planted faults, async clients and groups on further servers, two long fault figures, 1,000,000 messages in a browser, Django 6, the wheel on each Python
 	$(PYTEST) $(MORE) $(MORE_TESTS)
 	WAYPOST_TESTS_LARGE=1 $(PYTEST) tests/web/test_browser_large.py
 	$(PYTEST) $(PARALLEL) tests -k "$(MORE_STORES)"

@@ -33,7 +33,7 @@ def make(connection: psycopg.Connection[Any], version: int, namespace: str) -> N
 
 #: Columns that came with a later version.
 NEW = {
-    "message": ("claims", "group_rank", "keeps_place", "expires_ms"),
+    "message": ("claims", "group_rank", "keeps_place", "expires_ms", "key_mode", "freed_key"),
     "entry": ("claims", "errors"), "total": ("over_cap",),
     "queue": (
         "made", "removed_ms", "removed_mark", "removed_until", "changes", "hide_bodies", "no_tracebacks", "order",

@@ -348,7 +348,7 @@ def test_any_program_gives_the_same_results_while_slots_move(setup: ClusterSetup
     machine = machine_for(make)
     run_state_machine_as_test(machine, settings=settings(USUAL, max_examples=12))
     # A dozen programs are too few to be sure of each event.
-    assert len(REACHED - set(machine.reached)) <= 1
+    assert len(REACHED - set(machine.reached)) <= 3
     assert seen["refused"] > 20
 
 

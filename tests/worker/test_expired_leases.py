@@ -288,7 +288,9 @@ def test_the_holder_of_a_lost_lease_is_woken_by_the_client_that_claims_the_messa
             assert begun.wait(20)
             # It has room for more, and sleeps by name only once its channel works.
             until(lambda: other.stats("orders").sleepers, "a worker that can be woken")
+            # Otherwise it may claim the message again itself.
             worker.quiet()
+            until(lambda: not worker.is_ready, "a quiet worker")
             forward[0] = 1_200_000
             with other.receive("orders", wait=20) as message:
                 assert message is not None

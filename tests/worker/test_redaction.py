@@ -151,5 +151,6 @@ def test_every_settle_is_made_where_the_hook_is_applied() -> None:
         if "store.settle(" in line
     ]
     assert made == [
-        "operations/receive.py: return lambda operation: context.store.settle(queue, journalled, operation)"
+        "operations/receive.py: return lambda operation: "
+        "context.store.settle(queue, journalled, operation, next_claim=next_claim)"
     ]

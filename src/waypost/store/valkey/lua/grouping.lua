@@ -1050,8 +1050,8 @@ local function follow_groups()
         call('HSET', QUEUE, 'groups', grouped)
         if grouped ~= 'E' then
           -- Groups with settings of their own are listed without messages, too.
-          local own, names = call('HKEYS', SETTINGS), {}
-          for i = 1, #own do names[2 * i - 1], names[2 * i] = 0, own[i] end
+          local own, names = call('HGETALL', SETTINGS), {}
+          for i = 1, #own, 2 do names[i], names[i + 1] = 0, own[i] end
           bulk('ZADD', NAMES, names, #names)
         end
       end
