@@ -741,7 +741,9 @@ class StoreMachine(RuleBasedStateMachine):
             if page.messages:
                 id = page.messages[pick % len(page.messages)].id
                 draft = Draft(id, make_envelope(id, encode_body(b"cloned")), key)
-                self.operate(queue, lambda store, operation, d=draft: store.publish(queue, [d], operation))  # type: ignore[misc]
+                answer = self.operate(queue, lambda store, operation, d=draft: store.publish(queue, [d], operation))  # type: ignore[misc]
+                if answer is not None and answer.result[0].status in ("queued", "delayed"):
+                    self.tokens[id] = 0  # the one that had it has lapsed: this is another message
                 return
 
     @step(2, when=lambda self: self.sent, pick=picks)
