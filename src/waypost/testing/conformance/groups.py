@@ -362,6 +362,21 @@ class TestGroupOrder:
         settled, claimed = bench.settle_and_claim([bench.settlement(one, "retry", after=5) for one in last], 5)
         assert (settled, claimed.leases, bench.woken) == (["retried", "retried"], [], {QUEUE: ["anna"]})
 
+    @pytest.mark.promise("QUEUE-5", "WAKE-5")
+    def test_workers_are_woken_for_all_that_a_settle_frees_but_what_the_claim_takes(self, bench: Bench) -> None:
+        bench.configure(order="group")
+        fill(bench, "aa")
+        for _ in range(2):
+            bench.publish()
+        leases = bench.claim(5)
+        assert sorted(lease.group or "" for lease in leases) == ["", "", "a"]
+        for name in ("anna", "bert", "carl"):
+            assert bench.claim(5, sleeper=name) == []
+        # Two that are released, and the second one of the group.
+        ends = [bench.settlement(lease, "done" if lease.group else "release") for lease in leases]
+        _, claimed = bench.settle_and_claim(ends, 1)
+        assert (len(claimed.leases), bench.woken) == (1, {QUEUE: ["carl", "bert"]})
+
     @pytest.mark.promise("QUEUE-5", "LEASE-6")
     def test_a_settle_and_the_claim_that_follows_are_repeated_each_as_its_own_operation(self, bench: Bench) -> None:
         bench.configure(order="group")

@@ -182,7 +182,7 @@ BEGIN
         v_fresh := v_fresh + least(
             cardinality(p_ids), greatest(0, (SELECT h.ready FROM {state_counts}(q.number) h) - coalesce(v_fresh, 0)));
     END IF;
-    IF cardinality(v_groups) > p_next_claim THEN
+    IF coalesce(v_fresh, 0) + cardinality(v_groups) > p_next_claim THEN
         -- So is a group that can go on. An ordered one hands out one message, however many are ready again.
         v_fresh := coalesce(v_fresh, 0) + {count_freed}(q, v_now, ARRAY(
             SELECT u.name FROM unnest(v_groups) AS u (name) WHERE u.name <> ALL (coalesce(v_fresh_groups, '{}'))));
