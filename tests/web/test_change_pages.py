@@ -175,6 +175,20 @@ def test_the_form_of_a_schedule_shows_its_fires_and_saves_only_then(site: Site) 
     assert "Edit" in client.get("/s/main/schedules").text
 
 
+def test_what_the_form_of_a_schedule_does_not_have_stays_as_it_is(site: Site) -> None:
+    client = site.client()
+    saved = site.post.save_schedule("rollup", queue="reports", cron="0 9 * * *", timeout=7, reply_to="answers", body=1)
+    form = client.get("/s/main/do/save_schedule", queue="reports", key=saved.key)
+    sent = {"csrf_token": token_of(form.text), "name": "rollup", "queue": "reports", "key": saved.key,
+            "cron": "0 10 * * *", "body": "2"}  # fmt: skip
+    assert client.form("/s/main/do/save_schedule", sent).status == 303
+    assert [one.cron for one in site.post.schedules()] == ["0 10 * * *"]
+    site.post.trigger_schedule("rollup")
+    with site.post.receive("reports", wait=5) as message:
+        assert message is not None
+        assert (message.body, message.timeout, message.reply_to) == (2, timedelta(seconds=7), "answers")
+
+
 # ---- timers ----------------------------------------------------------------------------------------------------
 
 

@@ -47,6 +47,15 @@ def edit_schedule(post: Waypost, name: str, queue: str, key: str | None, rule: S
     return post._run(post._edit_flow(name, queue, key, rule))
 
 
+async def edit_schedule_async(
+    post: AsyncWaypost, name: str, queue: str, key: str | None, rule: ScheduleKeywords
+) -> Schedule:
+    """Do the same through an async client."""
+    schedule = await post._run(post._edit_flow(name, queue, key, rule))
+    post._refresh_schedulers()
+    return schedule
+
+
 def preview_schedule(
     after: datetime,
     count: int,

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import UNSET, Struct
 
 from waypost import CatchUp
+from waypost.client.internals import edit_schedule_async
 from waypost.errors import WaypostError
 from waypost.formatting import Placeholder, format_call, format_count
 from waypost.policy import parse_rate
@@ -228,16 +229,18 @@ async def save_schedule(place: Place, queue: str, request: documents.ScheduleSav
             "priority", "group", "expires",
         )
     }  # fmt: skip
-    missed = CatchUp(request.missed) if isinstance(request.missed, int) else request.missed
-    headers = request.headers
+    rule["missed"] = CatchUp(request.missed) if isinstance(request.missed, int) else request.missed
+    rule["headers"] = request.headers
+    known = request.key is not None and any(one.key == request.key for one in await place.post.schedules(request.queue))
     if request.keep_body:
-        known = [one for one in await place.post.schedules(request.queue) if one.key == request.key]
         if not known:
             raise Problem(404, "unknown-schedule", f"{request.queue} has no schedule with the key {request.key!r}")
-        rule["body"], headers = known[0].body, dict(known[0].headers)
-    saved = await place.post.save_schedule(
-        request.name, queue=request.queue, key=request.key, missed=missed, headers=headers, **rule
-    )
+        del rule["body"], rule["headers"]
+    if known:
+        # What a form does not have, as a retry policy, stays as it is.
+        saved = await edit_schedule_async(place.post, request.name, request.queue, request.key, rule)
+    else:
+        saved = await place.post.save_schedule(request.name, queue=request.queue, key=request.key, **rule)
     return documents.ScheduleDone(
         changed=True, text=f"schedule {request.name} is saved", schedule=schedule_document(saved)
     )
