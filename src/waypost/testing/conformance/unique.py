@@ -203,6 +203,25 @@ class TestLiveOrDead:
     """With `unique="live_or_dead"` a key is in use while its message is unfinished or a dead letter."""
 
     @pytest.mark.promise("PUB-4", "DEAD-1")
+    @pytest.mark.parametrize("death", ["settled", "settled one by one", "exhausted"])
+    def test_a_message_without_a_key_dies_like_any_other(self, bench: Bench, death: str) -> None:
+        # As when a key function returns one for some messages of a batch.
+        bench.configure(max_deliveries=1, lease=1)
+        letters = bench.publish_drafts([bench.draft(key=key, unique="live_or_dead") for key in ("k", None)])
+        leases = bench.claim(2)
+        if death == "settled":
+            assert bench.settle_batch([bench.settlement(lease, "dead") for lease in leases]) == ["dead", "dead"]
+        elif death == "settled one by one":
+            assert [bench.settle(lease, "dead") for lease in leases] == ["dead", "dead"]
+        else:
+            bench.after(1)
+            assert bench.claim() == []
+        assert [bench.stored(letter.id).state for letter in letters] == ["dead", "dead"]
+        assert bench.publish(key="k").status == "duplicate"
+        assert bench.redrive(letters[1].id).moved == [letters[1].id]
+        bench.check_invariants()
+
+    @pytest.mark.promise("PUB-4", "DEAD-1")
     @pytest.mark.parametrize("death", ["settled", "exhausted"])
     def test_a_dead_letter_keeps_its_key(self, bench: Bench, death: str) -> None:
         letter = bench.publish(key="k", unique="live_or_dead")

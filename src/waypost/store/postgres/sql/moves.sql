@@ -179,7 +179,8 @@ END $body$;
 CREATE OR REPLACE FUNCTION {keep_keys}(p_queue integer, p_ids text[]) RETURNS void LANGUAGE plpgsql AS $body$
 BEGIN
     INSERT INTO {window} (queue, key, message_id, until_ms)
-    SELECT p_queue, m.key, m.id, {NO_END_MS} FROM {message} m WHERE m.queue = p_queue AND m.id = ANY (p_ids) ORDER BY m.key
+    SELECT p_queue, m.key, m.id, {NO_END_MS} FROM {message} m
+    WHERE m.queue = p_queue AND m.id = ANY (p_ids) AND m.key IS NOT NULL ORDER BY m.key
     ON CONFLICT (queue, key) DO UPDATE SET message_id = excluded.message_id, until_ms = excluded.until_ms;
 END $body$;
 
