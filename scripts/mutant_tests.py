@@ -154,7 +154,7 @@ def change_constant(module: ModuleType, before: str, after: str) -> set[Function
     }  # fmt: skip
 
 
-LUA_INCLUDE = re.compile(r"^-- include (\w+)", re.MULTILINE)
+LUA_INCLUDE = re.compile(r"^ *-- include (\w+)", re.MULTILINE)
 SQL_FUNCTION = re.compile(r"^CREATE OR REPLACE FUNCTION \{(\w+)\}", re.MULTILINE)
 
 

@@ -77,7 +77,8 @@ CONSTANTS = {
 #: Parts that scripts include.
 PARTS = {
     "base", "one", "wake", "shared", "moves", "accept", "chains", "drafts", "once", "register", "leader",
-    "known_answer", "cursor", "grouping",
+    "known_answer", "cursor", "grouping", "grouping_turns", "grouping_overload", "grouping_building",
+    "grouping_listing", "grouping_check",
 }  # fmt: skip
 #: Keys that depend on an argument, and the line in the opening of a script that can touch those of chains.
 DERIVED = {"window:<key>", "result:<id>", "end:<id>", "leader:<role>", "expires"}
@@ -224,7 +225,7 @@ def test_every_key_that_a_script_names_is_in_its_opening(name: str) -> None:
     assert listed - DERIVED - {OF_CHAINS, OF_GROUPS} <= set(CONSTANTS.values())
     of_chains = re.search(r"-- include chains\n|OWN \.\. '(?:chain|watchers|blockers|waiters|end):", FILES[name])
     assert bool(of_chains) == (OF_CHAINS in listed)
-    of_groups = re.search(r"-- include grouping\n|(?:BASE|base) \.\. '(?:groups|group_|positions)", FILES[name])
+    of_groups = re.search(r"-- include grouping\b|(?:BASE|base) \.\. '(?:groups|group_|positions)", FILES[name])
     assert bool(of_groups) == (OF_GROUPS in listed)
 
 

@@ -87,7 +87,10 @@ class Script:
 
 #: Where a script does not include it itself, behind its shortest way, this file comes right behind the base.
 SHARED = "-- include shared\n"
-INCLUDE = re.compile(r"^-- include (\w+)(?: if (.+))?\n", re.MULTILINE)
+#: A file in place of the line: always, `if` a condition of Lua holds, or `as` it is made for a use.
+INCLUDE = re.compile(r"^-- include (\w+)(?: (if|as) (.+))?\n", re.MULTILINE)
+#: A part of such a file: in each script, or `where` the use is one of these.
+PART = re.compile(r"^ +-- include (\w+)(?: where (.+))?\n", re.MULTILINE)
 #: What a file makes known at its top level: functions, and names with or without a value.
 TOP_FUNCTION = re.compile(r"^local function (\w+)", re.MULTILINE)
 TOP_NAMES = re.compile(r"^local (?!function)([\w, ]+?)( =|$)", re.MULTILINE)
@@ -153,17 +156,21 @@ def _read(name: str) -> str:
 
 
 def _included(match: re.Match[str]) -> str:
-    """A file in the place of its include. One with a condition is skipped where that does not hold.
+    """A file in the place of its include, with the parts that its use needs.
 
-    To make thirty functions takes the server as long as a claim's whole work on one message.
+    One with a condition is skipped where that does not hold: to make thirty functions takes the server as long as a
+    claim's whole work on one message.
     """
-    text, condition = _read(match[1]), match[2]
-    if condition is None:
+    name, kind, what = match.groups()
+    use = what if kind == "as" else ""
+    text = PART.sub(lambda part: _read(part[1]) if part[2] is None or use in part[2].split(", ") else "", _read(name))
+    text = text.replace("GROUP_USE", f"'{use}'")
+    if kind != "if":
         return text
     names = TOP_FUNCTION.findall(text) + [found[0] for found in TOP_NAMES.findall(text)]
     text = TOP_FUNCTION.sub(r"function \1", text)
     text = TOP_NAMES.sub(lambda found: found[1] + found[2] if found[2] else "", text)
-    return f"local {', '.join(names)}\nif {condition} then\n{text}end\n"
+    return f"local {', '.join(names)}\nif {what} then\n{text}end\n"
 
 
 @cache

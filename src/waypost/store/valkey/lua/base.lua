@@ -81,7 +81,7 @@ local expiring -- it may have messages that lapse
 local gone -- it is no queue: nothing was added yet, or it was removed
 local makes = false -- this step adds something: from now on it is a queue
 -- What a grouped queue keeps of its groups, and the functions that follow it: see grouping.lua. Nil in other queues.
-local grouped, grouping, group_use
+local grouped, grouping
 local uneven -- the number of states and leases does not show the ready messages: see claim.lua
 local past_field, past_minute -- a minute that ended: written with the counters
 local items, item_count, last_tail = {}, 0, nil

@@ -58,8 +58,7 @@ must_be('zset', DEAD)
 must_be('hash', ERRORS)
 must_be('hash', OUTGOING)
 must_be('zset', BASE .. 'damaged')
-group_use = 'check'
--- include grouping
+-- include grouping as check
 
 local SETS = {{'R', READY, 'ready'}, {'D', DUE, 'due'}, {'L', LEASES, 'leases'}, {'W', WAITING, 'waiting'}, {'X', DEAD, 'dead'}}
 

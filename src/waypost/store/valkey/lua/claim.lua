@@ -97,8 +97,7 @@ if not plain then
   must_be('hash', ERRORS)
 end
 -- include moves if not plain
-group_use = 'turns'
--- include grouping
+-- include grouping as turns
 
 begin_removing()
 if sleeper ~= '' then call('ZREM', SLEEPERS, sleeper, BLOCKED_MARK .. sleeper) end

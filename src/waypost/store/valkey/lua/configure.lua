@@ -48,8 +48,7 @@ if verb == 'configure' then
     must_be('zset', WAITING)
     grouped = is_grouped and (before == 'T' and 'T' or 'B') or 'E'
     must_be('set', BASE .. 'group_counted')
-    group_use = 'configure'
--- include grouping
+-- include grouping as configure
   end
   -- A queue with settings that the release before does not know is refused there.
   layout = VERSION_WRITTEN

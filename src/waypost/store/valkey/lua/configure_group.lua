@@ -15,8 +15,7 @@ must_be('zset', DUE)
 must_be('zset', LEASES)
 must_be('zset', WAITING)
 must_be('zset', SLEEPERS)
-group_use = 'records'
--- include grouping
+-- include grouping as listing
 
 local group = ARGV[FIRST_ARGUMENT]
 if not grouping.change_settings(group, cmsgpack.unpack(ARGV[FIRST_ARGUMENT + 1])) then return {'0'} end

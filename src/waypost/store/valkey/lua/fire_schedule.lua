@@ -19,8 +19,7 @@ local SCHEDULES = BASE .. 'schedules'
 must_be('hash', SCHEDULES)
 
 -- include moves
-group_use = 'overload'
--- include grouping
+-- include grouping as overload
 -- include accept
 
 local A = FIRST_ARGUMENT

@@ -16,8 +16,7 @@ must_be('zset', READY)
 must_be('zset', DUE)
 must_be('zset', LEASES)
 must_be('zset', WAITING)
-group_use = 'records'
--- include grouping
+-- include grouping as listing
 
 local limit, cursor, wanted = tonumber(ARGV[FIRST_ARGUMENT]), ARGV[FIRST_ARGUMENT + 1], ARGV[FIRST_ARGUMENT + 2]
 local names

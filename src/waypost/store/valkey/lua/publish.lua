@@ -80,8 +80,7 @@ end
 -- include once
 
 -- include moves
-group_use = 'overload'
--- include grouping
+-- include grouping as overload
 -- include accept
 
 local drafts = plan_drafts(FIRST_ARGUMENT)

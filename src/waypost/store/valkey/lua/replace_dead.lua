@@ -16,8 +16,7 @@ must_be('zset', DEAD)
 must_be('hash', ERRORS)
 
 -- include moves
-group_use = 'overload'
--- include grouping
+-- include grouping as overload
 -- include accept
 
 local letter = ARGV[FIRST_ARGUMENT]

@@ -20,8 +20,7 @@ must_be('zset', READY)
 must_be('zset', DUE)
 must_be('zset', LEASES)
 must_be('zset', WAITING)
-group_use = 'records'
--- include grouping
+-- include grouping as listing
 begin_removing()
 
 local id = grouping.skip_held(ARGV[FIRST_ARGUMENT])

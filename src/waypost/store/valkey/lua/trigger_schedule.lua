@@ -16,8 +16,7 @@ local SCHEDULES = BASE .. 'schedules'
 must_be('hash', SCHEDULES)
 
 -- include moves
-group_use = 'overload'
--- include grouping
+-- include grouping as overload
 -- include accept
 
 fired_by = ARGV[FIRST_ARGUMENT]

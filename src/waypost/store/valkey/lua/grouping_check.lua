@@ -1,0 +1,60 @@
+-- grouping_check: whether the records of groups agree with the messages, and mending them.
+--
+-- A part of grouping.lua, inside its function; see there for keys and layouts.
+-- Invariant: only what disagrees is changed, and only to mend it.
+
+-- How many leased messages each group has, or nil if there are too many to count in one step.
+local leased_of
+local function count_leased()
+  if leased_of or call('ZCARD', LEASES) > CHUNK_MESSAGES_MAX then return leased_of end
+  leased_of = {}
+  local _, _, raws = with_states(call('ZRANGE', LEASES, 0, -1, 'WITHSCORES'))
+  for i = 1, #raws do
+    local group = raws[i] and group_in(raws[i])
+    if group then leased_of[group] = (leased_of[group] or 0) + 1 end
+  end
+  return leased_of
+end
+
+-- What is wrong with the records of a group, and what is done about it; nil if nothing is.
+function grouping.check(name, mend, with_leases)
+  if not serves or at then return end
+  local g = group_named(name)
+  local in_line = call('ZLEXCOUNT', LINE, '[' .. name .. '\0', '(' .. name .. '\1')
+  local leased = with_leases and count_leased()
+  if leased and (leased[name] or 0) ~= g.running then
+    local found = format('%d of its messages are leased, and %d are counted', leased[name] or 0, g.running)
+    if mend then
+      g.running, g.freed = leased[name] or 0, true
+      join(g)
+    end
+    return found, 'counted anew'
+  end
+  -- A line may name messages that are not ready any more: a claim removes those.
+  if mend then g.ready = in_line end
+  local in_turn = g.joins or call('ZSCORE', TURNS, name) or call('ZSCORE', LIMITED, name)
+  if in_line > 0 and claimable(g) > 0 and not in_turn then
+    if mend then
+      g.freed = true
+      join(g)
+    end
+    return 'it has messages to hand out and is not in line', 'put in line'
+  end
+end
+
+-- Whether a ready message is missing from the line of its group. It is put there on request.
+function grouping.misses(s, mend)
+  if not serves or at then return false end
+  local score = tonumber(call('ZSCORE', READY, s.id))
+  if call('ZSCORE', LINE, line_name(s.group, score, s.id)) then return false end
+  if mend then enter_line(group_named(s.group), score, s.id) end
+  return true
+end
+
+-- Whether a member of a line names no ready message: then it is removed.
+function grouping.prune(member)
+  local id = sub(member, -24)
+  local score = call('ZSCORE', READY, id)
+  local group = string.match(member, '^(%Z*)%z')
+  if not score or not group or member ~= line_name(group, tonumber(score), id) then call('ZREM', LINE, member) end
+end

@@ -1,0 +1,93 @@
+-- grouping_overload: what a publish drops where a group or the queue is full.
+--
+-- A part of grouping.lua, inside its function; see there for keys and layouts.
+-- Writes nothing: the caller drops what it names.
+
+-- Up to `number` ready messages of a group that an overload may drop: of the lowest priority, the oldest first.
+local function droppable(g, number, concerned)
+  local chosen = {}
+  local function choose(from, to)
+    while #chosen < number do
+      local page = call('ZRANGEBYLEX', LINE, from, to, 'LIMIT', 0, CHUNK_MESSAGES_MAX)
+      for i = 1, #page do
+        local id = sub(page[i], -24)
+        if not concerned[id] and #chosen < number then chosen[#chosen + 1] = id end
+      end
+      if #page < CHUNK_MESSAGES_MAX then return end
+      from = '(' .. page[#page]
+    end
+  end
+  if ordered and g.name ~= '' then
+    choose('[' .. g.name .. '\0', '(' .. g.name .. '\1')
+    return chosen
+  end
+  for priority = 0, 9 do
+    local rank = score_of(priority, -HEAD_OFFSET) + RANK_OFFSET
+    choose('[' .. g.name .. '\0' .. struct_pack('>I8', rank), '(' .. g.name .. '\0' .. struct_pack('>I8', rank + BAND))
+  end
+  return chosen
+end
+
+-- What must be dropped so that no group has more than it may have: ids, or an error. `added`: how many by group. Reads only.
+function grouping.over_caps(added, concerned)
+  local names, doomed = {}, {}
+  for name in pairs(added) do names[#names + 1] = name end
+  read_groups(names)
+  if not serves or not (policy.group_max_pending or configured) then return doomed end
+  table.sort(names)
+  for i = 1, #names do
+    local g, number = known[names[i]], added[names[i]]
+    local pending = g.ready + g.later
+    local over = g.max_pending and min(pending + number - g.max_pending, number + BURY_MAX) or 0
+    if over > 0 then
+      local chosen = policy.overload == 'drop_oldest' and droppable(g, over, concerned) or {}
+      if #chosen < over then error(format('WP-FULL %.0f %.0f %s', pending, g.max_pending, g.name)) end
+      for j = 1, #chosen do
+        doomed[#doomed + 1] = chosen[j]
+        concerned[chosen[j]] = true
+      end
+    end
+  end
+  return doomed
+end
+
+-- What a full queue drops: one by one a message of the longest group; of equal ones of the first by name. Reads only.
+function grouping.longest_first(number, concerned)
+  local page = call('ZREVRANGE', DEPTHS, 0, number - 1, 'WITHSCORES')
+  local names, length_of = {}, {}
+  for i = 1, #page, 2 do names[#names + 1], length_of[page[i]] = page[i], tonumber(page[i + 1]) end
+  if #names == number then
+    -- Of those as long as the last one, those with the first names.
+    local last = length_of[names[number]]
+    while #names > 0 and length_of[names[#names]] == last do names[#names] = nil end
+    local same = call('ZRANGEBYSCORE', DEPTHS, last, last, 'LIMIT', 0, number - #names)
+    for i = 1, #same do names[#names + 1], length_of[same[i]] = same[i], last end
+  end
+  read_groups(names)
+  -- Level by level: of all that are as long as the longest one message each.
+  local level_of, order, planned = {}, {}, {}
+  local level, next_name = names[1] and length_of[names[1]] or 0, 1
+  while #order < number and level > 0 do
+    while names[next_name] and length_of[names[next_name]] >= level do
+      local low = 1
+      while level_of[low] and comes_before(0, level_of[low], 0, names[next_name]) do low = low + 1 end
+      table.insert(level_of, low, names[next_name])
+      next_name = next_name + 1
+    end
+    for i = 1, #level_of do
+      if #order < number then
+        order[#order + 1] = level_of[i]
+        planned[level_of[i]] = (planned[level_of[i]] or 0) + 1
+      end
+    end
+    level = level - 1
+  end
+  local chosen, choices = {}, {}
+  for name, most in pairs(planned) do choices[name] = droppable(known[name], most, concerned) end
+  for i = 1, #order do
+    local choice = choices[order[i]]
+    choice.used = (choice.used or 0) + 1
+    chosen[#chosen + 1] = choice[choice.used]
+  end
+  return chosen
+end
