@@ -151,6 +151,22 @@ class TestTurns:
         assert sorted(message.group or "" for message in bench.listing("ready")) == list("abbccc")
         assert bench.ledger().dropped == 3
 
+    @pytest.mark.promise("QUEUE-6", "PUB-7")
+    def test_a_full_queue_and_a_full_group_drop_different_messages(self, bench: Bench) -> None:
+        bench.configure(fair=True, max_pending=4, group_max_pending=2, overload="drop_oldest")
+        bench.publish(group="a", delay=60)
+        ids = fill(bench, "abc")
+        fill(bench, "a-")
+        assert [bench.state_of(id) for id in ids] == [None, None, "ready"]
+
+    @pytest.mark.promise("QUEUE-6", "PUB-7")
+    def test_a_full_queue_drops_no_message_that_the_same_batch_replaces(self, bench: Bench) -> None:
+        bench.configure(fair=True, max_pending=2, overload="drop_oldest")
+        bench.publish(group="a", key="k")
+        fill(bench, "b")
+        bench.publish_drafts([bench.draft(group="a", key="k", on_conflict="replace"), bench.draft(group="c")])
+        assert Counter(message.group for message in bench.listing("ready")) == {"a": 1, "c": 1}
+
     @pytest.mark.promise("QUEUE-6", "DEAD-2")
     def test_a_listing_has_each_group_in_its_order(self, bench: Bench) -> None:
         bench.configure(fair=True)

@@ -51,19 +51,37 @@ function grouping.over_caps(added, concerned)
   return doomed
 end
 
+-- How many ready messages of each group an overload must not drop, and how many messages that may concern.
+local function spared_of(concerned)
+  local ids, spared = {}, {}
+  for id in pairs(concerned) do ids[#ids + 1] = id end
+  if #ids == 0 then return spared, 0 end
+  local raws, scores = call('HMGET', STATE, unpack(ids)), call('ZMSCORE', READY, unpack(ids))
+  for i = 1, #ids do
+    local group = scores[i] and group_in(raws[i])
+    if group then spared[group] = (spared[group] or 0) + 1 end
+  end
+  return spared, #ids
+end
+
 -- What a full queue drops: one by one a message of the longest group; of equal ones of the first by name. Reads only.
 function grouping.longest_first(number, concerned)
-  local page = call('ZREVRANGE', DEPTHS, 0, number - 1, 'WITHSCORES')
+  -- Some of those that are read may have nothing to drop.
+  local spared, number_spared = spared_of(concerned)
+  local most = number + number_spared
+  local page = call('ZREVRANGE', DEPTHS, 0, most - 1, 'WITHSCORES')
   local names, length_of = {}, {}
   for i = 1, #page, 2 do names[#names + 1], length_of[page[i]] = page[i], tonumber(page[i + 1]) end
-  if #names == number then
+  if #names == most then
     -- Of those as long as the last one, those with the first names.
-    local last = length_of[names[number]]
+    local last = length_of[names[most]]
     while #names > 0 and length_of[names[#names]] == last do names[#names] = nil end
-    local same = call('ZRANGEBYSCORE', DEPTHS, last, last, 'LIMIT', 0, number - #names)
+    local same = call('ZRANGEBYSCORE', DEPTHS, last, last, 'LIMIT', 0, most - #names)
     for i = 1, #same do names[#names + 1], length_of[same[i]] = same[i], last end
   end
   read_groups(names)
+  for i = 1, #names do length_of[names[i]] = length_of[names[i]] - (spared[names[i]] or 0) end
+  table.sort(names, function(one, other) return comes_before(-length_of[one], one, -length_of[other], other) end)
   -- Level by level: of all that are as long as the longest one message each.
   local level_of, order, planned = {}, {}, {}
   local level, next_name = names[1] and length_of[names[1]] or 0, 1
