@@ -442,6 +442,16 @@ class TestGroupOrder:
         fill(bench, "bb-")
         assert len(bench.woken[QUEUE]) == 2
 
+    @pytest.mark.promise("QUEUE-5", "WAKE-2")
+    def test_a_replaced_message_of_a_batch_for_one_ordered_group_wakes_no_second_worker(self, bench: Bench) -> None:
+        bench.configure(order="group")
+        for sleeper in ("anna", "bert", "carl", "dora"):
+            assert bench.claim(5, sleeper=sleeper) == []
+        bench.publish(group="b", key="k")
+        drafts = [bench.draft(group=group) for group in "ab"]
+        bench.publish_drafts([*drafts, bench.draft(group="b", key="k", on_conflict="replace")])
+        assert len(bench.woken[QUEUE]) == 2
+
     @pytest.mark.promise("QUEUE-5", "WAKE-5")
     def test_a_poll_needs_no_claim_while_all_groups_are_busy(self, bench: Bench) -> None:
         bench.configure(order="group", lease=600)

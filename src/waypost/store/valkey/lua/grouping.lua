@@ -79,7 +79,7 @@ local function follow_groups()
         number = 0, planned = 0, left = false, heads = false, head_at = 1, joins = false, leaves = false, moved = false, freed = false}
     else
       g = {name = name, running = running, later = later, packed = packed, ready = ready, ready_before = ready, weight = 1,
-        joins = false, leaves = false, moved = false, freed = false, fresh = false}
+        joins = false, leaves = false, moved = false, freed = false}
     end
     local own = settings and unpacked(settings)
     if own then g.own, g.weight = own, own.weight or 1 end
@@ -318,6 +318,17 @@ local function follow_groups()
     end
   end
 
+  local fresh = {} -- ordered groups of which a message became ready in this step
+
+  -- Count a message that became ready: an ordered group hands out one, however many did.
+  local function count_ready(group, by_age)
+    if by_age then
+      if fresh[group] then return end
+      fresh[group] = true
+    end
+    freshly_ready = freshly_ready + 1
+  end
+
   -- Whether a group could go on if its rate allowed it, which is at `until_ms`, and no claim has returned that time yet.
   local function waits_for_rate(g, until_ms)
     return until_ms and not (ordered and (g.running > 0 or holder_of(g))) and not call('ZSCORE', LIMITED, g.name)
@@ -329,7 +340,7 @@ local function follow_groups()
     local number, waits = grouping.freed and grouping.freed() or 0, false
     for i = 1, #touched do
       local g = touched[i]
-      if g.freed and not g.fresh and serves then
+      if g.freed and not fresh[g.name] and serves then
         local left, until_ms = claimable(g)
         if left > 0 then number = number + 1 else waits = waits or waits_for_rate(g, until_ms) end
       end
@@ -438,8 +449,7 @@ local function follow_groups()
       else
         added[group] = number + 1
       end
-      -- An ordered group hands out one, however many became ready.
-      if not (by_age and number) then freshly_ready = freshly_ready + 1 end
+      count_ready(group, by_age)
       -- One with a key may be found by it in this step.
       if s.key ~= '' then return false end
       length = #new_states
@@ -460,8 +470,7 @@ local function follow_groups()
       return
     end
     local g = group_named(group)
-    if not (by_age and g.fresh) then freshly_ready = freshly_ready + 1 end
-    g.fresh = by_age
+    count_ready(group, by_age)
     if not collects then
       call('ZADD', READY, score, s.id)
       enter_line(g, score, s.id)
