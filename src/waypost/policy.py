@@ -282,7 +282,8 @@ GROUP_FIELDS = frozenset(
 #: The text of an error that every store raises.
 LEASE_NEEDED = (
     "order and limits per group need a lease: with lease=None a message is gone once it is claimed, so its end is not "
-    "known; set a lease, or remove order, group_max_running, group_rate and group_max_pending"
+    "known; set a lease, or remove order, group_max_running, group_rate and group_max_pending, and the limits of "
+    "single groups"
 )
 #: What `completed=True` keeps.
 COMPLETED_DEFAULT = 1_000

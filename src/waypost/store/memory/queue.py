@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from msgspec import structs
 
-from waypost.errors import QueueFull, WaypostError
+from waypost.errors import InvalidPolicy, QueueFull, WaypostError
 from waypost.identity import Operation
 from waypost.policy import (
     ARRIVAL_TTL_MS,
@@ -26,6 +26,7 @@ from waypost.policy import (
     FAILURE_EVENTS,
     HEAD_OFFSET,
     LAPSE_MAX,
+    LEASE_NEEDED,
     MINUTES_KEPT,
     NO_END_MS,
     POLL_SOON_MESSAGES_MAX,
@@ -926,7 +927,10 @@ class QueueModel:
     def configure(self, now: int, changes: Mapping[str, Any]) -> PolicyRecord:
         """Change the policy. A change that changes nothing is journalled, and not marked on charts."""
         before, text = self.policy, format_changes(changes)
-        self.policy = before.changed(changes)
+        after = before.changed(changes)
+        if after.grouped and after.lease_ms is None and any(own.limits for own in self.group_settings.values()):
+            raise InvalidPolicy(LEASE_NEEDED)
+        self.policy = after
         if before.grouped or self.policy.grouped:
             groups.configured(self, ordered_before=before.order is not None)
         self.note(now, "configured", None, None, cause=text)

@@ -8,11 +8,12 @@ from typing import Any, get_args
 import msgspec
 from msgspec import structs
 
-from waypost.policy import CHANGES_KEPT, PolicyRecord, Unique
+from waypost.errors import InvalidPolicy
+from waypost.policy import CHANGES_KEPT, LEASE_NEEDED, PolicyRecord, Unique
 from waypost.store.port import Draft, format_changes
 from waypost.store.sqlite.check import usable
 from waypost.store.sqlite.expires import clear_expiries
-from waypost.store.sqlite.groups import configured
+from waypost.store.sqlite.groups import configured, has_limited_groups
 from waypost.store.sqlite.moves import (
     LIVE_OR_DEAD,
     end,
@@ -130,7 +131,10 @@ def configure(records: QueueRecords, changes: Mapping[str, Any]) -> PolicyRecord
     """Change the queue's policy; it takes effect at the next step."""
     records.make()
     before, text = records.policy, format_changes(changes)
-    records.set_policy(before.changed(changes))
+    after = before.changed(changes)
+    if after.grouped and after.lease_ms is None and has_limited_groups(records):
+        raise InvalidPolicy(LEASE_NEEDED)
+    records.set_policy(after)
     configured(records, before)
     records.note("configured", None, cause=text)
     if records.policy != before:

@@ -58,6 +58,9 @@ _SETTINGS_SET = """
         max_pending = excluded.max_pending, limited_until = NULL"""
 _SETTINGS_COUNT = """
     SELECT count(*), count(max_running), count(max_pending) FROM {group} WHERE queue = ? AND own = 1"""
+_LIMITED_BY_OWN = """
+    SELECT EXISTS (
+        SELECT 1 FROM {group} WHERE queue = ? AND coalesce(max_running, rate_count, max_pending) IS NOT NULL)"""
 _LISTED = f"""
     SELECT {GROUP_COLUMNS}, {HELD_BY}, (
         SELECT m.ready_ms FROM {{message}} m INDEXED BY {{message:group}}
@@ -209,6 +212,11 @@ def configure_group(records: QueueRecords, group: str, changes: Mapping[str, Any
     records.note("configured", None, group=group, cause=text)
     groups.join(group)
     return True
+
+
+def has_limited_groups(records: QueueRecords) -> bool:
+    """Return whether single groups have limits of their own, also while the queue takes no turns."""
+    return bool(records.step.execute(_LIMITED_BY_OWN, (records.number,)).fetchone()[0])
 
 
 def worth_configuring(records: QueueRecords, group: str) -> int:

@@ -743,6 +743,25 @@ class TestGroupSettings:
         with pytest.raises(InvalidPolicy, match="need a lease"):
             bench.configure_group("a", max_running=1)
 
+    @pytest.mark.promise("QUEUE-7", "LEASE-7")
+    @pytest.mark.parametrize(
+        "limit", [{"max_running": 1}, {"rate": "1/s"}, {"max_pending": 1}], ids=lambda limit: next(iter(limit))
+    )
+    def test_limits_of_single_groups_need_a_lease(self, bench: Bench, limit: dict[str, Any]) -> None:
+        bench.configure(fair=True)
+        bench.configure_group("a", **limit)
+        with pytest.raises(InvalidPolicy, match="need a lease"):
+            bench.configure(lease=None)
+        assert bench.run(bench.store.policy(QUEUE)).lease_ms is not None
+        # Without turns the limit is kept and has no effect, so it counts again when turns are switched on.
+        bench.configure(fair=False, lease=None)
+        with pytest.raises(InvalidPolicy, match="need a lease"):
+            bench.configure(fair=True)
+        bench.configure(fair=True, lease=60)
+        removed: dict[str, Any] = {"weight": 2} | dict.fromkeys(limit)
+        bench.configure_group("a", **removed)
+        assert bench.configure(lease=None).lease_ms is None
+
     @pytest.mark.promise("QUEUE-6")
     def test_a_queue_that_takes_no_turns_refuses_what_is_for_groups(self, bench: Bench) -> None:
         fill(bench, "ab")

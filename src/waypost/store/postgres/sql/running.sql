@@ -270,7 +270,7 @@ DECLARE
 BEGIN
     q := {open_queue}(p_queue);
     IF q.conversion IS NOT NULL OR p_changes ?| ARRAY[
-        'order', 'fair', 'on_failure', 'group_max_running', 'group_rate_count', 'group_max_pending']
+        'order', 'fair', 'on_failure', 'group_max_running', 'group_rate_count', 'group_max_pending', 'lease_ms']
     THEN
         -- Before the row is locked, as claims do.
         PERFORM pg_advisory_xact_lock({lock_key}('running'), q.number);
@@ -291,7 +291,10 @@ BEGIN
     -- A queue that gets an order stores as before until claims choose by it, or new messages would pass those without a place.
     n.group_mode := CASE WHEN {mode_of}(n) = {MODE_ORDERED} AND q.claim_mode = {MODE_FAIR} THEN {MODE_FAIR} ELSE {mode_of}(n) END;
     IF n.lease_ms IS NULL AND (
-        n."order" IS NOT NULL OR coalesce(n.group_max_running, n.group_rate_count, n.group_max_pending) IS NOT NULL)
+        n."order" IS NOT NULL OR coalesce(n.group_max_running, n.group_rate_count, n.group_max_pending) IS NOT NULL
+        OR {mode_of}(n) > 0 AND EXISTS (
+            SELECT 1 FROM {group} g
+            WHERE g.queue = q.number AND coalesce(g.max_running, g.rate_count, g.max_pending) IS NOT NULL))
     THEN
         RAISE EXCEPTION 'lease' USING ERRCODE = 'WPLSN';
     END IF;

@@ -49,6 +49,7 @@ if verb == 'configure' then
     grouped = is_grouped and (before == 'T' and 'T' or 'B') or 'E'
     must_be('set', BASE .. 'group_counted')
 -- include grouping as configure
+    if is_grouped and not changed.lease_ms and grouping.limits_of_own() then error('WP-LEASE') end
   end
   -- A queue with settings that the release before does not know is refused there.
   layout = VERSION_WRITTEN

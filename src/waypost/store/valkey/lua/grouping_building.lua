@@ -109,6 +109,16 @@ if at or GROUP_USE == 'configure' then
     call('UNLINK', GROUPS, NAMES, LINE, DEPTHS, TURNS, LIMITED, RATES, RATE_ENDS, POSITIONS, HELD, COUNTED)
   end
 
+  -- Whether single groups have limits of their own.
+  function grouping.limits_of_own()
+    local own = call('HGETALL', SETTINGS)
+    for i = 2, #own, 2 do
+      local settings = unpacked(own[i])
+      if settings and (settings.max_running or settings.rate_count or settings.max_pending) then return true end
+    end
+    return false
+  end
+
   -- What changed settings of the queue mean for its groups. `before`: the field `groups` as it was, or nil.
   function grouping.reconfigure(before, ordered_before)
     if before ~= grouped then
