@@ -794,27 +794,37 @@ class StatsRecord(Struct, frozen=True):
     changes: list[ChangeRecord] = []
 
 
-GroupLimit = Literal["max_running", "rate"]
+#: What keeps a group from its turn, and all that limits it: at `max_pending` it takes no more messages.
+TurnLimit = Literal["max_running", "rate"]
+GroupLimit = Literal["max_running", "rate", "max_pending"]
+#: The state of a message that holds its ordered group.
+HolderState = Literal["delayed", "leased"]
 
 
 class GroupRecord(Struct, frozen=True):
-    """A group of a queue that takes turns. Those are listed that have messages to hand out or leased, or are held,
-    paused or have settings of their own.
+    """A group of a queue that takes turns. Those are listed that have unfinished messages, are paused or have settings
+    of their own.
     """
 
     #: None: the messages without a group, which share one turn.
     group: str | None
     ready: int = 0
+    #: How many are delayed or waiting.
+    later: int = 0
     #: How many are leased.
     running: int = 0
     #: How long its next message has been ready.
     oldest_ms: int | None = None
     paused: bool = False
-    #: The failed message that holds the group until it is tried again; of several, the first.
+    #: The message that holds an ordered group: the first one that waits to be tried again, or else the leased one. A
+    #: leased one is named while at most `CHUNK_MESSAGES_MAX` messages of the queue are leased.
     held_by: str | None = None
-    #: The limit at which it is, and when its rate allows the next message.
-    limited_by: GroupLimit | None = None
+    held_state: HolderState | None = None
+    #: The limit that keeps it from its turn, and when its rate allows the next message.
+    limited_by: TurnLimit | None = None
     limited_until_ms: int | None = None
+    #: Whether it is at its `max_pending`.
+    full: bool = False
     weight: int = 1
     #: Its own limits; None: those of the queue.
     max_running: int | None = None

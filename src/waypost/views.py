@@ -27,6 +27,7 @@ from waypost.values import (
     GroupPage,
     GroupRecord,
     HealthStatus,
+    HolderState,
     Ledger,
     MinuteRecord,
     ObservedOutcome,
@@ -322,16 +323,23 @@ class Group(Struct, frozen=True):
 
     #: None: all messages without a group, which share one turn.
     group: str | None
+    #: Messages that are ready, and those that are delayed or wait for others. `max_pending` counts both.
     ready: int
+    later: int
     #: Messages that are leased.
     running: int
     #: How long its next message has been ready.
     oldest: timedelta | None
     paused: bool
-    #: The id of the failed message that holds an ordered group until it is tried again: `skip_held` lets others pass.
+    #: The id of the message that holds an ordered group, and its state: a `delayed` one waits to be tried again, and
+    #: `skip_held` lets others pass it; a `leased` one is being handled, and is named while at most 512 messages of the
+    #: queue are leased.
     held_by: str | None
-    #: The limit that it is at: `max_running` or `rate`; and when its rate allows the next message.
-    limited_by: GroupLimit | None
+    held_state: HolderState | None
+    #: The limits that it is at: `max_running` or `rate` keep it from its turn, at `max_pending` it takes no more
+    #: messages.
+    limited_by: list[GroupLimit]
+    #: When its rate allows the next message.
     limited_until: datetime | None
     weight: int
     #: Its own limits; None: those of the queue.
@@ -342,10 +350,13 @@ class Group(Struct, frozen=True):
     @classmethod
     def from_record(cls, record: GroupRecord) -> Group:
         """Return the public form of a group."""
+        limits: list[GroupLimit] = [] if record.limited_by is None else [record.limited_by]
+        if record.full:
+            limits.append("max_pending")
         return cls(
-            record.group, record.ready, record.running, to_timedelta(record.oldest_ms), record.paused, record.held_by,
-            record.limited_by, to_datetime(record.limited_until_ms), record.weight, record.max_running,
-            format_rate(record.rate_count, record.rate_per_ms), record.max_pending,
+            record.group, record.ready, record.later, record.running, to_timedelta(record.oldest_ms), record.paused,
+            record.held_by, record.held_state, limits, to_datetime(record.limited_until_ms), record.weight,
+            record.max_running, format_rate(record.rate_count, record.rate_per_ms), record.max_pending,
         )  # fmt: skip
 
 

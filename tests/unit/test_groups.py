@@ -35,7 +35,7 @@ def test_groups_are_configured_paused_and_listed(post: Any) -> None:
     assert (post.pause_group("orders", "other"), post.pause_group("orders", "other")) == (True, False)
     with post.receive("orders"):
         acme, other = post.groups("orders").groups
-        assert (acme.ready, acme.running, acme.weight, acme.limited_by) == (2, 1, 3, "max_running")
+        assert (acme.ready, acme.running, acme.weight, acme.limited_by) == (2, 1, 3, ["max_running"])
         assert acme.oldest == timedelta(0)
         assert (other.group, other.paused, other.ready) == ("other", True, 0)
     page = post.groups("orders", limit=1)
@@ -54,10 +54,23 @@ def test_a_message_that_holds_its_group_can_be_skipped(post: Any) -> None:
         message.retry(after=60)
     with post.receive("orders") as message:
         assert message is None
-    assert post.groups("orders").groups[0].held_by == first.id
+    acme = post.groups("orders").groups[0]
+    assert (acme.held_by, acme.held_state, acme.ready, acme.later) == (first.id, "delayed", 1, 1)
     assert (post.skip_held("orders", "acme"), post.skip_held("orders", "acme")) == (first.id, None)
     with post.receive("orders") as message:
         assert message.body == 2
+
+
+@pytest.mark.promise("QUEUE-6", "QUEUE-7")
+def test_the_listing_has_all_limits_that_a_group_is_at_and_the_running_message_that_holds_it(post: Any) -> None:
+    post.configure("orders", order="group", group_max_pending=1, group_rate="1/m")
+    first = post.publish("orders", 1, group="acme")
+    with post.receive("orders"):
+        post.publish("orders", 2, group="acme", delay=3600)
+        (acme,) = post.groups("orders").groups
+        assert (acme.held_by, acme.held_state) == (first.id, "leased")
+        assert (acme.ready, acme.later, acme.limited_by) == (0, 1, ["rate", "max_pending"])
+        assert acme.limited_until is not None
 
 
 @pytest.mark.promise("QUEUE-6", "SEE-6")

@@ -77,7 +77,7 @@ CONSTANTS = {
 #: Parts that scripts include.
 PARTS = {
     "base", "one", "wake", "shared", "moves", "accept", "chains", "drafts", "once", "register", "leader",
-    "known_answer", "cursor", "grouping", "grouping_turns", "grouping_overload", "grouping_building",
+    "known_answer", "cursor", "grouping", "grouping_turns", "grouping_overload", "grouping_building", "grouping_leases",
     "grouping_listing", "grouping_check",
 }  # fmt: skip
 #: Keys that depend on an argument, and the line in the opening of a script that can touch those of chains.

@@ -55,8 +55,8 @@ def run_list(options: argparse.Namespace) -> int:
     if options.json:
         write_json(found)
         return 0
-    header = ("group", "ready", "running", "oldest", "weight", "limits", "state")
-    for line in format_table(header, [list_group(one) for one in found.groups], flexible=(0, 5)):
+    header = ("group", "ready", "later", "running", "oldest", "weight", "limits", "state")
+    for line in format_table(header, [list_group(one) for one in found.groups], flexible=(0, 6)):
         write(line)
     if found.cursor is not None:
         write(f"there are more: --cursor '{found.cursor}'")
@@ -68,12 +68,12 @@ def list_group(group: Group) -> tuple[str, ...]:
     own = {"max_running": group.max_running, "rate": group.rate, "max_pending": group.max_pending}
     limits = " ".join(f"{name}={value}" for name, value in own.items() if value is not None)
     state = ["paused"] if group.paused else []
-    state += [f"held by {group.held_by}"] if group.held_by else []
-    if group.limited_by is not None:
-        until = "" if group.limited_until is None else f" until {format_datetime(group.limited_until)}"
-        state.append(f"at its {group.limited_by}{until}")
+    state += [f"held by {group.held_by} ({group.held_state})"] if group.held_by else []
+    for limit in group.limited_by:
+        until = f" until {format_datetime(group.limited_until)}" if limit == "rate" and group.limited_until else ""
+        state.append(f"at its {limit}{until}")
     return (
-        "(none)" if group.group is None else group.group, f"{group.ready:,}", f"{group.running:,}",
+        "(none)" if group.group is None else group.group, f"{group.ready:,}", f"{group.later:,}", f"{group.running:,}",
         "" if group.oldest is None else format_age(group.oldest), str(group.weight), limits, ", ".join(state),
     )  # fmt: skip
 

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from msgspec import structs
 
@@ -38,6 +38,7 @@ from waypost.errors import InvalidPolicy, QueueFull
 from waypost.identity import Operation
 from waypost.policy import (
     BURY_MAX,
+    CHUNK_MESSAGES_MAX,
     DEFAULT_GROUP,
     GROUP_RATE_PARTS,
     GROUP_STRIDE,
@@ -48,7 +49,7 @@ from waypost.policy import (
 )
 from waypost.store.memory.records import Record
 from waypost.store.port import Draft, format_changes, group_cursor, not_grouped, read_cursor, too_many_groups
-from waypost.values import Damage, GroupLimit, GroupPage, GroupRecord
+from waypost.values import Damage, GroupPage, GroupRecord, HolderState, TurnLimit
 
 if TYPE_CHECKING:
     from waypost.store.memory.queue import QueueModel
@@ -100,12 +101,21 @@ def holding(model: QueueModel, group: str) -> list[Record]:
     return sorted(found, key=lambda r: (r.position, r.id))
 
 
+def leased_holder(model: QueueModel, group: str) -> Record | None:
+    """Return the leased message of an ordered group; None while the queue has more leases than stores search."""
+    if model.policy.order is None or group == NO_GROUP or model.count("leased") > CHUNK_MESSAGES_MAX:
+        return None
+    leased = (r for r in model.messages.values() if r.state == "leased" and name_of(r) == group)
+    # Several if they were leased before there was an order.
+    return min(leased, key=lambda r: r.id, default=None)
+
+
 def most_running(model: QueueModel, group: str) -> int | None:
     """Return the limit of leases of a group, other than by its order."""
     return None if group == NO_GROUP else settings_of(model, group).max_running or model.policy.group_max_running
 
 
-def limit_at(model: QueueModel, now: int, group: str) -> tuple[GroupLimit | None, int | None]:
+def limit_at(model: QueueModel, now: int, group: str) -> tuple[TurnLimit | None, int | None]:
     """Return the limit that a group is at, if any, and when its rate allows the next message."""
     most = most_running(model, group)
     if most is not None and running(model, group) >= most:
@@ -279,15 +289,24 @@ def waits_for_rate(model: QueueModel, now: int, group: str) -> bool:
 # ---- caps ------------------------------------------------------------------------------------------------
 
 
+def most_pending(model: QueueModel, group: str) -> int | None:
+    """Return how many ready, delayed and waiting messages a group may have."""
+    return None if group == NO_GROUP else settings_of(model, group).max_pending or model.policy.group_max_pending
+
+
+def later(model: QueueModel, group: str) -> int:
+    """Return how many messages of a group are delayed or waiting."""
+    return sum(r.state in ("delayed", "waiting") and name_of(r) == group for r in model.messages.values())
+
+
 def over_caps(model: QueueModel, drafts: Iterable[Draft], concerned: set[str]) -> list[Record]:
     """Return what must be dropped so that no group has more than its `max_pending`; raises `QueueFull`."""
     doomed: list[Record] = []
     for group, added in sorted(Counter(map(name_of, drafts)).items()):
-        cap = settings_of(model, group).max_pending or model.policy.group_max_pending
-        if cap is None or group == NO_GROUP:
+        cap = most_pending(model, group)
+        if cap is None:
             continue
-        states = ("ready", "delayed", "waiting")
-        pending = sum(r.state in states and name_of(r) == group for r in model.messages.values())
+        pending = len(members(model, group)) + later(model, group)
         over = min(pending + added - cap, added + BURY_MAX)
         if over <= 0:
             continue
@@ -400,7 +419,7 @@ def page(model: QueueModel, now: int, limit: int, cursor: str | None, group: str
     """Return groups by name."""
     if not model.policy.grouped:
         raise not_grouped(model.name)
-    names = {name_of(r) for r in model.messages.values() if r.state in ("ready", "leased") or r.holds}
+    names = {name_of(r) for r in model.messages.values() if r.state not in ("dead", "done")}
     names |= model.group_settings.keys()
     if group is not None:
         names &= {group}
@@ -411,11 +430,14 @@ def page(model: QueueModel, now: int, limit: int, cursor: str | None, group: str
 
 
 def _record(model: QueueModel, now: int, group: str) -> GroupRecord:
-    ready, own = members(model, group), settings_of(model, group)
-    held, (limited_by, limited_until) = holding(model, group), limit_at(model, now, group)
+    ready, waits, own = members(model, group), later(model, group), settings_of(model, group)
+    holder = next(iter(holding(model, group)), None) or leased_holder(model, group)
+    held_by, held_state = (None, None) if holder is None else (holder.id, holder.state)
+    (limited_by, limited_until), cap = limit_at(model, now, group), most_pending(model, group)
     return GroupRecord(
-        group or None, len(ready), running(model, group), now - ready[0].ready_ms if ready else None, own.paused,
-        held[0].id if held else None, limited_by, limited_until,
+        group or None, len(ready), waits, running(model, group), now - ready[0].ready_ms if ready else None, own.paused,
+        held_by, cast("HolderState | None", held_state),
+        limited_by, limited_until, cap is not None and len(ready) + waits >= cap,
         own.weight, own.max_running, own.rate_count, own.rate_per_ms, own.max_pending,
     )  # fmt: skip
 

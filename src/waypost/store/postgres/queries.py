@@ -18,7 +18,7 @@ from waypost.values import (
     EventPage,
     EventRecord,
     FoundMessage,
-    GroupLimit,
+    HolderState,
     Ledger,
     MessageState,
     MinuteRecord,
@@ -26,6 +26,7 @@ from waypost.values import (
     StatsRecord,
     Stored,
     TracePage,
+    TurnLimit,
 )
 
 if TYPE_CHECKING:
@@ -50,8 +51,8 @@ INDEXED_KEYS = ("NULL", "NOT NULL")
 STATE_OF: dict[int, MessageState] = {number: state for state, number in STATES.items()}
 #: The fields of `GroupRecord`, as the function `groups` returns them.
 GroupRow = tuple[
-    str | None, int, int, int | None, bool, str | None, GroupLimit | None, int | None, int, int | None, int | None,
-    int | None, int | None,
+    str | None, int, int, int, int | None, bool, str | None, HolderState | None, TurnLimit | None, int | None, bool,
+    int, int | None, int | None, int | None, int | None,
 ]  # fmt: skip
 #: The fields of a journal entry as `journal` and `trace` return them.
 ENTRY = (

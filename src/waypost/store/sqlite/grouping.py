@@ -23,7 +23,7 @@ from msgspec import Struct, structs
 
 from waypost.policy import GROUP_RATE_PARTS, GROUP_STRIDE, PolicyRecord
 from waypost.store.sqlite.schema import DEAD, DELAYED, LEASED, READY, WAITING
-from waypost.values import GroupLimit
+from waypost.values import TurnLimit
 
 if TYPE_CHECKING:
     from waypost.store.sqlite.queue_records import QueueRecords, Record
@@ -127,6 +127,10 @@ class GroupRow(Struct):
         """Return the limit of its leases, other than by its order."""
         return None if self.name == NO_GROUP else self.max_running or policy.group_max_running
 
+    def most_pending(self, policy: PolicyRecord) -> int | None:
+        """Return how many ready, delayed and waiting messages it may have."""
+        return None if self.name == NO_GROUP else self.max_pending or policy.group_max_pending
+
     def rate(self, policy: PolicyRecord) -> tuple[int, int] | None:
         """Return how many of its messages may be claimed in how many milliseconds."""
         if self.name == NO_GROUP:
@@ -157,7 +161,7 @@ class GroupRow(Struct):
             claimed[end] = claimed.get(end, 0) + 1
             self.claims = _encode(claimed)
 
-    def limit_at(self, policy: PolicyRecord, now: int) -> tuple[GroupLimit | None, int | None]:
+    def limit_at(self, policy: PolicyRecord, now: int) -> tuple[TurnLimit | None, int | None]:
         """Return the limit that it is at, if any, and when its rate allows the next message."""
         most = self.most_running(policy)
         if most is not None and self.leased >= most:

@@ -11,6 +11,7 @@ from msgspec import structs
 from waypost.errors import InvalidPolicy, QueueFull
 from waypost.policy import (
     BURY_MAX,
+    CHUNK_MESSAGES_MAX,
     DEFAULT_GROUP,
     GROUPS_KEPT_MAX,
     HEAD_OFFSET,
@@ -67,10 +68,14 @@ _LISTED = f"""
         WHERE m.queue = g.queue AND m."group" IS nullif(g.name, '') AND m.state = {READY} AND m.rank IS NOT NULL
         ORDER BY m.rank, m.position, m.id LIMIT 1)
     FROM {{group}} g WHERE g.queue = ?"""
-_PAGE = f"""{_LISTED} AND g.name > ? AND (g.ready > 0 OR g.leased > 0 OR g.own = 1 OR {HELD_BY} IS NOT NULL)
-    ORDER BY g.name LIMIT ?"""
+_IS_LISTED = "(g.ready > 0 OR g.leased > 0 OR g.others > 0 OR g.own = 1)"
+_PAGE = f"{_LISTED} AND g.name > ? AND {_IS_LISTED} ORDER BY g.name LIMIT ?"
 _FIRST_PAGE = _PAGE.replace("g.name > ?", "g.name >= ?")
-_ONE = f"""{_LISTED} AND g.name = ? AND (g.ready > 0 OR g.leased > 0 OR g.own = 1 OR {HELD_BY} IS NOT NULL)"""
+_ONE = f"{_LISTED} AND g.name = ? AND {_IS_LISTED}"
+#: The leased messages of groups. No index has them by group.
+_LEASED = f"""
+    SELECT "group", id FROM {{message}} INDEXED BY {{message:leased}}
+    WHERE queue = ? AND state = {LEASED} AND "group" IS NOT NULL"""
 _UNHOLD = f"UPDATE {{message}} SET holds = {HAS_PLACE} WHERE seq = ?"
 
 #: Conversion: the last id of a part, the messages that are not counted yet or not any more, and what becomes of them.
@@ -275,17 +280,24 @@ def page(records: QueueRecords, limit: int, cursor: str | None, group: str | Non
         rows = execute(_FIRST_PAGE, (number, "", limit + 1)).fetchall()
     else:
         rows = execute(_PAGE, (number, str(after[0]), limit + 1)).fetchall()
-    found = [_record(records, GroupRow(*row[:-1]), row[-1]) for row in rows[:limit]]
+    leased: dict[str, str] = {}
+    if records.policy.order is not None and records.numbers["leased"] <= CHUNK_MESSAGES_MAX:
+        # Of several of a group the first by id.
+        leased = dict(sorted(execute(_LEASED, (number,)).fetchall(), reverse=True))
+    found = [_record(records, GroupRow(*row[:-1]), row[-1], leased.get(row[0])) for row in rows[:limit]]
     return GroupPage(found, group_cursor(rows[limit - 1][0]) if len(rows) > limit else None)
 
 
-def _record(records: QueueRecords, row: GroupRow, ready_ms: int | None) -> GroupRecord:
+def _record(records: QueueRecords, row: GroupRow, ready_ms: int | None, leased: str | None) -> GroupRecord:
     policy, now = records.policy, records.now
     limited_by, limited_until = row.limit_at(policy, now)
-    holds = policy.order is not None and policy.on_failure != "pass"
+    holds = row.held_by is not None and policy.order is not None and policy.on_failure != "pass"
+    held_by = row.held_by if holds else leased
+    cap = row.most_pending(policy)
     return GroupRecord(
-        row.name or None, row.ready, row.leased, None if ready_ms is None else now - ready_ms, bool(row.paused),
-        row.held_by if holds else None, limited_by, limited_until,
+        row.name or None, row.ready, row.others, row.leased, None if ready_ms is None else now - ready_ms,
+        bool(row.paused), held_by, "delayed" if holds else "leased" if held_by is not None else None,
+        limited_by, limited_until, cap is not None and row.ready + row.others >= cap,
         row.weight, row.max_running, row.rate_count, row.rate_per_ms, row.max_pending,
     )  # fmt: skip
 

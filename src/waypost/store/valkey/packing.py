@@ -23,7 +23,6 @@ from waypost.values import (
     ChangeRecord,
     Continuation,
     EventRecord,
-    GroupLimit,
     GroupRecord,
     Lease,
     Ledger,
@@ -422,13 +421,18 @@ def unpack_policy(packed: bytes | None) -> PolicyRecord:
 # ---- groups ------------------------------------------------------------------------------------------------------
 
 
+#: How many fields each group of a listing has.
+GROUP_FIELDS = 11
+
+
 def unpack_group(fields: Sequence[Any]) -> GroupRecord:
     """One group of a listing."""
-    name, ready, running, age, holder, until, at_most, settings = fields
+    name, ready, later, running, age, holder, is_leased, until, at_most, full, settings = fields
     own = msgspec.convert(unpack(settings), GroupSettings) if settings else DEFAULT_GROUP
-    limited_by: GroupLimit | None = "max_running" if at_most else "rate" if until else None
     return GroupRecord(
-        _text(name), ready, running, _or_none(age), own.paused, _text(holder), limited_by, until or None,
+        _text(name), ready, later, running, _or_none(age), own.paused,
+        _text(holder), None if not holder else "leased" if is_leased else "delayed",
+        "max_running" if at_most else "rate" if until else None, until or None, bool(full),
         own.weight, own.max_running, own.rate_count, own.rate_per_ms, own.max_pending,
     )  # fmt: skip
 

@@ -687,7 +687,8 @@ class ValkeyStore:
 
     def groups(self, queue: str, limit: int, *, cursor: str | None = None, group: str | None = None) -> Call[GroupPage]:
         def decode(reply: Any) -> GroupPage:
-            found = [packing.unpack_group(reply[at : at + 8]) for at in range(1, len(reply), 8)]
+            step = packing.GROUP_FIELDS
+            found = [packing.unpack_group(reply[at : at + step]) for at in range(1, len(reply), step)]
             return GroupPage(found, group_cursor(reply[0][1:].decode()) if reply[0] else None)
 
         after = read_cursor(cursor, 1)

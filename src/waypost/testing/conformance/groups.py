@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from waypost.errors import InvalidInput, InvalidPolicy, OperationTooOld, QueueFull
-from waypost.policy import DEFAULT_POLICY
+from waypost.policy import CHUNK_MESSAGES_MAX, DEFAULT_POLICY
 from waypost.store.port import Idle
 from waypost.testing.bench import QUEUE, Bench, Runner, strand_group
 from waypost.testing.conformance.damage import check
@@ -260,7 +260,8 @@ class TestGroupOrder:
         ids = fill(bench, "aaaa")
         bench.settle(bench.claim_one(), "retry", after=30)
         second = bench.claim_one()
-        assert (second.id, bench.group("a").held_by) == (ids[1], None)
+        # The failed one does not hold the group, the running one does.
+        assert (second.id, bench.group("a").held_by) == (ids[1], ids[1])
         bench.after(30)
         assert bench.claim(5) == []
         bench.settle(second)
@@ -805,15 +806,61 @@ class TestGroupSettings:
         lease = next(lease for lease in bench.claim(5) if lease.group == "a")
         bench.settle(lease, "retry", after=60)
         bench.after(2)
+        bench.publish(group="d", delay=60)
         expected = [
             GroupRecord(None, running=1),
-            GroupRecord("a", ready=2, oldest_ms=2_000, held_by=ids[0]),
+            GroupRecord("a", ready=2, later=1, oldest_ms=2_000, held_by=ids[0], held_state="delayed"),
             GroupRecord("b", ready=2, oldest_ms=3_000, paused=True),
+            GroupRecord("d", later=1),
             GroupRecord("ü", weight=7, rate_count=5, rate_per_ms=60_000, max_pending=9),
         ]
         for page_size in (1, 3, 100):
             assert bench.groups(page_size=page_size) == expected
         assert bench.groups(group="c") == []
+
+    @pytest.mark.promise("QUEUE-5", "QUEUE-6")
+    @pytest.mark.parametrize("on_failure", ["hold", "pass"])
+    def test_the_listing_names_the_message_that_holds_an_ordered_group(self, bench: Bench, on_failure: Any) -> None:
+        bench.configure(order="group", on_failure=on_failure, lease=600)
+        first, second, _ = fill(bench, "aa-")
+        leases = {lease.id: lease for lease in bench.claim(5)}
+        held = [(one.group, one.held_by, one.held_state) for one in bench.groups()]
+        assert held == [(None, None, None), ("a", first, "leased")]
+        bench.settle(leases[first], "retry", after=60)
+        if on_failure == "hold":
+            assert bench.group("a").held_by == first
+            bench.skip_held("a")
+        assert bench.group("a").held_by is None
+        assert bench.claim_one().id == second
+        assert bench.group("a") == GroupRecord("a", later=1, running=1, held_by=second, held_state="leased")
+        bench.configure(order=None, fair=True)
+        assert bench.group("a").held_by is None
+
+    @pytest.mark.promise("QUEUE-6")
+    def test_a_leased_holder_is_named_while_the_queue_has_a_bounded_number_of_leases(self, bench: Bench) -> None:
+        bench.configure(order="group", lease=600)
+        first = fill(bench, "a")[0]
+        bench.publish_count(CHUNK_MESSAGES_MAX)
+        bench.claim(CHUNK_MESSAGES_MAX)
+        assert bench.group("a").held_by == first
+        assert len(bench.claim(5)) == 1
+        assert bench.group("a") == GroupRecord("a", running=1)
+
+    @pytest.mark.promise("QUEUE-6", "QUEUE-7")
+    def test_full_groups_are_listed_as_such(self, bench: Bench) -> None:
+        bench.configure(group_max_pending=2, group_max_running=1, lease=600)
+        bench.configure_group("b", max_pending=1)
+        fill(bench, "a-----b")
+        bench.publish(group="a", delay=60)
+        fill(bench, "c")
+        listed = [(one.group, one.ready, one.later, one.full, one.limited_by) for one in bench.groups()]
+        assert listed == [
+            (None, 5, 0, False, None), ("a", 1, 1, True, None), ("b", 1, 0, True, None), ("c", 1, 0, False, None),
+        ]  # fmt: skip
+        bench.claim(5)
+        fill(bench, "a")
+        assert (bench.group("a").full, bench.group("a").limited_by) == (True, "max_running")
+        assert (bench.group("b").full, bench.group("b").limited_by) == (False, "max_running")
 
     @pytest.mark.promise("QUEUE-6")
     def test_groups_without_messages_are_not_listed(self, bench: Bench) -> None:
@@ -822,7 +869,9 @@ class TestGroupSettings:
         for lease in bench.claim(2):
             bench.settle(lease)
         bench.cancel(bench.ids("ready")[0])
-        bench.publish(group="d", delay=60)
+        later = bench.publish(group="d", delay=60)
+        assert bench.groups() == [GroupRecord("d", later=1)]
+        bench.cancel(later.id)
         assert bench.groups() == []
         bench.configure_group("a", weight=2)
         bench.configure_group("a", weight=1)

@@ -237,8 +237,9 @@ BEGIN
     RETURN q;
 END $body$;
 
--- The groups of a queue by name, from `p_after` on or only one; those that have messages to hand out or leased, are held,
--- paused, or have settings of their own. One more than `p_limit` says that there are more.
+-- The groups of a queue by name, from `p_after` on or only one; those that have unfinished messages, are paused, or have
+-- settings of their own. One more than `p_limit` says that there are more. No index has leased messages by group: those of
+-- ordered groups are found while the queue has few of them.
 CREATE OR REPLACE FUNCTION {groups}(p_queue text, p_clock bigint, p_after text, p_group text, p_limit bigint) RETURNS text
 LANGUAGE plpgsql {settings} AS $body$
 DECLARE
@@ -249,25 +250,35 @@ BEGIN
         RETURN NULL;
     END IF;
     RETURN (
+        WITH leased AS MATERIALIZED (
+            SELECT m.id, m."group" AS name FROM {message} m
+            WHERE m.queue = q.number AND m.state = {LEASED} AND q."order" IS NOT NULL LIMIT {CHUNK_MESSAGES_MAX} + 1
+        ), busy AS MATERIALIZED (
+            SELECT l.name, min(l.id) AS id FROM leased l
+            WHERE l.name IS NOT NULL AND (SELECT count(*) FROM leased) <= {CHUNK_MESSAGES_MAX} GROUP BY l.name
+        )
         SELECT coalesce(json_agg(json_build_array(
-            nullif(g.name, ''), g.ready, g.running,
+            nullif(g.name, ''), g.ready, g.later, g.running,
             v_now - (
                 SELECT m.ready_ms FROM {message} m
                 WHERE m.queue = q.number AND coalesce(m."group", '') = g.name AND m.group_rank IS NOT NULL AND m.state = {READY}
                 ORDER BY m.group_rank, m.position, m.id LIMIT 1),
-            g.paused, CASE WHEN q.on_failure = 'hold' THEN g.held END, r.limited_by,
-            CASE WHEN r.limited_by = 'rate' THEN r.until_ms END, g.weight, g.max_running, g.rate_count, g.rate_per_ms,
-            g.max_pending) ORDER BY g.name), '[]')
+            g.paused, coalesce(g.held, b.id), CASE WHEN g.held IS NOT NULL THEN 'delayed' WHEN b.id IS NOT NULL THEN 'leased' END,
+            r.limited_by, CASE WHEN r.limited_by = 'rate' THEN r.until_ms END,
+            g.name <> '' AND coalesce(g.ready + g.later >= coalesce(g.max_pending, q.group_max_pending), false),
+            g.weight, g.max_running, g.rate_count, g.rate_per_ms, g.max_pending) ORDER BY g.name), '[]')
         FROM (
             SELECT t AS whole, t.*, h.id AS held FROM {group} t
             LEFT JOIN LATERAL (
-                SELECT m.id FROM {message} m WHERE m.queue = q.number AND coalesce(m."group", '') = t.name AND m.keeps_place
+                SELECT m.id FROM {message} m
+                WHERE m.queue = q.number AND coalesce(m."group", '') = t.name AND m.keeps_place AND q.on_failure = 'hold'
                 ORDER BY m.position, m.id LIMIT 1) h ON true
             WHERE t.queue = q.number AND t.name >= coalesce(p_after, '') AND t.name IS DISTINCT FROM p_after
                 AND (p_group IS NULL OR t.name = p_group)
-                AND (t.ready > 0 OR t.running > 0 OR h.id IS NOT NULL OR t.paused OR t.weight <> 1
+                AND (t.ready > 0 OR t.later > 0 OR t.running > 0 OR t.paused OR t.weight <> 1
                     OR coalesce(t.max_running, t.rate_count, t.max_pending) IS NOT NULL)
             ORDER BY t.name LIMIT p_limit) g
+        LEFT JOIN busy b ON b.name = g.name
         CROSS JOIN LATERAL {group_room}(q, g.whole, v_now) r)::text;
 END $body$;
 

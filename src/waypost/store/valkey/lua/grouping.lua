@@ -558,6 +558,7 @@ local function follow_groups()
   -- include grouping_turns where turns
   -- include grouping_overload where overload
   -- include grouping_building
+  -- include grouping_leases where listing, check
   -- include grouping_listing where listing
   -- include grouping_check where check
 end

@@ -3,29 +3,17 @@
 -- A part of grouping.lua, inside its function; see there for keys and layouts.
 -- Invariant: only what disagrees is changed, and only to mend it.
 
--- How many leased messages each group has, or nil if there are too many to count in one step.
-local leased_of
-local function count_leased()
-  if leased_of or call('ZCARD', LEASES) > CHUNK_MESSAGES_MAX then return leased_of end
-  leased_of = {}
-  local _, _, raws = with_states(call('ZRANGE', LEASES, 0, -1, 'WITHSCORES'))
-  for i = 1, #raws do
-    local group = raws[i] and group_in(raws[i])
-    if group then leased_of[group] = (leased_of[group] or 0) + 1 end
-  end
-  return leased_of
-end
-
 -- What is wrong with the records of a group, and what is done about it; nil if nothing is.
 function grouping.check(name, mend, with_leases)
   if not serves or at then return end
   local g = group_named(name)
   local in_line = call('ZLEXCOUNT', LINE, '[' .. name .. '\0', '(' .. name .. '\1')
-  local leased = with_leases and count_leased()
-  if leased and (leased[name] or 0) ~= g.running then
-    local found = format('%d of its messages are leased, and %d are counted', leased[name] or 0, g.running)
+  local leased = with_leases and leased_by_group()
+  local number = leased and #(leased[name] or {})
+  if leased and number ~= g.running then
+    local found = format('%d of its messages are leased, and %d are counted', number, g.running)
     if mend then
-      g.running, g.freed = leased[name] or 0, true
+      g.running, g.freed = number, true
       join(g)
     end
     return found, 'counted anew'

@@ -64,8 +64,13 @@ end
 -- Add what a listing says of a group to a reply, if it says anything.
 function grouping.describe(name, reply)
   local g = group_named(name)
-  local holder = holder_of(g)
-  if g.ready + g.running == 0 and not holder and not g.own then return end
+  if g.ready + g.later + g.running == 0 and not g.own then return end
+  local holder, leased = holder_of(g), nil
+  if holder then
+    holder = sub(holder, -24)
+  elseif ordered and name ~= '' and g.running > 0 then
+    leased = (leased_by_group() or {})[name]
+  end
   local head, age = call('ZRANGEBYLEX', LINE, '[' .. name .. '\0', '(' .. name .. '\1', 'LIMIT', 0, 1)[1], -1
   local s = head and state_of(sub(head, -24), 'R')
   if s then age = now - s.ready end
@@ -75,7 +80,8 @@ function grouping.describe(name, reply)
     if room == 0 then until_ms = next_ms end
   end
   local at_most = g.max_running and g.running >= g.max_running and 1 or 0
-  local fields = {name, g.ready, g.running, age, holder and sub(holder, -24) or '', until_ms, at_most,
-    g.own and cmsgpack.pack(g.own) or ''}
-  for i = 1, 8 do reply[#reply + 1] = fields[i] end
+  local full = g.max_pending and g.ready + g.later >= g.max_pending and 1 or 0
+  local fields = {name, g.ready, g.later, g.running, age, holder or leased and leased[1] or '', leased and 1 or 0, until_ms, at_most,
+    full, g.own and cmsgpack.pack(g.own) or ''}
+  for i = 1, 11 do reply[#reply + 1] = fields[i] end
 end

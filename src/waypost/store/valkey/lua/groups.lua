@@ -3,8 +3,9 @@
 -- Arguments: limit, '1' and the last group of the page before or '', '1' and the only group that is wanted or ''.
 -- Touches: queue, ready, due, leases, waiting, state, messages, the keys of groups.
 -- A page reads no more than SCANNED_MAX groups: it may come back short or empty, with a cursor to go on from.
--- Reply: '1' and the cursor or '', then of each group: name, ready, running, how long the next message has been ready (-1: none), id that
--- holds it or '', when its rate allows the next message (0: it does), 1 if it is at its limit of leases, packed settings or ''.
+-- Reply: '1' and the cursor or '', then of each group: name, ready, delayed and waiting, running, how long the next message has been
+-- ready (-1: none), id that holds it or '', 1 if that is leased, when its rate allows the next message (0: it does), 1 if it is at its
+-- limit of leases, 1 if it is full, packed settings or ''.
 
 -- include moves
 
@@ -27,7 +28,7 @@ else
 end
 local reply, seen = {''}, 0
 for i = 1, #names do
-  if (#reply - 1) / 8 >= limit then break end
+  if (#reply - 1) / 11 >= limit then break end
   seen = i
   grouping.describe(names[i], reply)
 end
