@@ -202,7 +202,14 @@ class StoreFailed(StoreError):
 
 
 class QueueFull(WaypostError):
-    """Raised when a publish would exceed `max_pending`. Nothing of the call was written."""
+    """Raised when a publish would exceed `max_pending`, of the queue or of a group. Nothing of the call was written."""
+
+    def __init__(self, message: str, *, group: str | None = None, room: int = 0) -> None:
+        super().__init__(message)
+        #: The group that is full; None: the queue is.
+        self.group = group
+        #: How many more messages it had room for.
+        self.room = room
 
 
 class QueueNotEmpty(WaypostError, RuntimeError):

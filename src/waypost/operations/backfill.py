@@ -203,7 +203,9 @@ class _Backfill:
     def _no_room(self, error: QueueFull) -> QueueFull:
         return QueueFull(
             f"{error}; the backfill of schedule {self._stored.key!r} has published {self.published:,} messages: run it "
-            "again when there is room, it skips what has fired"
+            "again when there is room, it skips what has fired",
+            group=error.group,
+            room=error.room,
         )
 
     def _count(self, part: list[Fire], fires: list[Fire]) -> None:

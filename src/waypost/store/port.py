@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 import msgspec
 from msgspec import Struct
 
-from waypost.errors import InvalidInput
+from waypost.errors import InvalidInput, QueueFull
 from waypost.identity import Operation
 from waypost.policy import (
     CHUNK_MESSAGES_MAX,
@@ -611,6 +611,19 @@ def not_grouped(queue: str) -> InvalidInput:
     return InvalidInput(
         f'queue {queue} does not treat groups apart; configure it with fair=True, order="group" or a limit per group '
         "first"
+    )
+
+
+def queue_full(queue: str, waiting: int, cap: int, group: str | None = None) -> QueueFull:
+    """Return the error for a publish for which a queue, or one of its groups, has no room."""
+    what, setting = (f"queue {queue}", "max_pending")
+    if group is not None:
+        what, setting = f"group {group} of queue {queue}", "group_max_pending"
+    return QueueFull(
+        f"{what} holds {waiting} messages that wait and its max_pending is {cap}; retry later, raise {setting} or add "
+        "workers",
+        group=group,
+        room=max(0, cap - waiting),
     )
 
 

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from msgspec import structs
 
-from waypost.errors import InvalidPolicy, QueueFull
+from waypost.errors import InvalidPolicy
 from waypost.identity import Operation
 from waypost.policy import (
     BURY_MAX,
@@ -48,7 +48,15 @@ from waypost.policy import (
     GroupSettings,
 )
 from waypost.store.memory.records import Record
-from waypost.store.port import Draft, format_changes, group_cursor, not_grouped, read_cursor, too_many_groups
+from waypost.store.port import (
+    Draft,
+    format_changes,
+    group_cursor,
+    not_grouped,
+    queue_full,
+    read_cursor,
+    too_many_groups,
+)
 from waypost.values import Damage, GroupPage, GroupRecord, HolderState, TurnLimit
 
 if TYPE_CHECKING:
@@ -312,10 +320,7 @@ def over_caps(model: QueueModel, drafts: Iterable[Draft], concerned: set[str]) -
             continue
         choice = _droppable(model, group, concerned)
         if model.policy.overload != "drop_oldest" or len(choice) < over:
-            raise QueueFull(
-                f"group {group} of queue {model.name} holds {pending} messages that wait and its max_pending is "
-                f"{cap}; retry later, raise group_max_pending or add workers"
-            )
+            raise queue_full(model.name, pending, cap, group)
         doomed += choice[:over]
     return doomed
 

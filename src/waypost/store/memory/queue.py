@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from msgspec import structs
 
-from waypost.errors import InvalidPolicy, QueueFull, WaypostError
+from waypost.errors import InvalidPolicy, WaypostError
 from waypost.identity import Operation
 from waypost.policy import (
     ARRIVAL_TTL_MS,
@@ -42,7 +42,17 @@ from waypost.policy import (
 )
 from waypost.store.memory import chains, groups
 from waypost.store.memory.records import ChainRecord, Holder, Record, Replays, run_of
-from waypost.store.port import Draft, Hold, SideEffects, Target, cut_error, error_to_keep, format_changes, read_cursor
+from waypost.store.port import (
+    Draft,
+    Hold,
+    SideEffects,
+    Target,
+    cut_error,
+    error_to_keep,
+    format_changes,
+    queue_full,
+    read_cursor,
+)
 from waypost.store.repeats import id_in_use, is_repeat
 from waypost.values import (
     FAILURE_REASONS,
@@ -271,10 +281,7 @@ class QueueModel:
                 droppable.sort(key=lambda r: (r.priority, r.position, r.id))
             if len(droppable) >= over:
                 return droppable[:over]
-        raise QueueFull(
-            f"queue {self.name} holds {pending} messages that wait and its max_pending is {cap}; "
-            "retry later, raise max_pending or add workers"
-        )
+        raise queue_full(self.name, pending, cap)
 
     def _pending(self) -> int:
         return self.count("ready") + self.count("delayed") + self.count("waiting")

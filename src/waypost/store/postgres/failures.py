@@ -8,7 +8,6 @@ from waypost.errors import (
     AccessDenied,
     InvalidPolicy,
     OutcomeUnknown,
-    QueueFull,
     SchemaTooOld,
     StoreError,
     StoreFailed,
@@ -17,7 +16,7 @@ from waypost.errors import (
     WaypostError,
 )
 from waypost.policy import LEASE_NEEDED
-from waypost.store.port import too_many_groups
+from waypost.store.port import queue_full, too_many_groups
 from waypost.store.repeats import id_in_use, removed_since, session_in_use, too_old
 from waypost.urls import redact_text
 
@@ -39,15 +38,7 @@ def map_error(state: str, text: str, queue: str, verb: str) -> WaypostError:
     """Map an error reply of the server: nothing was written."""
     if state == "WPFUL":
         waiting, cap, *group = text.split(" ", 2)
-        if group:
-            return QueueFull(
-                f"group {group[0]} of queue {queue} holds {waiting} messages that wait and its max_pending is {cap}; "
-                "retry later, raise group_max_pending or add workers"
-            )
-        return QueueFull(
-            f"queue {queue} holds {waiting} messages that wait and its max_pending is {cap}; "
-            "retry later, raise max_pending or add workers"
-        )
+        return queue_full(queue, int(waiting), int(cap), *group)
     if state == "WPLSN":
         return InvalidPolicy(LEASE_NEEDED)
     if state == "WPCNV":

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
-from waypost.errors import InvalidPolicy, QueueFull
+from waypost.errors import InvalidPolicy
 from waypost.policy import (
     BURY_MAX,
     CHUNK_MESSAGES_MAX,
@@ -20,7 +20,7 @@ from waypost.policy import (
     GroupSettings,
     PolicyRecord,
 )
-from waypost.store.port import format_changes, group_cursor, not_grouped, read_cursor, too_many_groups
+from waypost.store.port import format_changes, group_cursor, not_grouped, queue_full, read_cursor, too_many_groups
 from waypost.store.sqlite.grouping import (
     GROUP_COLUMNS,
     HAS_PLACE,
@@ -131,10 +131,7 @@ def over_group_caps(records: QueueRecords, added: Sequence[str | None], spared: 
         over = min(pending + number - cap, number + BURY_MAX)
         choice = _droppable(records, group, over, spared) if records.policy.overload == "drop_oldest" else []
         if len(choice) < over:
-            raise QueueFull(
-                f"group {group} of queue {records.name} holds {pending} messages that wait and its max_pending is "
-                f"{cap}; retry later, raise group_max_pending or add workers"
-            )
+            raise queue_full(records.name, pending, cap, group)
         doomed += choice
     return doomed
 

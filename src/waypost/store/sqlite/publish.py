@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from waypost.errors import QueueFull
 from waypost.policy import ARRIVAL_TTL_MS, BURY_MAX, PRIORITY_MAX, PRIORITY_MIN, UNIQUE_NUMBERS
-from waypost.store.port import Draft
+from waypost.store.port import Draft, queue_full
 from waypost.store.repeats import id_in_use
 from waypost.store.sqlite.expires import lapse_keys, set_expiries
 from waypost.store.sqlite.groups import oldest_of_longest, over_group_caps
@@ -205,10 +204,7 @@ def _over_cap(records: QueueRecords, added: int, dropped: int, spared: set[str])
         droppable = oldest_of_longest(records, over, spared) if in_turns else _oldest(records, over, spared)
         if len(droppable) == over:
             return droppable
-    raise QueueFull(
-        f"queue {records.name} holds {pending} messages that wait and its max_pending is {cap}; "
-        "retry later, raise max_pending or add workers"
-    )
+    raise queue_full(records.name, pending, cap)
 
 
 def _passes_cap(draft: Draft) -> bool:

@@ -25,7 +25,6 @@ from waypost.errors import (
     ForeignData,
     InvalidPolicy,
     OutcomeUnknown,
-    QueueFull,
     SchemaTooNew,
     StoreError,
     StoreFailed,
@@ -34,7 +33,7 @@ from waypost.errors import (
     WaypostError,
 )
 from waypost.policy import LEASE_NEEDED
-from waypost.store.port import not_grouped, too_many_groups
+from waypost.store.port import not_grouped, queue_full, too_many_groups
 from waypost.store.repeats import id_in_use, removed_since, session_in_use, too_old
 
 OURS = re.compile(r"WP-([A-Z]+) ?(.*?)(?: script: |, on @|$)", re.DOTALL)
@@ -118,15 +117,7 @@ class SlotMoving(StoreUnavailable):
 def _ours(code: str, details: str, queue: str, verb: str) -> WaypostError:
     if code == "FULL":
         waiting, cap, *group = details.split(" ", 2)
-        if group:
-            return QueueFull(
-                f"group {group[0]} of queue {queue} holds {waiting} messages that wait and its max_pending is {cap}; "
-                "retry later, raise group_max_pending or add workers"
-            )
-        return QueueFull(
-            f"queue {queue} holds {waiting} messages that wait and its max_pending is {cap}; "
-            "retry later, raise max_pending or add workers"
-        )
+        return queue_full(queue, int(waiting), int(cap), *group)
     if code == "FOREIGN":
         return _foreign(details.partition(" ")[2])
     if code == "DENIED":

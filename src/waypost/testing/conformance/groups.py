@@ -650,9 +650,18 @@ class TestGroupLimits:
     def test_a_full_group_refuses_and_others_do_not(self, bench: Bench) -> None:
         bench.configure(group_max_pending=2)
         fill(bench, "aab--")
-        with pytest.raises(QueueFull, match="group a of queue orders"):
+        with pytest.raises(QueueFull, match="group a of queue orders") as refused:
             fill(bench, "ba")
+        assert (refused.value.group, refused.value.room) == ("a", 0)
         assert bench.ledger().published == 5
+        with pytest.raises(QueueFull) as refused:
+            fill(bench, "cbb")
+        assert (refused.value.group, refused.value.room) == ("b", 1)
+        bench.configure(max_pending=7)
+        with pytest.raises(QueueFull) as refused:
+            fill(bench, "cde")
+        assert (refused.value.group, refused.value.room) == (None, 2)
+        bench.configure(max_pending=None)
         fill(bench, "b---")
         bench.settle(bench.claim(2)[1], "retry", after=5)
         with pytest.raises(QueueFull):
@@ -704,6 +713,52 @@ class TestGroupLimits:
             thread.join(120)
             assert not thread.is_alive()
         assert Counter(names(held)) == {"a": 4, "b": 4}
+
+    @pytest.mark.promise("QUEUE-7", "PUB-7")
+    @pytest.mark.parametrize("overload", ["raise", "drop_oldest"])
+    def test_a_group_never_holds_more_than_it_may_while_many_clients_publish(self, bench: Bench, overload: Any) -> None:
+        bench.configure(group_max_pending=5, overload=overload)
+        bench.configure_group("b", max_pending=3)
+        stored = Counter[str]()
+        seen = list[Counter[str | None]]()
+        guard = threading.Lock()
+
+        def work(number: int, client: Bench) -> None:
+            runner = Runner(client.store, client.mode)
+            try:
+                for step in range(12):
+                    groups = ("ab", "ba", "a", "b")[(number + step) % 4]
+                    # Delayed messages count as others do, and only ready ones can be dropped.
+                    drafts = [client.draft(group=group, delay=60 * (step == 0)) for group in groups]
+                    try:
+                        runner.run(client.store.publish(QUEUE, drafts, client.session.operation(QUEUE)))
+                    except QueueFull:
+                        assert overload == "raise"
+                    else:
+                        with guard:
+                            stored.update(groups)
+                    pages = [runner.run(client.store.peek(QUEUE, state, 100)) for state in ("ready", "delayed")]
+                    with guard:
+                        seen.extend(Counter(message.group for message in page.messages) for page in pages)
+            finally:
+                runner.close()
+
+        clients = [bench.another_client() for _ in range(3)]
+        threads = [threading.Thread(target=work, args=pair) for pair in enumerate(clients)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+            assert not thread.is_alive()
+        assert all(counts["a"] <= 5 and counts["b"] <= 3 for counts in seen)
+        pending = Counter(message.group for state in ("ready", "delayed") for message in bench.listing(state))
+        assert pending == {"a": 5, "b": 3}
+        ledger = bench.ledger()
+        assert ledger.published == stored.total()
+        if overload == "raise":
+            assert (ledger.dropped, stored) == (0, {"a": 5, "b": 3})
+        else:
+            assert ledger.dropped == stored.total() - 8
 
 
 class TestGroupSettings:
