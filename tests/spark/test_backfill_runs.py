@@ -39,7 +39,7 @@ from waypost.spark.republish.pace import CHECK_SECONDS, SLOWER_MAX, Pace
 from waypost.spark.republish.publish import SLICE_BYTES, cut_rows
 from waypost.spark.republish.redriving import CHOSEN
 from waypost.spark.republish.run import BATCH_BYTES, Options, PlanRows
-from waypost.spark.republish.sending import Sender, next_number
+from waypost.spark.republish.sending import FULL_SECONDS, Sender, next_number
 from waypost.spark.republish.state import Input, Plan, Records, State, find_records
 from waypost.spark.source.tables import BACKFILL_PREFIX
 from waypost.testing.clock import ClockTime
@@ -304,6 +304,42 @@ def test_after_a_pause_while_the_queue_is_full_the_chunk_is_in_doubt_and_is_cont
     orders.post.configure("orders", max_pending=None)
     assert carry_out(records, lake, orders.place, Options()).counts["queued"] == 100
     assert published(orders) == Counter(keys)
+
+
+@pytest.mark.promise("QUEUE-7")
+def test_a_full_group_is_waited_for_the_others_go_on_and_a_stop_is_noticed(shop: Shop, tmp_path: Path) -> None:
+    shop.post.configure("orders", group_max_pending=10)
+    shop.post.configure_group("orders", "other", max_pending=1000)
+    lake = new_lake(shop, tmp_path / "lake")
+    keys = [f"new-{number}" for number in range(600)]
+    groups = pa.array(["full" if number % 2 else "other" for number in range(600)])
+    records = plan_rows(shop, lake, keys, group=groups)
+    waits: list[float | None] = []
+
+    class Stop(threading.Event):
+        """A request to stop that comes while the backfill waits for a group."""
+
+        def wait(self, timeout: float | None = None) -> bool:
+            waits.append(timeout)
+            if timeout:
+                self.set()
+            return self.is_set()
+
+    state = carry_out(records, lake, shop.place, Options(), Stop())
+    assert (state.phase, state.next_row) == ("paused", 0)
+    assert waits[-1] == FULL_SECONDS
+    assert Counter(message.group for message in shop.stored("ready")) == {"other": 300, "full": 10}
+
+    class Consume(threading.Event):
+        """A request to stop that never comes. While it is waited for, workers make room."""
+
+        def wait(self, timeout: float | None = None) -> bool:
+            work_off(shop)
+            return False
+
+    state = carry_out(records, lake, shop.place, Options(), Consume())
+    assert (state.phase, state.counts["queued"]) == ("finished", 600)
+    assert published(shop) == Counter(keys)
 
 
 def test_rows_that_cannot_be_published_are_counted_with_their_reasons(orders: Shop, tmp_path: Path) -> None:

@@ -87,6 +87,16 @@ def test_a_task_that_fails_in_the_middle_of_a_write_publishes_nothing_twice(
     assert ledger.duplicates > 0
 
 
+@pytest.mark.promise("SPARK-1", "QUEUE-7")
+def test_a_write_into_a_full_group_fails_with_the_name_of_the_group(spark: SparkSession, shop: Shop) -> None:
+    shop.post.configure("out", overload="raise", group_max_pending=10)
+    rows = spark.range(0, 100, 1, 1).select(f.struct("id").alias("body"), f.lit("acme").alias("group"))
+    write = rows.write.format("waypost").options(**shop.options, queue="out").mode("append")
+    with pytest.raises(Exception, match=r"QueueFull: group acme of queue out"):
+        write.save()
+    assert shop.post.ledger("out").ready == 10
+
+
 @pytest.mark.promise("SPARK-1")
 def test_sql_reads_a_queue_and_only_the_columns_of_a_schema(spark: SparkSession, tmp_path: Path) -> None:
     with Shop(f"sqlite:///{tmp_path}/one.db", "wp") as shop:

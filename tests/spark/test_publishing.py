@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import threading
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -31,10 +32,11 @@ from waypost import Waypost
 from waypost.codec import open_envelope
 from waypost.errors import ConfigurationError, InvalidBody, InvalidInput, QueueFull, StoreUnavailable
 from waypost.identity import is_message_id
+from waypost.operations.waves import Wave
 from waypost.policy import CHUNK_MESSAGES_MAX, Overload
 from waypost.spark.source import publishing
 from waypost.spark.source.options import WriteOptions, write_options
-from waypost.spark.source.publishing import RowIds, Rows, chunks, publish_wave, split_wave
+from waypost.spark.source.publishing import RowIds, Rows, chunks
 from waypost.spark.source.writer import BatchWriter, Written, check_columns
 from waypost.store.port import Draft
 
@@ -393,9 +395,9 @@ def test_a_write_that_lost_its_room_to_another_waits_and_goes_on(shop: Shop) -> 
     ids = RowIds(writer.write_id, 0)
     shop.post.publish_many("out", list(range(90)))
     with Waypost(store=options_of(shop).place.open()) as other:
-        drafts = list(chunks(Rows(writer.options, ids).drafts(next(batches(20)))))
-        counts, refused = other._run(publish_wave(other._context, "out", drafts))
-    assert (counts, refused) == ({}, drafts)
+        wave = Wave("out", chunks(Rows(writer.options, ids).drafts(next(batches(20)))))
+        assert other._run(wave.send(other._context, None)) == []
+    assert (len(wave), list(wave.refusals)) == (20, [None])
     thread = threading.Thread(target=lambda: writer.publish(batches(20), RowIds(writer.write_id, 0)))
     thread.start()
     while shop.post.ledger("out").published < 110:
@@ -403,6 +405,67 @@ def test_a_write_that_lost_its_room_to_another_waits_and_goes_on(shop: Shop) -> 
     thread.join(60)
     ledger = shop.post.ledger("out")
     assert (ledger.published, ledger.over_cap, ledger.balance) == (110, 0, 0)
+
+
+def bodies(shop: Shop, group: str | None) -> list[bytes]:
+    """Return the bodies of the ready messages of a group, in the order in which they were stored."""
+    stored = sorted(shop.events("out"), key=lambda event: event.number)
+    ready = {message.id: message for message in shop.stored("ready", "out")}
+    ids = [event.message_id for event in stored if event.event == "published" and event.group == group]
+    return [open_envelope(ready[id].envelope).data for id in ids if id in ready]
+
+
+def rows_of_group(numbers: Iterable[int]) -> list[bytes]:
+    return [b"row %d" % number for number in numbers]
+
+
+@pytest.mark.promise("PUB-7", "QUEUE-7")
+def test_a_write_into_a_full_group_ends_with_an_error_that_names_it(shop: Shop) -> None:
+    shop.post.configure("out", group_max_pending=100, overload="raise")
+    writer = writer_of(shop)
+    with pytest.raises(QueueFull, match=r"group busy of queue out holds .* 500 rows of this task") as raised:
+        writer.publish(batches(600, group=lambda n: "busy"), RowIds(writer.write_id, 0))
+    assert raised.value.group == "busy"
+    ledger = shop.post.ledger("out")
+    assert (ledger.ready, ledger.dropped, ledger.balance) == (100, 0, 0)
+
+
+@pytest.mark.promise("PUB-7", "QUEUE-7", "SPARK-1")
+def test_a_write_waits_for_a_full_group_and_stores_the_rows_of_others(shop: Shop) -> None:
+    shop.post.configure("out", group_max_pending=100, overload="block")
+    shop.post.configure_group("out", "small", max_pending=7)
+    groups: list[str | None] = ["busy", "small", "a\nb", "b, on @c", None]
+    writer = writer_of(shop, blockSeconds="0")
+    with pytest.raises(QueueFull, match="raise group_max_pending"):
+        writer.publish(batches(1000, group=lambda n: groups[n % 5]), RowIds(writer.write_id, 0))
+    counts = Counter(message.group for message in shop.stored("ready", "out"))
+    assert counts == {"busy": 100, "small": 7, "a\nb": 100, "b, on @c": 100, None: 200}
+    # The next attempt finds what is stored, and stores the rest as there is room.
+    patient = writer_of(shop, blockSeconds="60")
+    written: list[Written] = []
+    again = RowIds(writer.write_id, 0)
+    task = threading.Thread(
+        target=lambda: written.append(patient.publish(batches(1000, group=lambda n: groups[n % 5]), again))
+    )
+    task.start()
+    while task.is_alive():
+        shop.post.purge("out", "ready")
+        task.join(0.02)
+    (one,) = written
+    assert one.counts["queued"] + one.counts["duplicate"] == 1000
+    ledger = shop.post.ledger("out")
+    assert (ledger.published, ledger.dropped, ledger.over_cap, ledger.balance) == (1000, 0, 0, 0)
+
+
+@pytest.mark.promise("PUB-7", "QUEUE-7")
+def test_a_write_larger_than_a_group_that_drops_its_oldest_keeps_the_newest_rows(shop: Shop) -> None:
+    shop.post.configure("out", group_max_pending=100, overload="drop_oldest")
+    writer = writer_of(shop)
+    written = writer.publish(batches(600, group=lambda n: "busy" if n % 2 else None), RowIds(writer.write_id, 0))
+    assert written.counts == {"queued": 600}
+    assert bodies(shop, "busy") == rows_of_group(range(401, 600, 2))
+    ledger = shop.post.ledger("out")
+    assert (ledger.ready, ledger.dropped, ledger.balance) == (400, 200, 0)
 
 
 def test_a_dataframe_that_cannot_be_published_is_refused_before_any_task() -> None:
@@ -467,15 +530,3 @@ def test_the_journal_keeps_what_the_redact_hook_of_a_write_lets_through(shop: Sh
 def test_a_redact_hook_that_cannot_be_imported_is_refused_before_any_task_runs(name: str) -> None:
     with pytest.raises(ConfigurationError, match="redact hook"):
         write_options({"url": "sqlite:///a.db", "queue": "out", "redact": name})
-
-
-@pytest.mark.promise("PUB-7")
-def test_a_wave_is_split_by_the_room_that_there_is() -> None:
-    drafts = [Draft(f"{n:024d}", b"") for n in range(10)]
-    wave = [drafts[:4], drafts[4:8], drafts[8:]]
-    for room in range(1, 12):
-        fitting, rest = split_wave(wave, room)
-        sent, left = [one for chunk in fitting for one in chunk], [one for chunk in rest for one in chunk]
-        assert (sent, left) == (drafts[:room], drafts[room:])
-        assert all(fitting)
-        assert all(rest)

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from waypost.client import Waypost
 from waypost.client.internals import context_of, run_flow
-from waypost.operations.flow import Flow
+from waypost.operations.waves import Wave, free_room
 from waypost.spark.delta.parquet import write_rows
 from waypost.spark.delta.table import Change, DeltaFolder
 from waypost.spark.files import LakeFiles
@@ -25,10 +25,10 @@ from waypost.spark.republish.pace import Pace
 from waypost.spark.republish.run import Options
 from waypost.spark.republish.state import Intent, Plan, Records
 from waypost.spark.source.bulk import Bulk
-from waypost.spark.source.publishing import chunks, publish_wave, split_wave
+from waypost.spark.source.publishing import chunks
 from waypost.store.port import Draft
 
-#: How long a full queue is left alone before it is tried again.
+#: How long a full queue or group is left alone before it is tried again.
 FULL_SECONDS: Final = 0.5
 #: Numbers of commits leave room for so many rows of a plan.
 PLAN_BITS: Final = 40
@@ -91,37 +91,22 @@ class Sender:
     def send(
         self, drafts: Sequence[Draft], read_known: Callable[[], Set[str]] = frozenset
     ) -> tuple[Counter[str], bool]:
-        """Publish drafts as soon as the queue has room; return what became of them, and whether all were sent.
+        """Publish drafts as soon as there is room; return what became of them, and whether all were sent.
 
-        They are not if a stop was asked for while the queue was full. After each wait for room, those are left out
-        whose keys are known by then.
+        They are not if a stop was asked for while the queue or a group was full. After each wait for room, those are
+        left out whose keys are known by then.
         """
         post, stop = self._link.post, self._link.stop
-        wave, counts, context = list(chunks(drafts)), Counter[str](), context_of(post)
+        wave, counts, context = Wave(self.queue, chunks(drafts)), Counter[str](), context_of(post)
         while wave:
-            fitting, rest = split_wave(wave, run_flow(post, self._room(sum(map(len, wave)))))
-            if not fitting:
-                if stop.wait(FULL_SECONDS):
-                    return counts, False
-                known = read_known()
-                left = [[draft for draft in chunk if draft.key not in known] for chunk in wave]
-                if late := sum(map(len, wave)) - sum(map(len, left)):
-                    counts["known"] += late
-                wave = [chunk for chunk in left if chunk]
-                continue
-            found, refused = run_flow(post, publish_wave(context, self.queue, fitting))
-            counts.update(found)
-            wave = refused + rest
+            answered = run_flow(post, wave.send(context, run_flow(post, free_room(context, self.queue))))
+            for _, published in answered:
+                counts.update(one.status for one in published)
+            if wave and stop.wait(0 if answered else FULL_SECONDS):
+                return counts, False
+            if not answered and (late := wave.remove_keys(read_known())):
+                counts["known"] += late
         return counts, True
-
-    def _room(self, wanted: int) -> Flow[int]:
-        """Return for how many of the wanted messages the queue has room now."""
-        context = context_of(self._link.post)
-        policy = yield from context.policy(self.queue)
-        if policy.max_pending is None:
-            return wanted
-        ledger = (yield from context.attempt(context.store.stats(self.queue))).ledger
-        return max(0, min(wanted, policy.max_pending - ledger.ready - ledger.delayed - ledger.waiting))
 
     def add_keys(self, keys: Sequence[str], end: int) -> None:
         """Add the keys of a chunk to the lake, once: the commit is numbered by the plan and the row that it ends at."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +22,10 @@ import pyarrow as pa
 
 from waypost import codec
 from waypost.checks import DUE_MS_MAX, check_text, expiry_ms
-from waypost.errors import InvalidBody, InvalidInput, InvalidTime, OutcomeUnknown, QueueFull, StoreUnavailable
+from waypost.errors import InvalidBody, InvalidInput, InvalidTime, QueueFull
 from waypost.identity import ALPHABET, ID_CHARACTERS, PAIRS, encode, make_triples
-from waypost.operations.flow import REFUSALS, ClientContext, Flow, Sending, Sleep, Together
+from waypost.operations.flow import ClientContext, Flow, Sleep
+from waypost.operations.waves import Wave, free_room
 from waypost.policy import (
     CHUNK_BYTES_MAX,
     CHUNK_MESSAGES_MAX,
@@ -43,8 +45,9 @@ from waypost.values import Published
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType
 
-#: Chunks that are sent before replies are read.
-WAVE_CHUNKS = 8
+#: How soon a full queue or group is tried again.
+FULL_FIRST_SECONDS, FULL_MAX_SECONDS = 0.01, 0.5
+WRITTEN_STAYS = "What was written stays; the write may be repeated, and nothing is published twice"
 #: Keys that a task remembers, to collapse and count rows with equal keys. The store finds those of later rows.
 KEYS_REMEMBERED_MAX = 200_000
 #: How much of a key an error shows.
@@ -305,89 +308,60 @@ def chunks(drafts: Iterable[Draft], sent: SentKeys | None = None) -> Iterator[li
         yield list(chunk.values())
 
 
-def split_wave(wave: Sequence[list[Draft]], room: int) -> tuple[list[list[Draft]], list[list[Draft]]]:
-    """Return the chunks of a wave that fit into the room, and the rest, in order."""
-    fitting: list[list[Draft]] = []
-    rest: list[list[Draft]] = []
-    for chunk in wave:
-        now, later = chunk[:room], chunk[room:]
-        room -= len(now)
-        fitting += [now] if now else []
-        rest += [later] if later else []
-    return fitting, rest
-
-
 def publish_wave(
-    context: ClientContext, queue: str, wave: Sequence[list[Draft]], *, is_first: bool = False
-) -> Flow[tuple[dict[str, int], list[list[Draft]]]]:
-    """Send some chunks at once, and again what did not get through.
+    context: ClientContext, wave: Wave, block_seconds: float, *, is_first: bool = False
+) -> Flow[Counter[str]]:
+    """Publish all drafts of a wave as soon as there is room; return how many messages there were of each status.
 
-    Returned are how many messages there were of each status, and the chunks for which the queue had no room: other
-    publishers filled it after this writer had checked. `is_first`: no earlier attempt can have sent these rows, so one
-    that has arrived already has the key of another row of this write.
+    Raises `QueueFull` when for so long there was no room for any of them, or at once if the queue's `overload` is
+    `raise`. `is_first`: no earlier attempt can have sent these rows, so one that has arrived already has the key of
+    another row of this write.
     """
-    yield from context.know_time()
-    # Known by their arrival: a repeat stores nothing twice, however late it comes.
-    chunk_of = {_sending(context, queue, drafts): drafts for drafts in wave}
-    left = sendings = list(chunk_of)
-    counts: dict[str, int] = {}
-    refused: list[list[Draft]] = []
-    try:
-        while left:
-            answers: list[Any] = yield Together([sending.call() for sending in left])
-            failed: list[Sending[Any]] = []
-            pause: Sleep | None = None
-            for sending, answer in zip(left, answers, strict=True):
-                if isinstance(answer, (StoreUnavailable, OutcomeUnknown, *REFUSALS)):
-                    pause = sending.failed("publish", answer) or pause
-                    failed.append(sending)
-                elif isinstance(answer, QueueFull):
-                    refused.append(chunk_of[sending])
-                elif isinstance(answer, Exception):
-                    raise answer
-                else:
-                    _count(counts, chunk_of[sending], context.wake_and_report(answer), is_first)
-            left = failed
-            if pause is not None:
-                yield pause
-        return counts, refused
-    finally:
-        for sending in sendings:
-            sending.end()
+    counts: Counter[str] = Counter()
+    deadline, pause = context.monotonic() + block_seconds, FULL_FIRST_SECONDS
+    while wave:
+        room = yield from wait_for_room(context, wave.queue, len(wave), block_seconds)
+        answered = yield from wave.send(context, room)
+        for drafts, published in answered:
+            _count(counts, drafts, published, is_first)
+        policy = yield from context.policy(wave.queue)
+        is_late = not answered and context.monotonic() >= deadline
+        if wave.refusals and (policy.overload == "raise" or is_late):
+            full = next(iter(wave.refusals.values()))
+            raise QueueFull(f"{full}. {len(wave):,} rows of this task have no room. {WRITTEN_STAYS}", group=full.group)
+        if answered:
+            deadline, pause = context.monotonic() + block_seconds, FULL_FIRST_SECONDS
+        else:
+            yield Sleep(pause)
+            pause = min(pause * 2, FULL_MAX_SECONDS)
+    return counts
 
 
-def _sending(context: ClientContext, queue: str, drafts: list[Draft]) -> Sending[Any]:
-    return Sending(context, queue, lambda operation: context.store.publish(queue, drafts, operation), fenced=True)
-
-
-def _count(counts: dict[str, int], drafts: Sequence[Draft], published: Sequence[Published], is_first: bool) -> None:
+def _count(counts: Counter[str], drafts: Sequence[Draft], published: Sequence[Published], is_first: bool) -> None:
     for draft, one in zip(drafts, published, strict=True):
         is_collapsed = is_first and one.status == "duplicate" and one.id == draft.id
-        status = "collapsed" if is_collapsed else one.status
-        counts[status] = counts.get(status, 0) + 1
+        counts["collapsed" if is_collapsed else one.status] += 1
 
 
 def wait_for_room(context: ClientContext, queue: str, wanted: int, seconds: float) -> Flow[int]:
     """Wait while a queue that has `max_pending` is full; how many of the wanted messages it has room for, at least one.
 
-    Raises `QueueFull` when there is no room in time, or at once if the queue's `overload` is `raise`. The store decides
-    in the end; a writer that checks first sends what fits, and pushes nothing out of a queue that drops its oldest.
+    Raises `QueueFull` when there is no room in time, or at once if the queue's `overload` is `raise`.
     """
     deadline = context.monotonic() + seconds
-    pause = 0.01
+    pause = FULL_FIRST_SECONDS
     while True:
-        policy = yield from context.policy(queue)
-        if policy.max_pending is None:
+        room = yield from free_room(context, queue)
+        if room is None or room >= wanted:
             return wanted
-        ledger = (yield from context.attempt(context.store.stats(queue))).ledger
-        pending = ledger.ready + ledger.delayed + ledger.waiting
-        room = min(wanted, policy.max_pending - pending)
-        if room == wanted or (room > 0 and policy.overload != "raise"):
+        policy = yield from context.policy(queue)
+        if room > 0 and policy.overload != "raise":
             return room
         if policy.overload == "raise" or context.monotonic() >= deadline:
+            cap = policy.max_pending or 0
             raise QueueFull(
-                f"queue {queue} holds {pending:,} messages and its limit is {policy.max_pending:,}: {wanted:,} more "
-                "have no room. What was written stays; the write may be repeated, and nothing is published twice"
+                f"queue {queue} holds {cap - room:,} messages and its limit is {cap:,}: {wanted:,} more have no room. "
+                f"{WRITTEN_STAYS}"
             )
         yield Sleep(pause)
-        pause = min(pause * 2, 0.5)
+        pause = min(pause * 2, FULL_MAX_SECONDS)

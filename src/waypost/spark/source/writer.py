@@ -30,24 +30,21 @@ from waypost import errors
 from waypost.client import Waypost
 from waypost.client.internals import context_of, run_flow
 from waypost.errors import InvalidInput, WaypostError
+from waypost.operations.waves import WAVE_CHUNKS, Wave
 from waypost.spark.source.bodies import check_body_type
 from waypost.spark.source.bulk import RETRY_SECONDS
 from waypost.spark.source.diverting import DivertedRows, open_folder
 from waypost.spark.source.options import WriteOptions
 from waypost.spark.source.partitions import check_machine, machine_of
 from waypost.spark.source.publishing import (
-    WAVE_CHUNKS,
     RowIds,
     Rows,
     SentKeys,
     chunks,
     publish_wave,
-    split_wave,
-    wait_for_room,
 )
 from waypost.spark.source.short_errors import is_permanent, short_errors
 from waypost.spark.source.tables import WRITTEN
-from waypost.store.port import Draft
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -144,14 +141,8 @@ class _Writer:
         parts = chunks((draft for batch in batches for draft in rows.drafts(batch)), sent)
         with Waypost(store=options.place.open(), retry_budget=RETRY_SECONDS) as post:
             context = context_of(post)
-            wave: list[list[Draft]] = []
-            while wave := wave or list(itertools.islice(parts, WAVE_CHUNKS)):
-                wanted = sum(map(len, wave))
-                room = run_flow(post, wait_for_room(context, options.queue, wanted, options.block_seconds))
-                fitting, wave = split_wave(wave, room)
-                found, refused = run_flow(post, publish_wave(context, options.queue, fitting, is_first=is_first))
-                wave = refused + wave
-                counts.update(found)
+            while wave := Wave(options.queue, itertools.islice(parts, WAVE_CHUNKS)):
+                counts += run_flow(post, publish_wave(context, wave, options.block_seconds, is_first=is_first))
         counts["collapsed"] += sent.collapsed
         return counts
 
