@@ -6,6 +6,7 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from waypost.errors import ConfigurationError, InvalidUrl, MissingExtra
 from waypost.operations import publish
 from waypost.operations.publish import PublishOptions
 from waypost.outbox.relay import Confirmation, Refused, RelayRecord, Unconfirmed, open_target
+from waypost.outbox.relay import relay as relay_module
 from waypost.testing.servers import free_port
 
 pytestmark = pytest.mark.promise("BOX-4")
@@ -309,6 +311,60 @@ def test_a_full_queue_of_another_store_is_waited_for() -> None:
                     found.append(message.id)
             until(lambda: post.ledger("orders").done == 12)
     assert found == ids
+
+
+@pytest.mark.promise("QUEUE-7")
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+def test_a_full_group_of_another_store_does_not_hold_up_the_others(
+    kind: str, ordered: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = (
+        f"memory://{name}-{ordered}" if kind == "memory" else f"sqlite:///{tmp_path}/{name}.db"
+        for name in ("groups", "target")
+    )
+    monkeypatch.setattr(relay_module, "GROUP_PAUSE_SECONDS", 0.05)
+    with Waypost(source) as post, Waypost(target) as other:
+        other.configure("orders", group_max_pending=5)
+        post.configure("orders", order="group" if ordered else None)
+        ids: dict[str, list[str]] = {"full": [], "a": [], "b": []}
+        for number in range(36):
+            group = "full" if number < 12 else "ab"[number % 2]
+            other.configure_group("orders", group, max_pending=5 if group == "full" else 100)
+            ids[group].append(post.publish("orders", number, group=group).id)
+        relay = post.relay("orders", to=f"{target}#orders")
+        with post.worker() as worker:
+            until(lambda: other.ledger("orders").published == 29)
+            until(relay.note)
+            assert "group full of queue orders" in (relay.note() or "")
+            assert relay.failure is None
+            assert worker.health().status == "degraded"
+            found: dict[str, list[str]] = {group: [] for group in ids}
+            while sum(map(len, found.values())) < 36:
+                with other.receive("orders", wait=20) as message:
+                    assert message is not None
+                    found[message.group or ""].append(message.id)
+            until(lambda: post.ledger("orders").done == 36)
+            until(lambda: relay.note() is None)
+        assert post.ledger("orders").dead == 0
+    assert {group: sorted(given) for group, given in found.items()} == {k: sorted(v) for k, v in ids.items()}
+    if ordered:
+        assert found == ids
+    assert sum(getattr(one, "event", None) == "relay_group_full" for one in caplog.records) >= 1
+
+
+def test_a_batch_larger_than_a_group_that_drops_its_oldest_arrives() -> None:
+    with Waypost("memory://drops-source") as post, Waypost("memory://drops-target") as other:
+        other.configure("orders", group_max_pending=5, overload="drop_oldest")
+        post.publish_many("orders", list(range(60)), group="g")
+        post.relay("orders", to="memory://drops-target#orders")
+        relayed(post)
+        assert post.ledger("orders").done == 60
+        ledger = other.ledger("orders")
+        assert (ledger.ready, ledger.dropped, ledger.balance) == (5, 55, 0)
+        with other.receive("orders") as message:
+            assert message is not None
+            assert message.body == 55
 
 
 def test_the_command_line_relays_until_the_queue_is_empty(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:

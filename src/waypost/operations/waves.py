@@ -1,4 +1,4 @@
-"""Sending many drafts that a queue knows by their arrival: Spark writes and backfills.
+"""Sending many drafts that a queue knows by their arrival: relays, Spark writes and backfills.
 
 A repeat of such a draft stores nothing twice, so what was refused or not answered is sent again as it is.
 """

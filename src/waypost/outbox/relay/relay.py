@@ -38,6 +38,8 @@ HeadersOf = Mapping[str, str] | Callable[[Message[Any]], Mapping[str, str]]
 
 #: The pauses between two tries: short for a brief failure, and bounded so that a target is used soon after it is back.
 PAUSE_FIRST_SECONDS, PAUSE_MAX_SECONDS = 0.1, 10.0
+#: How long messages of a full group are snoozed: a short wait until it has room, without claiming them all the time.
+GROUP_PAUSE_SECONDS = 5.0
 #: The longest wait for a target to close.
 CLOSE_SECONDS = 10.0
 
@@ -73,6 +75,9 @@ class Relay:
         self._connections: dict[asyncio.AbstractEventLoop, _Connection] = {}
         #: The last error of the target if it does not confirm messages now.
         self.failure: str | None = None
+        #: The last refusal because a group is full, and until when it counts: messages that are snoozed for it return.
+        self._full_group: str | None = None
+        self._full_group_until = 0.0
 
     def __repr__(self) -> str:
         return f"Relay({self.queue!r}, {self.description})"
@@ -103,10 +108,12 @@ class Relay:
         return relay
 
     def note(self) -> str | None:
-        """Return why nothing is sent, for the health of a worker; None if messages are confirmed."""
-        return (
-            None if self.failure is None else f"the relay of {self.queue} waits for {self.description}: {self.failure}"
-        )
+        """Return why messages are not sent, for the health of a worker; None if all are confirmed."""
+        if self.failure is not None:
+            return f"the relay of {self.queue} waits for {self.description}: {self.failure}"
+        if time.monotonic() < self._full_group_until:
+            return f"the relay of {self.queue} snoozes messages for {self.description}: {self._full_group}"
+        return None
 
     def part(self) -> _Part:
         """Return the part that a worker starts and stops with its run."""
@@ -188,6 +195,9 @@ class Relay:
                     message.done()
                 case Refused():
                     self._refuse(message, confirmation)
+                case Unconfirmed(is_group_full=True) if not message.at_most_once:
+                    self._report_full_group(self._redact(confirmation.error))
+                    message.snooze(GROUP_PAUSE_SECONDS)
                 case Unconfirmed():
                     left.append((message, record))
                     failure = failure or self._redact(confirmation.error)
@@ -226,6 +236,15 @@ class Relay:
                 extra={"event": "relay_unconfirmed", "queue": self.queue, "count": count},
             )
         self.failure = error
+
+    def _report_full_group(self, error: str) -> None:
+        now = time.monotonic()
+        if now >= self._full_group_until:
+            log.warning(
+                "the relay of queue %s: %s has no room for a group, whose messages are snoozed and sent again (%s)",
+                self.queue, self.description, error, extra={"event": "relay_group_full", "queue": self.queue},
+            )  # fmt: skip
+        self._full_group, self._full_group_until = error, now + 2 * GROUP_PAUSE_SECONDS
 
     # ---- a message ---------------------------------------------------------------------------------------
 

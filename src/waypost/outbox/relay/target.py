@@ -66,6 +66,8 @@ class Unconfirmed(Struct, frozen=True):
     """The target did not confirm this message: it is sent again."""
 
     error: str
+    #: Only its group is full: it is snoozed, so that messages of other groups do not wait behind it.
+    is_group_full: bool = False
 
 
 #: None: the target has stored it.

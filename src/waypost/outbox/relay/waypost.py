@@ -10,11 +10,12 @@ import contextlib
 from collections.abc import Sequence
 
 from waypost.checks import check_namespace, check_queue, check_text
-from waypost.errors import InvalidInput, QueueFull, WaypostError
+from waypost.errors import InvalidInput, WaypostError
 from waypost.identity import Session
 from waypost.message import error_text
 from waypost.operations.flow import ClientContext, Flow, drive_async
-from waypost.outbox.relay.target import Confirmation, Refused, RelayRecord, Unconfirmed, split_batch
+from waypost.operations.waves import Wave, free_room, split_drafts
+from waypost.outbox.relay.target import Confirmation, Refused, RelayRecord, Unconfirmed
 from waypost.policy import KEY_CHARACTERS_MAX, START_TIMEOUT_SECONDS
 from waypost.redaction import Redact, journal_copy
 from waypost.store.opening import open_store
@@ -66,15 +67,7 @@ class WaypostTarget:
         """Publish a batch in order, in chunks that are each atomic."""
         assert self._context is not None
         assert self._executor is not None
-        confirmations: list[Confirmation] = []
-        for chunk in split_batch(records):
-            outcome = await drive_async(self._executor, _publish(self._context, self.queue, chunk))
-            confirmations += outcome
-            if any(isinstance(one, Unconfirmed) for one in outcome):
-                # Keep the order: do not send what follows.
-                waits = Unconfirmed("an earlier message is not stored yet")
-                return confirmations + [waits] * (len(records) - len(confirmations))
-        return confirmations
+        return await drive_async(self._executor, _publish(self._context, self.queue, records))
 
     async def close(self) -> None:
         """Close the connections."""
@@ -91,16 +84,25 @@ def store_identity(store: Store) -> tuple[object, ...]:
 
 
 def _publish(context: ClientContext, queue: str, records: Sequence[RelayRecord]) -> Flow[list[Confirmation]]:
+    confirmations: dict[str, Confirmation] = {}
     drafts: list[Draft] = []
-    confirmations: list[Confirmation] = []
     for record in records:
         try:
             drafts.append(_draft(context, queue, record))
-            confirmations.append(None)
         except InvalidInput as error:
-            confirmations.append(Refused("rejected", error_text(error)))
-    results = iter((yield from _store(context, queue, _split_by_key(drafts))))
-    return [next(results) if one is None else one for one in confirmations]
+            confirmations[record.id] = Refused("rejected", error_text(error))
+    wave = Wave(queue, split_drafts(drafts), in_order=True)
+    try:
+        policy = yield from context.policy(queue)
+        room = None if policy.overload == "drop_oldest" else (yield from free_room(context, queue))
+        yield from wave.send(context, room)
+        failure = f"queue {queue} of the target has reached its max_pending"
+    except WaypostError as error:
+        failure = error_text(error)
+    for draft in wave.left():
+        full = wave.refusals.get(draft.group)
+        confirmations[draft.id] = Unconfirmed(error_text(full), True) if draft.group and full else Unconfirmed(failure)
+    return [confirmations.get(record.id) for record in records]
 
 
 def _draft(context: ClientContext, queue: str, record: RelayRecord) -> Draft:
@@ -109,54 +111,3 @@ def _draft(context: ClientContext, queue: str, record: RelayRecord) -> Draft:
         record.id, record.envelope, key=key, priority=record.priority, group=record.group, forwarded=True, capped=True,
         journal_copy=journal_copy(context.redact, queue, record.id, record.envelope),
     )  # fmt: skip
-
-
-def _split_by_key(drafts: Sequence[Draft]) -> list[list[Draft]]:
-    """Split drafts so that no key occurs twice in one step."""
-    parts: list[list[Draft]] = [[]]
-    keys: set[str] = set()
-    for draft in drafts:
-        if draft.key is not None and draft.key in keys:
-            parts.append([])
-            keys = set()
-        if draft.key is not None:
-            keys.add(draft.key)
-        parts[-1].append(draft)
-    return parts if parts[0] else []
-
-
-def _store(context: ClientContext, queue: str, parts: list[list[Draft]]) -> Flow[list[Confirmation]]:
-    """Publish parts in order, as far as the queue has room; stop at the first failure."""
-    confirmations: list[Confirmation] = []
-    count = sum(map(len, parts))
-    for part in parts:
-        try:
-            room = yield from _free_capacity(context, queue)
-            fits = part[:room]
-            if fits:
-                yield from _publish_part(context, queue, fits)
-            confirmations += [None] * len(fits)
-            if len(fits) < len(part):
-                raise QueueFull(f"queue {queue} of the target has reached its max_pending")
-        except WaypostError as error:
-            return confirmations + [Unconfirmed(error_text(error))] * (count - len(confirmations))
-    return confirmations
-
-
-def _publish_part(context: ClientContext, queue: str, drafts: Sequence[Draft]) -> Flow[None]:
-    # Arrivals are recorded, so even a late repeat stores nothing twice.
-    yield from context.operate_and_wake(
-        queue, lambda operation: context.store.publish(queue, drafts, operation), fenced=True
-    )
-
-
-def _free_capacity(context: ClientContext, queue: str) -> Flow[int | None]:
-    """Return how many more messages the queue may hold, None for no limit.
-
-    The store enforces the cap; the relay checks it first so that the part of a batch that fits arrives.
-    """
-    policy = yield from context.policy(queue)
-    if policy.max_pending is None or policy.overload == "drop_oldest":
-        return None
-    ledger = (yield from context.attempt(context.store.stats(queue))).ledger
-    return max(0, policy.max_pending - ledger.ready - ledger.delayed - ledger.waiting)
