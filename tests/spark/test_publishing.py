@@ -468,6 +468,25 @@ def test_a_write_larger_than_a_group_that_drops_its_oldest_keeps_the_newest_rows
     assert (ledger.ready, ledger.dropped, ledger.balance) == (400, 200, 0)
 
 
+@pytest.mark.promise("QUEUE-5", "SPARK-1")
+@pytest.mark.parametrize("keyed", [False, True])
+def test_the_rows_of_a_group_are_stored_in_the_order_of_their_partition(shop: Shop, keyed: bool) -> None:
+    shop.post.configure("out", order="group", group_max_pending=3500, overload="block")
+    columns: dict[str, Any] = {"key": lambda n: f"k{(n * 7919) % 8192:05}"} if keyed else {}
+    writer = writer_of(shop, blockSeconds="60")
+    ids = RowIds(writer.write_id, 0)
+    rows = batches(8000, group=lambda n: "ab"[n % 2], **columns)
+    task = threading.Thread(target=lambda: writer.publish(rows, ids))
+    task.start()
+    while task.is_alive():
+        if shop.post.ledger("out").published >= 7000:
+            shop.post.configure_group("out", "a", max_pending=9000)
+            shop.post.configure_group("out", "b", max_pending=9000)
+        task.join(0.02)
+    assert bodies(shop, "a") == rows_of_group(range(0, 8000, 2))
+    assert bodies(shop, "b") == rows_of_group(range(1, 8000, 2))
+
+
 def test_a_dataframe_that_cannot_be_published_is_refused_before_any_task() -> None:
     for schema, message in (
         (StructType([StructField("id", StringType())]), "no column id"),

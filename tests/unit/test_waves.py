@@ -1,9 +1,10 @@
-"""Waves of drafts: what is sent together, and what a full group does to the rest."""
+"""Waves of drafts: what is sent together, what waits for an answer, and what a full group does to the rest."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,8 @@ from hypothesis import strategies as some
 
 from waypost import Waypost
 from waypost.client.internals import context_of, run_flow
+from waypost.errors import OutcomeUnknown
+from waypost.operations.flow import Together
 from waypost.operations.waves import SEND_CHUNKS_MAX, Wave, split_drafts
 from waypost.policy import CHUNK_BYTES_MAX, CHUNK_MESSAGES_MAX
 from waypost.store.port import Draft
@@ -32,6 +35,37 @@ def drafts_of(post: Waypost, groups: str) -> list[Draft]:
 
 def stored(post: Waypost) -> list[str | None]:
     return [event.message_id for event in post.journal("out").events if event.event == "published"]
+
+
+@pytest.mark.promise("QUEUE-5")
+@pytest.mark.parametrize(("order", "sizes"), [("group", [1, 1, 1, 1, 1]), (None, [4, 2])])
+def test_a_chunk_follows_the_answer_to_the_one_before_into_an_ordered_queue(
+    post: Waypost, order: Any, sizes: list[int]
+) -> None:
+    """The answers to the first flush are lost; the messages are stored in their order all the same."""
+    post.configure("out", order=order)
+    drafts = drafts_of(post, "abab")
+    flow = Wave("out", [[draft] for draft in drafts]).send(context_of(post), None)
+    step, flushes = next(flow), list[int]()
+    while True:
+        try:
+            if not isinstance(step, Together):
+                step = flow.send(run_flow(post, iter_step(step)))
+                continue
+            calls = list(step.calls)
+            flushes.append(len(calls))
+            answers: list[Any] = [run_flow(post, iter_step(call)) for call in calls]
+            if len(flushes) == 1:
+                answers[:2] = [OutcomeUnknown("lost")] * len(answers[:2])
+            step = flow.send(answers)
+        except StopIteration:
+            break
+    assert flushes == sizes
+    assert stored(post) == [draft.id for draft in drafts]
+
+
+def iter_step(step: Any) -> Any:
+    return (yield step)
 
 
 @pytest.mark.promise("QUEUE-7")
@@ -56,12 +90,13 @@ def test_very_many_full_groups_are_tried_a_few_at_a_time_and_each_has_its_turn(p
     sizes=some.integers(1, 20),
     caps=some.fixed_dictionaries({group: some.integers(1, 12) for group in "abc"}),
     room=some.one_of(some.none(), some.integers(1, 30)),
+    order=some.sampled_from([None, "group"]),
 )
-def test_each_group_gets_as_many_as_it_has_room_for(
-    groups: str, sizes: int, caps: dict[str, int], room: int | None
+def test_each_group_gets_as_many_as_it_has_room_for_in_order(
+    groups: str, sizes: int, caps: dict[str, int], room: int | None, order: Any
 ) -> None:
     with Waypost("memory://") as post:
-        post.configure("out", fair=True)
+        post.configure("out", fair=True, order=order)
         for group, cap in caps.items():
             post.configure_group("out", group, max_pending=cap)
         drafts = drafts_of(post, groups)
@@ -74,6 +109,9 @@ def test_each_group_gets_as_many_as_it_has_room_for(
                 assert full is not None
                 assert pending.count(full) == limits[full]
             post.purge("out", "ready")
+        for group in "abcd" if order else "":
+            ids = [draft.id for draft in drafts if draft.group == group]
+            assert [id for id in stored(post) if id in ids] == ids
         assert Counter(stored(post)) == Counter(draft.id for draft in drafts)
 
 

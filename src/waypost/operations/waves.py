@@ -63,7 +63,7 @@ class Wave:
     def __init__(self, queue: str, chunks: Iterable[list[Draft]], *, in_order: bool = False) -> None:
         """`in_order`: a chunk is sent after the answer to the one before.
 
-        Groups that drop their oldest messages get them so in any case.
+        Groups that have an order, or drop their oldest messages, get them so in any case.
         """
         self.queue = queue
         #: Why drafts are left: the refusals of the last `send`, by group; None is the queue itself.
@@ -95,7 +95,7 @@ class Wave:
         self.refusals = {}
         ready = self._next_chunks(len(self) if room is None else room)
         drops_oldest = policy.overload == "drop_oldest"
-        orders_groups = policy.grouped and drops_oldest
+        orders_groups = policy.order is not None or (policy.grouped and drops_oldest)
         has_groups = orders_groups and any(draft.group is not None for chunk in ready for draft in chunk)
         together = 1 if self._in_order or has_groups else WAVE_CHUNKS
         answered: list[Answered] = []
