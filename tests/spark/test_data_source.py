@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from tests.spark.shop import Shop
+from waypost import Linear
+from waypost.codec import open_envelope
 
 pytestmark = pytest.mark.xdist_group("spark")
 
@@ -85,6 +88,29 @@ def test_a_task_that_fails_in_the_middle_of_a_write_publishes_nothing_twice(
     assert flag.exists()
     assert ledger.published == 12_000
     assert ledger.duplicates > 0
+
+
+@pytest.mark.promise("SPARK-1", "QUEUE-5", "PUB-12")
+def test_rows_that_are_partitioned_by_group_and_sorted_arrive_in_their_order_with_their_own_policies(
+    spark: SparkSession, shop: Shop
+) -> None:
+    shop.post.configure("out", order="group")
+    rows = spark.range(0, 6_000, 1, 3).withColumn("at", f.lit(6_000) - f.col("id"))
+    rows = rows.withColumn("customer", (f.col("id") % 7).cast("string"))
+    ordered = rows.repartition("customer").sortWithinPartitions("customer", "at")
+    body = f.struct("at").alias("body")
+    retry, timeout = f.lit("linear:attempts=2").alias("retry"), f.lit("2.5").cast("decimal(9,1)").alias("timeout")
+    write = ordered.select(body, ordered.customer.alias("group"), retry, timeout).write.format("waypost")
+    write.options(**shop.options, queue="out").mode("append").save()
+    numbers = {event.message_id: event.number for event in shop.events("out")}
+    groups: dict[str | None, list[int]] = {}
+    for message in sorted(shop.stored("ready", "out"), key=lambda one: numbers[one.id]):
+        envelope = open_envelope(message.envelope)
+        assert (envelope.retry, envelope.timeout) == (Linear(attempts=2), 2.5)
+        groups.setdefault(message.group, []).append(json.loads(envelope.data)["at"])
+    assert len(groups) == 7
+    assert sum(map(len, groups.values())) == 6_000
+    assert all(found == sorted(found) for found in groups.values())
 
 
 @pytest.mark.promise("SPARK-1", "QUEUE-7")

@@ -8,6 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from pyspark.sql.types import (
 )
 
 from tests.spark.shop import Shop
-from waypost import Waypost
+from waypost import Constant, Exponential, NoRetry, Waypost
 from waypost.codec import open_envelope
 from waypost.errors import ConfigurationError, InvalidBody, InvalidInput, QueueFull, StoreUnavailable
 from waypost.identity import is_message_id
@@ -161,6 +162,19 @@ def test_a_column_sets_when_a_row_lapses(shop: Shop) -> None:
     assert kept.expires_ms is None
 
 
+@pytest.mark.promise("SPARK-1", "PUB-12")
+def test_columns_set_the_retry_policy_and_the_time_limit_of_a_row(shop: Shop) -> None:
+    writer = writer_of(shop)
+    policies = ["exponential:attempts=3,first=2", "none", None, "constant"]
+    limits = [Decimal("1.5"), None, Decimal(7200), Decimal(30)]
+    rows = batches(4, retry=lambda n: policies[n], timeout=lambda n: limits[n], headers=lambda n: [("row", str(n))])
+    writer.publish(rows, RowIds(writer.write_id, 0, writer.made_ms))
+    envelopes = sorted((open_envelope(one.envelope) for one in shop.stored("ready", "out")), key=lambda one: one.data)
+    assert [(one.retry, one.timeout, one.headers["row"]) for one in envelopes] == [
+        (Exponential(attempts=3, first=2), 1.5, "0"), (NoRetry(), None, "1"), (None, 7200, "2"), (Constant(), 30, "3"),
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("remembered", [200_000, 10])
 def test_rows_of_one_key_are_one_message_and_are_counted(
     shop: Shop, remembered: int, monkeypatch: pytest.MonkeyPatch
@@ -206,6 +220,10 @@ def test_structs_and_json_texts_arrive_as_json(shop: Shop) -> None:
         ({"body": "x", "delay": 1.0, "due": 5}, "both"),
         ({"body": "x", "delay": 5.0, "expires": 4.0}, "before the message is due"),
         ({"body": "x", "key": ""}, "key"),
+        ({"body": "x", "retry": "sometimes"}, "a retry policy is exponential, linear"),
+        ({"body": "x", "retry": "linear:attempts=0"}, "attempts"),
+        ({"body": "x", "timeout": 0}, "timeout"),
+        ({"body": "x", "timeout": math.nan}, "timeout"),
         ({"body": "x" * ((1 << 20) + 1)}, "bytes"),
     ],
 )
@@ -493,6 +511,8 @@ def test_a_dataframe_that_cannot_be_published_is_refused_before_any_task() -> No
         (StructType([StructField("key", StringType())]), "needs a column body"),
         (StructType([StructField("body", StringType()), StructField("priority", StringType())]), "priority is string"),
         (StructType([StructField("body", StringType()), StructField("headers", StringType())]), "map<string,string>"),
+        (StructType([StructField("body", StringType()), StructField("timeout", StringType())]), "timeout is string"),
+        (StructType().add("body", "string").add("retry", STRUCT["body"].dataType), "retry is struct"),
         (
             StructType().add("body", StructType().add("a", ArrayType(YearMonthIntervalType(0, 0)))),
             "is interval",

@@ -21,7 +21,7 @@ import msgspec
 import pyarrow as pa
 
 from waypost import codec
-from waypost.checks import DUE_MS_MAX, check_text, expiry_ms
+from waypost.checks import DUE_MS_MAX, check_message_timeout, check_text, expiry_ms
 from waypost.errors import InvalidBody, InvalidInput, InvalidTime, QueueFull
 from waypost.identity import ALPHABET, ID_CHARACTERS, PAIRS, encode, make_triples
 from waypost.operations.flow import ClientContext, Flow, Sleep
@@ -33,6 +33,7 @@ from waypost.policy import (
     KEY_CHARACTERS_MAX,
     PRIORITY_DEFAULT,
     check_priority,
+    parse_retry,
 )
 from waypost.redaction import find_redact, journal_copy
 from waypost.spark.source.bodies import find_non_finite, make_converter
@@ -57,7 +58,7 @@ _BLOCK_BITS = 25
 _TO_OURS = bytes.maketrans(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567", ALPHABET.encode())
 _NO_HEAD = codec.encode_head()
 #: The columns of a row, as `Rows` takes them.
-ROW_COLUMNS = ("body", "key", "delay", "due", "priority", "group", "headers", "expires")
+ROW_COLUMNS = ("body", "key", "delay", "due", "priority", "group", "headers", "expires", "retry", "timeout")
 _raw_json = msgspec.json.Decoder(msgspec.Raw)
 
 
@@ -129,7 +130,7 @@ class Rows:
         self._options = options
         self._ids = ids
         self._row = 0
-        self._heads: dict[tuple[tuple[str, str], ...], bytes] = {}
+        self._heads: dict[tuple[object, ...], bytes] = {}
         self._redact = None if options.redact is None else find_redact(options.redact)
         self._convert = None if body_type is None else make_converter(body_type, options.nan)
         self._diverted = diverted
@@ -170,10 +171,11 @@ class Rows:
         return Draft(message_id, envelope, journal_copy=copy, forwarded=True, capped=True)
 
     def _draft(
-        self, row: int, body: Any, key: Any, delay: Any, due: Any, priority: Any, group: Any, headers: Any, expires: Any
-    ) -> Draft:
+        self, row: int, body: Any, key: Any, delay: Any, due: Any, priority: Any, group: Any, headers: Any,
+        expires: Any, retry: Any, timeout: Any,
+    ) -> Draft:  # fmt: skip
         message_id = self._ids.of_row(row) if key is None else self._ids.of_key(key)
-        envelope = codec.make_envelope(message_id, self._encoded(body), self._head(headers))
+        envelope = codec.make_envelope(message_id, self._encoded(body), self._head(headers, retry, timeout))
         copy = journal_copy(self._redact, self._options.queue, message_id, envelope)
         return Draft(
             message_id,
@@ -217,15 +219,19 @@ class Rows:
                 f"{place} is NaN or infinity, which JSON does not have: set the option nan to null or string"
             ) from None
 
-    def _head(self, headers: Sequence[tuple[str, str]] | None) -> bytes:
-        if not headers:
+    def _head(self, headers: Sequence[tuple[str, str]] | None, retry: str | None, timeout: Any) -> bytes:
+        if not headers and retry is None and timeout is None:
             return _NO_HEAD
-        pairs = tuple(headers)
-        head = self._heads.get(pairs)
+        given = (tuple(headers or ()), retry, timeout)
+        head = self._heads.get(given)
         if head is None:
             if len(self._heads) > 1000:
                 self._heads.clear()
-            head = self._heads[pairs] = codec.encode_head(headers=dict(pairs))
+            head = self._heads[given] = codec.encode_head(
+                headers=dict(given[0]),
+                retry=None if retry is None else parse_retry(retry),
+                timeout=None if timeout is None else check_message_timeout(float(timeout)),
+            )
         return head
 
 

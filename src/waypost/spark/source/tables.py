@@ -46,14 +46,18 @@ KINDS: Final[dict[str, Table]] = {
     "schedules": SCHEDULES,
 }
 
+_NUMBER: Final = ("tinyint", "smallint", "int", "bigint", "float", "double", "decimal")
+
 #: What a written DataFrame may have: the body, and how to publish it. Only `body` must be there.
 WRITTEN: Final[dict[str, tuple[str, ...]]] = {
     "body": ("string", "binary", "struct", "map", "array"),
     "key": ("string",),
-    "delay": ("tinyint", "smallint", "int", "bigint", "float", "double", "decimal"),
+    "delay": _NUMBER,
     "due": ("timestamp", "bigint"),
-    "expires": ("timestamp", "tinyint", "smallint", "int", "bigint", "float", "double", "decimal"),
+    "expires": ("timestamp", *_NUMBER),
     "priority": ("tinyint", "smallint", "int", "bigint"),
     "group": ("string",),
     "headers": ("map",),
+    "retry": ("string",),
+    "timeout": _NUMBER,
 }
