@@ -237,6 +237,8 @@ def spark_jobs() -> None:
     post.spark_job("orders")(job).publish(Order(7))
     post.spark_job("orders")(job_session_first).publish(Order(7))
     post.spark_job("orders")(job_alone).publish({"id": 7})
+    of_several: Callable[[SparkSession], None] = post.spark_job({"a": 2, "b": 1}, types="Order")(job_alone)
+    del of_several
     under_way: Coroutine[Any, Any, Published] = async_post.spark_job(orders)(job).publish(Order(7))
     del under_way
 

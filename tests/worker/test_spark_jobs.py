@@ -34,6 +34,28 @@ def test_a_job_is_a_handler_that_can_be_stopped_one_at_a_time(post: Any) -> None
     assert (handler.where, handler.parameter_kinds, handler.as_type) == ("on Spark", ("body",), int)
 
 
+@pytest.mark.promise("QUEUE-9")
+def test_a_job_may_serve_several_queues_and_choose_messages_by_their_type(post: Any) -> None:
+    def add(body: int, spark: SparkSession) -> None: ...
+
+    def other(body: int, spark: SparkSession) -> None: ...
+
+    assert post.spark_job({"urgent": 3, "jobs": 1}, types="Sum")(add) is add
+    assert not hasattr(add, "publish")
+    post.spark_job(["jobs"], types=["Rest"])(other)
+    urgent, jobs, rest = post.handlers
+    assert [(one.queue, one.weight, one.types) for one in (urgent, jobs, rest)] == [
+        ("urgent", 3, {"Sum"}), ("jobs", 1, {"Sum"}), ("jobs", 1, {"Rest"}),
+    ]  # fmt: skip
+    assert urgent.pool is jobs.pool is not None
+    assert urgent.function is jobs.function
+    post.spark_job("jobs")(add)
+    with pytest.raises(ConfigurationError, match="give types="):
+        post.spark_job("jobs")(other)
+    with pytest.raises(ConfigurationError, match="listed twice"):
+        post.spark_job(["jobs", "jobs"])
+
+
 def test_the_session_is_found_by_name_or_annotation_without_importing_spark(post: Any) -> None:
     found: list[Any] = []
 

@@ -671,8 +671,10 @@ class AsyncWaypost(BaseClient):
     def spark_job(
         self, queue: str, **options: Unpack[SparkJobOptions]
     ) -> PlainJobDecorator[Coroutine[Any, Any, Published]]: ...
-    def spark_job(self, queue: QueueName, **options: Unpack[SparkJobOptions]) -> Any:
-        """Register a function for the messages of a `queue` that computes with Spark; a worker runs it in a thread.
+    @overload
+    def spark_job(self, queue: SeveralQueues, **options: Unpack[SparkJobOptions]) -> Callable[[F], F]: ...
+    def spark_job(self, queue: HandledQueues, **options: Unpack[SparkJobOptions]) -> Any:
+        """Register a function for the messages of a `queue`, or of several, that computes with Spark, in a thread.
 
         It is given a session, as its parameter named `spark` or annotated `SparkSession`, and otherwise what a handler
         is given: the body, the message, the headers, the state. It ends as a handler does. The session is opened for
@@ -682,8 +684,8 @@ class AsyncWaypost(BaseClient):
         The lease is renewed while it runs. All Spark jobs that it starts belong to one group, which is cancelled when
         the lease is lost, when the message is cancelled, after `timeout` or `max_run` (an hour), and when the worker
         has waited long enough at its stop; the message is then given back or retried once the function has ended. An
-        error of Spark is kept with one line of text. `concurrency` is 1. `retry`, `manual`, `on_lease_lost` and
-        `result_ttl` are those of `handler`.
+        error of Spark is kept with one line of text. `concurrency` is 1. `retry`, `manual`,
+        `on_lease_lost`, `result_ttl`, `types` and several queues are those of `handler`.
 
         PySpark is imported by the worker, not here. Raises `ConfigurationError` for options or parameters that do not
         go together.

@@ -260,59 +260,62 @@ class BaseClient:
         """The decorator of a handler. `publish` is that of the client; None: the function is to have none."""
         if callable(queue) and not isinstance(queue, str | Queue):
             raise _missing_arguments("handler", queue, '@post.handler("orders")')
-        weights = split_weights(queue)
+        split_weights(queue)
         check_options("handler", options, HandlerOptions.__annotations__)
         given: HandlerOptions = {"retry": DEFAULT_RETRY, **options}
 
         def register(function: Callable[..., Any]) -> Callable[..., Any]:
-            for one in weights:
-                self._registry.check_handled(one)
-            pool = object() if len(weights) > 1 else None
-            handlers = [
-                Handler(
-                    one, function, batch=batch, state=self._registry.state, middleware=self._registry.middleware,
-                    store=self._store, pool=pool, weight=weight, **given,
-                )
-                for one, weight in weights.items()
-            ]  # fmt: skip
+            handlers = self._make_handlers(queue, function, batch=batch, store=self._store, **given)
             self._registry.add(*handlers)
-            # Of several queues none is the one to publish to.
-            if publish is None or not isinstance(queue, str | Queue):
-                return function
             return self._with_publish(function, queue, handlers[0], publish)
 
         return register
 
+    def _make_handlers(self, queue: HandledQueues, function: Callable[..., Any], **options: Any) -> list[Handler]:
+        """Return a handler for each of the queues of a function, which share its concurrency."""
+        weights = split_weights(queue)
+        for one in weights:
+            self._registry.check_handled(one)
+        pool = object() if len(weights) > 1 else None
+        return [
+            Handler(
+                one, function, state=self._registry.state, middleware=self._registry.middleware, pool=pool,
+                weight=weight, **options,
+            )
+            for one, weight in weights.items()
+        ]  # fmt: skip
+
     def _with_publish(
-        self, function: Callable[..., Any], queue: QueueName, handler: Handler, publish: Callable[..., Any]
+        self, function: Callable[..., Any], queue: HandledQueues, handler: Handler, publish: Callable[..., Any] | None
     ) -> Callable[..., Any]:
+        # Of several queues none is the one to publish to.
+        if publish is None or not isinstance(queue, str | Queue):
+            return function
         target = queue if handler.as_type is None else Queue(handler.queue, handler.as_type)
         return with_publish(function, HandlerPublish(publish, target))
 
     def _register_spark_job(
-        self, queue: QueueName, options: SparkJobOptions, publish: Callable[..., Any]
+        self, queue: HandledQueues, options: SparkJobOptions, publish: Callable[..., Any]
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """The decorator of a Spark job."""
         from waypost.spark.jobs import SharedSession, SparkJob
 
         if callable(queue) and not isinstance(queue, str | Queue):
             raise _missing_arguments("spark_job", queue, '@post.spark_job("reports")')
-        queue_name(queue)
+        split_weights(queue)
         check_options("spark_job", options, SparkJobOptions.__annotations__)
         given: dict[str, Any] = {"retry": DEFAULT_RETRY, "concurrency": 1, **options}
         master, config, make = (given.pop(name, None) for name in ("master", "config", "session"))
 
         def register(function: Callable[..., Any]) -> Callable[..., Any]:
-            self._registry.check_handled(queue)
             opened = self._spark_session = self._spark_session or SharedSession()
             wrapped = SparkJob(function, opened)
-            handler = Handler(
-                queue, wrapped, state=self._registry.state, middleware=self._registry.middleware, where="on Spark",
-                check_start=wrapped.check_can_start, name=wrapped.name, **given,
-            )  # fmt: skip
-            opened.choose(handler.name, master, config, make)
-            self._registry.add(handler)
-            return self._with_publish(function, queue, handler, publish)
+            handlers = self._make_handlers(
+                queue, wrapped, where="on Spark", check_start=wrapped.check_can_start, name=wrapped.name, **given
+            )
+            opened.choose(wrapped.name, master, config, make)
+            self._registry.add(*handlers)
+            return self._with_publish(function, queue, handlers[0], publish)
 
         return register
 

@@ -108,6 +108,7 @@ class SparkJobOptions(TypedDict, total=False):
     max_run: Duration
     on_lease_lost: OnLeaseLost | None
     result_ttl: Duration | None
+    types: TypeNames
     master: str | None
     config: Mapping[str, str] | None
     session: Callable[[], SparkSession] | None
