@@ -7,8 +7,12 @@ from datetime import timedelta
 import pytest
 
 from tests.outbox.conftest import Place
+from tests.outbox.transaction_kinds import Step
 from waypost import Published
 from waypost.errors import InvalidInput, KeyInUse, PartialPublish, QueueFull
+from waypost.identity import Session
+from waypost.testing.clock import ClockTime
+from waypost.values import Settlement
 
 
 @pytest.mark.promise("BOX-1")
@@ -178,6 +182,83 @@ def test_a_message_is_cancelled_if_and_only_if_the_transaction_commits(place: Pl
     assert (place.bodies("orders"), place.rows()) == ([3], [2])
     ledger = place.reader.ledger("orders")
     assert (ledger.cancelled, ledger.balance) == (2, 0)
+
+
+@pytest.mark.promise("BOX-6")
+def test_a_timer_is_moved_if_and_only_if_the_transaction_commits(place: Place) -> None:
+    late = place.reader.publish("orders", 1, delay=3600)
+    place.reader.publish("orders", 2, key="b", delay=3600)
+    moves: list[Step] = [
+        ("reschedule", (late,), {"delay": 0}),
+        ("reschedule", ("orders",), {"key": "b", "delay": 7200}),
+    ]
+    seen: list[int] = []
+    rolled_back = place.kind.run(
+        moves, row=1, commit=False, inside=lambda: seen.append(place.reader.ledger("orders").ready)
+    )
+    assert (rolled_back, seen, place.rows()) == (["moved", "moved"], [0], [])
+    before = {timer.id: timer.ready_at for timer in place.reader.timers("orders")}
+    assert len(before) == 2
+    done = place.kind.run([*moves, ("reschedule", ("orders",), {"key": "none", "delay": 1})], row=2)
+    assert (done, place.rows()) == (["moved", "moved", "unknown"], [2])
+    (left,) = place.reader.timers("orders")
+    assert left.ready_at > before[left.id]
+    with place.reader.receive("orders") as message:
+        assert message is not None
+        assert message.id == late.id
+    assert place.reader.ledger("orders").balance == 0
+
+
+def bury(place: Place, *bodies: int) -> None:
+    """Make dead letters with these bodies, the key of each its body."""
+    for body in bodies:
+        place.reader.publish("orders", body, key=f"{body}")
+        with place.reader.receive("orders") as message:
+            assert message is not None
+            message.dead("wrong" if body % 2 else "lost")
+
+
+def bury_all(place: Place) -> None:
+    """Make dead letters of all ready messages."""
+    store, session, run = place.reader.store, Session(ClockTime()), place.reader._call
+    while leases := run(store.claim("orders", 512, session.operation("orders"), worker="test")).leases:
+        ends = [Settlement(lease.id, lease.token, lease.nonce, "dead", reason="lost") for lease in leases]
+        run(store.settle("orders", ends, session.operation("orders")))
+
+
+@pytest.mark.promise("BOX-6", "DEAD-2")
+def test_letters_are_redriven_if_and_only_if_the_transaction_commits(place: Place) -> None:
+    bury(place, 1, 2, 3, 4)
+    place.reader.publish("orders", 9, key="2")  # its letter would be a duplicate
+    seen: list[int] = []
+    rolled_back, refused = place.kind.run(
+        [("redrive", ("orders",), {}), ("redrive", ("orders",), {"rate": "1/s"})], row=1, commit=False,
+        inside=lambda: seen.append(place.reader.ledger("orders").redriven),
+    )  # fmt: skip
+    assert (len(rolled_back.moved), len(rolled_back.duplicates), rolled_back.more) == (3, 1, False)
+    assert isinstance(refused, InvalidInput)
+    assert (seen, place.reader.ledger("orders").dead_kept, place.rows()) == ([0], 4, [])
+    one, wrong, rest = place.kind.run([
+        ("redrive", ("orders",), {"limit": 1}), ("redrive", ("orders",), {"reason": "wrong"}),
+        ("redrive", ("orders",), {}),
+    ], row=2)  # fmt: skip
+    assert (len(one.moved), one.more) == (1, True)
+    assert (len(wrong.moved), wrong.more) == (1, False)
+    assert (len(rest.moved), len(rest.duplicates)) == (1, 1)
+    assert place.rows() == [2]
+    assert sorted(place.bodies("orders")) == [1, 3, 4, 9]
+    ledger = place.reader.ledger("orders")
+    assert (ledger.redriven, ledger.dead_kept, ledger.balance) == (3, 1, 0)
+
+
+@pytest.mark.promise("BOX-6", "DEAD-2")
+def test_many_letters_are_redriven_in_one_transaction(place: Place) -> None:
+    ids = [published.id for published in place.reader.publish_many("orders", range(600))]
+    bury_all(place)
+    by_id, rest = place.kind.run([("redrive", ("orders",), {"ids": ids[:20]}), ("redrive", ("orders",), {})])
+    assert sorted(by_id.moved) == sorted(ids[:20])
+    assert (sorted(rest.moved), rest.more) == (sorted(ids[20:]), False)
+    assert (place.reader.ledger("orders").ready, place.reader.ledger("orders").balance) == (600, 0)
 
 
 @pytest.mark.promise("BOX-6")

@@ -47,7 +47,7 @@ from waypost.middleware import Outgoing
 from waypost.operations import action_log, edit, manage, publish, publish_middleware, receive, records, schedules, wait
 from waypost.operations.backfill import Backfilled
 from waypost.operations.edit import UNCHANGED
-from waypost.operations.flow import Flow, drive_async
+from waypost.operations.flow import AfterCommit, Flow, drive_async
 from waypost.operations.publish import PublishOptions, split_transaction, validate_options
 from waypost.operations.settle_target import SettleTarget
 from waypost.policy import (
@@ -303,6 +303,15 @@ class AsyncWaypost(BaseClient):
     async def _run(self, flow: Flow[T]) -> T:
         return await drive_async(await self._connected(), flow)
 
+    async def _run_in(self, transaction: object, flow_of: Callable[[AfterCommit | None], tuple[str, Flow[T]]]) -> T:
+        """Run what `flow_of` returns in the caller's transaction, or by itself if that is None."""
+        if transaction is None:
+            return await self._run(flow_of(None)[1])
+        from waypost.outbox.transaction_adapters import run_in_transaction, wake_after_commit
+
+        name, flow = flow_of(partial(wake_after_commit, transaction, self._context.wake))
+        return await run_in_transaction(self._store, transaction, name, flow, self._call)
+
     async def _call(self, call: Call[T]) -> T:
         return await drive_async(await self._connected(), self._context.attempt(call))
 
@@ -527,12 +536,7 @@ class AsyncWaypost(BaseClient):
 
             post.cancel("orders", key="order:7")
         """
-        if transaction is None:
-            return await self._run(self._cancel_flow(queue, id, key, None)[1])
-        from waypost.outbox.transaction_adapters import run_in_transaction, wake_after_commit
-
-        name, flow = self._cancel_flow(queue, id, key, partial(wake_after_commit, transaction, self._context.wake))
-        return await run_in_transaction(self._store, transaction, name, flow, self._call)
+        return await self._run_in(transaction, partial(self._cancel_flow, queue, id, key))
 
     async def reschedule(
         self,
@@ -542,15 +546,18 @@ class AsyncWaypost(BaseClient):
         key: str | None = None,
         delay: Duration | None = None,
         at: datetime | None = None,
+        transaction: object = None,
     ) -> RescheduleStatus:
         """Give a timer another due time: `moved`, `due` (it is due already, and stays as it is) or `unknown`.
 
         Give what `publish` returned as `queue`, or a queue with an `id` or a `key`; and `delay` (seconds or a
         timedelta) or `at`. A time that is over makes it ready now. A message that waits for a retry is a timer too.
 
+        `transaction` is that of `publish`: the timer is moved if and only if that transaction commits.
+
             post.reschedule("mails", key="welcome-7", delay=3600)
         """
-        return await self._run(self._reschedule_flow(queue, id, key, delay, at))
+        return await self._run_in(transaction, partial(self._reschedule_flow, queue, id, key, delay, at))
 
     async def result(
         self,
@@ -1053,15 +1060,19 @@ class AsyncWaypost(BaseClient):
         reason: str | None = None,
         limit: int | None = None,
         rate: str | None = None,
+        transaction: object = None,
     ) -> Redriven:
         """Make dead letters of a `queue` ready again with fresh counts, and return which.
 
         Choose one by its `id`, some by `ids`, those of a `reason`, or all. `limit` bounds their number, `rate`
         ("100/s") the pace. A letter whose key is in use by now stays dead, and is among the `duplicates` of the result.
 
+        `transaction` is that of `publish`: the letters are redriven if and only if that transaction commits. It locks
+        them until then, and takes no `rate`.
+
             post.redrive("orders", reason="retries_exhausted", rate="100/s")
         """
-        return await self._run(self._redrive_flow(queue, id, ids, reason, limit, rate))
+        return await self._run_in(transaction, partial(self._redrive_flow, queue, id, ids, reason, limit, rate))
 
     async def purge(
         self,

@@ -54,7 +54,7 @@ from waypost.errors import ConfigurationError, ForkedClient, InvalidInput, Inval
 from waypost.identity import Session
 from waypost.message import Message, MessagePage, Queue, StoredMessage, queue_name, queue_type
 from waypost.middleware import Middleware, Outgoing, observed_by, published_through
-from waypost.operations import bulk, manage, receive, schedules
+from waypost.operations import bulk, in_transaction, manage, receive, schedules
 from waypost.operations.backfill import Backfilled, backfill
 from waypost.operations.flow import AfterCommit, ClientContext, Flow, OnEvent
 from waypost.operations.publish import OPTIONS, PublishOptions
@@ -618,18 +618,25 @@ class BaseClient:
         reason: str | None,
         limit: int | None,
         rate: str | None,
-    ) -> Flow[Redriven]:
+        after_commit: AfterCommit | None,
+    ) -> tuple[str, Flow[Redriven]]:
+        """Return the name of the queue, and what redrives: as `_cancel_flow`."""
+        name = self._name(queue)
         chosen = [] if ids is None else [check_id(one) for one in check_items("ids", ids)]
         if id is not None:
             chosen.append(check_id(id))
         elif ids is not None and not chosen:
             # An empty selection is nothing, not everything.
-            return _redriven_nothing()
+            return name, _redriven_nothing()
         if limit is not None:
             check_count("limit", limit, 1, 2**40)
         if reason is not None:
             check_text("reason", reason, REASON_CHARACTERS_MAX)
-        return manage.redrive(self._context, self._name(queue), ids=chosen, reason=reason, limit=limit, rate=rate)
+        if after_commit is None:
+            return name, manage.redrive(self._context, name, ids=chosen, reason=reason, limit=limit, rate=rate)
+        return name, in_transaction.redrive(
+            self._context, name, ids=chosen, reason=reason, limit=limit, rate=rate, after_commit=after_commit
+        )
 
     def _many_options(self, options: PublishManyKeywords) -> PublishOptions:
         check_options("publish_many", options, OPTIONS)
@@ -660,7 +667,7 @@ class BaseClient:
         name = self._name(queue)
         if after_commit is None:
             return name, manage.cancel(self._context, name, id=id, key=key)
-        return name, manage.cancel_within(self._context, name, id=id, key=key, after_commit=after_commit)
+        return name, in_transaction.cancel(self._context, name, id=id, key=key, after_commit=after_commit)
 
     def _reschedule_flow(
         self,
@@ -669,12 +676,19 @@ class BaseClient:
         key: str | None,
         delay: Duration | None,
         at: datetime | None,
-    ) -> Flow[RescheduleStatus]:
+        after_commit: AfterCommit | None,
+    ) -> tuple[str, Flow[RescheduleStatus]]:
+        """Return the name of the queue, and what moves the timer: as `_cancel_flow`."""
         if isinstance(queue, Published) or key is None:
             if key is not None:
                 raise InvalidInput("say which timer: what publish returned, or a queue with either id= or key=")
             queue, id = self._reference(queue, id)
-        return manage.reschedule(self._context, self._name(queue), id=id, key=key, delay=delay, at=at)
+        name = self._name(queue)
+        if after_commit is None:
+            return name, manage.reschedule(self._context, name, id=id, key=key, delay=delay, at=at)
+        return name, in_transaction.reschedule(
+            self._context, name, id=id, key=key, delay=delay, at=at, after_commit=after_commit
+        )
 
     def _request_worker_flow(self, name: str, request: WorkerRequest) -> Flow[bool]:
         return manage.request_worker(self._context, name, request)

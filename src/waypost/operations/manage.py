@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from waypost.checks import check_count, check_id, check_text, due_ms
 from waypost.errors import ConfigurationError, InvalidInput, InvalidPolicy, InvalidTime, QueueNotEmpty, StoreFailed
-from waypost.operations.flow import AfterCommit, ClientContext, Flow, Sleep, Together
+from waypost.operations.flow import ClientContext, Flow, Sleep, Together
 from waypost.operations.upgrading import check_settings
 from waypost.policy import (
     CHUNK_MESSAGES_MAX,
@@ -167,7 +167,7 @@ def find_key(context: ClientContext, key: str, queue: str | None) -> Flow[list[F
 
 def cancel(context: ClientContext, queue: str, *, id: str | None, key: str | None) -> Flow[CancelStatus]:
     """Cancel one message by id or by key."""
-    target = _cancel_target(id, key)
+    target = one_target("cancel", id, key)
     woken = yield from context.operate(queue, lambda operation: context.store.cancel(queue, (target,), operation))
     status = woken.result[0]
     if status == "unknown" and id is not None and (yield from _is_done(context, queue, id)):
@@ -182,29 +182,19 @@ def cancel(context: ClientContext, queue: str, *, id: str | None, key: str | Non
     return status
 
 
-def cancel_within(
-    context: ClientContext, queue: str, *, id: str | None, key: str | None, after_commit: AfterCommit
-) -> Flow[CancelStatus]:
-    """Cancel one message in the caller's transaction, without retries.
-
-    No event is reported: the caller's commit decides whether it is cancelled.
-    """
-    target = _cancel_target(id, key)
-    operation = context.replay_windows.begin(queue)
-    try:
-        woken = yield context.store.cancel(queue, (target,), operation)
-    finally:
-        context.replay_windows.end(queue, operation)
-    if woken.wake:  # messages that waited for this one
-        after_commit(woken.wake)
-    status: CancelStatus = woken.result[0]
-    return status
-
-
-def _cancel_target(id: str | None, key: str | None) -> Target:
+def one_target(verb: str, id: str | None, key: str | None) -> Target:
+    """Return the message that a call names by its id or its key."""
     if (id is None) == (key is None):
-        raise InvalidInput("cancel needs either id= or key=, one of them")
+        raise InvalidInput(f"{verb} needs either id= or key=, one of them")
     return Target(check_id(id)) if key is None else Target(key=check_text("key", key, KEY_CHARACTERS_MAX))
+
+
+def new_due_time(delay: float | timedelta | None, at: datetime | None) -> dict[str, Any]:
+    """Return the due time of a timer that is moved, as stores take it."""
+    if (delay is None) == (at is None):
+        raise InvalidTime("reschedule needs either delay= or at=, one of them")
+    delay_ms, at_ms = due_ms(delay, at)
+    return {"delay_ms": delay_ms, "at_ms": at_ms}
 
 
 def reschedule(
@@ -217,15 +207,9 @@ def reschedule(
     at: datetime | None,
 ) -> Flow[RescheduleStatus]:
     """Give one timer another due time, by id or by key."""
-    if (id is None) == (key is None):
-        raise InvalidInput("reschedule needs either id= or key=, one of them")
-    if (delay is None) == (at is None):
-        raise InvalidTime("reschedule needs either delay= or at=, one of them")
-    target = Target(check_id(id)) if key is None else Target(key=check_text("key", key, KEY_CHARACTERS_MAX))
-    delay_ms, at_ms = due_ms(delay, at)
+    target, due = one_target("reschedule", id, key), new_due_time(delay, at)
     woken = yield from context.operate(
-        queue,
-        lambda operation: context.store.reschedule(queue, (target,), operation, delay_ms=delay_ms, at_ms=at_ms),
+        queue, lambda operation: context.store.reschedule(queue, (target,), operation, **due)
     )
     status = woken.result[0]
     outcome: ObservedOutcome = "success" if status == "moved" else "skipped"

@@ -87,7 +87,7 @@ END $body$;
 
 -- Give timers another due time, once per operation; messages that wait for a retry are timers too. Touches: queue (read),
 -- message, entry, tally, sleeper, operation. Keeps: only a message that is not due is moved.
--- Returns letters (m moved, d due already, u unknown) and the sleepers to wake.
+-- Returns letters (m moved, d due already, u unknown) and the sleepers to wake. Without `p_ttl` as `cancel`.
 CREATE OR REPLACE FUNCTION {reschedule}(
     p_queue text, p_clock bigint, p_session bytea, p_number bigint, p_ttl bigint, p_ids text[], p_keys text[],
     p_at bigint, p_delay bigint
@@ -109,9 +109,13 @@ BEGIN
     IF NOT FOUND THEN
         q := {open_queue}(p_queue);
     END IF;
-    v_first := {first_result}(q.number, q.removed_ms, p_session, p_number, v_now, p_ttl);
-    IF v_first IS NOT NULL THEN
-        RETURN v_first;
+    IF p_ttl IS NULL THEN
+        PERFORM set_config('waypost.in_transaction', 'on', true);
+    ELSE
+        v_first := {first_result}(q.number, q.removed_ms, p_session, p_number, v_now, p_ttl);
+        IF v_first IS NOT NULL THEN
+            RETURN v_first;
+        END IF;
     END IF;
     v_due := {next_due}(q.number);
     FOR i IN 1 .. cardinality(p_ids) LOOP
@@ -144,7 +148,7 @@ BEGIN
     v_after := {next_due}(q.number);
     v_first := json_build_array(
         v_letters, {wake}(q, v_now, v_fresh + coalesce((v_after < coalesce(v_due, v_after + 1))::int, 0)))::text;
-    IF {store_result}(q.number, p_session, p_number, v_now + p_ttl, v_first) THEN
+    IF p_ttl IS NOT NULL AND {store_result}(q.number, p_session, p_number, v_now + p_ttl, v_first) THEN
         PERFORM {tidy}(q, v_now);
     END IF;
     RETURN v_first;

@@ -20,9 +20,13 @@ BEGIN
     -- Before the row is read: messages are stored by its settings, as a publish does.
     PERFORM pg_advisory_xact_lock_shared({lock_key}('removal'), hashtext(p_queue));
     q := {open_queue}(p_queue);
-    v_first := {first_result}(q.number, q.removed_ms, p_session, p_number, v_now, p_ttl);
-    IF v_first IS NOT NULL THEN
-        RETURN v_first;
+    IF p_ttl IS NULL THEN
+        PERFORM set_config('waypost.in_transaction', 'on', true);
+    ELSE
+        v_first := {first_result}(q.number, q.removed_ms, p_session, p_number, v_now, p_ttl);
+        IF v_first IS NOT NULL THEN
+            RETURN v_first;
+        END IF;
     END IF;
     -- One more than wanted, to know whether there are more. Each kind of choice has its index.
     IF p_ids IS NOT NULL THEN
@@ -94,7 +98,7 @@ BEGIN
     END IF;
     v_first := json_build_array(
         v_moved, v_duplicates, coalesce(cardinality(v_ids) > p_limit, false), {wake}(q, v_now, v_fresh))::text;
-    IF {store_result}(q.number, p_session, p_number, v_now + p_ttl, v_first) THEN
+    IF p_ttl IS NOT NULL AND {store_result}(q.number, p_session, p_number, v_now + p_ttl, v_first) THEN
         PERFORM {tidy}(q, v_now);
     END IF;
     RETURN v_first;
