@@ -318,6 +318,9 @@ def dead_letters(cli: CommandRunner) -> None:
     assert "\x1b" not in "".join(lines)
     assert [one["id"] for one in cli.json("dead", "list", "orders", "--reason", "rejected")] == [third]
     assert cli.json("dead", "list", "orders", "--died-before", "2020-01-01T00:00:00Z") == []
+    assert cli.json("dead", "list", "orders", "--died-before", "1h") == []
+    assert len(cli.json("dead", "list", "orders", "--died-after", "1.5h", "--published-after", "2d")) == 3
+    assert "a duration looks like" in cli.refused("dead", "list", "orders", "--died-before", "twoh")
     assert cli.json("dead", "list", "orders", "--by-reason")[0] | {"error_type": ""} == {
         "reason": "too big", "error_type": "", "count": 2,
     }  # fmt: skip

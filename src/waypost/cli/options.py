@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from textwrap import fill
 from typing import Any, cast
 from urllib.parse import quote
@@ -235,6 +235,10 @@ def load_redact_hook() -> Redact | None:
     return find_redact(name)
 
 
+#: The units of durations, in seconds.
+DURATION_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
 def parse_time(text: str) -> datetime:
     """Parse a time with its zone, as 2026-03-06T00:00:00Z."""
     try:
@@ -246,6 +250,13 @@ def parse_time(text: str) -> datetime:
     return at
 
 
+def parse_moment(text: str) -> datetime:
+    """Parse a time with its zone, or an age with its unit, as 2h or 7d: so long ago."""
+    if text[-1:] in DURATION_UNITS:
+        return datetime.now(UTC) - timedelta(seconds=parse_duration(text))
+    return parse_time(text)
+
+
 #: The options that choose messages: those of a filter, and how `argparse` knows each.
 FILTER_OPTIONS: dict[str, dict[str, Any]] = {
     "--reason": {"help": "those with this reason"},
@@ -254,11 +265,11 @@ FILTER_OPTIONS: dict[str, dict[str, Any]] = {
     "--group": {"help": "those of this group"},
     "--key-prefix": {"metavar": "TEXT", "help": "those whose key begins so"},
     "--type": {"dest": "type_name", "metavar": "NAME", "help": "those whose body is of this type"},
-    "--died-before": {"type": parse_time, "metavar": "TIME", "help": "those that died before"},
-    "--died-after": {"type": parse_time, "metavar": "TIME", "help": "those that did not die before"},
+    "--died-before": {"type": parse_moment, "metavar": "TIME", "help": "those that died before; 2h: two hours ago"},
+    "--died-after": {"type": parse_moment, "metavar": "TIME", "help": "those that did not die before"},
     "--header": {"metavar": "NAME[=VALUE]", "help": "those with this header"},
-    "--published-before": {"type": parse_time, "metavar": "TIME", "help": "those published before"},
-    "--published-after": {"type": parse_time, "metavar": "TIME", "help": "those not published before"},
+    "--published-before": {"type": parse_moment, "metavar": "TIME", "help": "those published before; 7d: a week ago"},
+    "--published-after": {"type": parse_moment, "metavar": "TIME", "help": "those not published before"},
 }
 
 
@@ -286,8 +297,7 @@ def parse_day(text: str) -> date:
 
 def parse_duration(text: str) -> float:
     """Parse a duration into seconds: 90, 1.5, 30s, 5m, 2h, 7d."""
-    units = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-    number, unit = (text[:-1], units[text[-1]]) if text and text[-1] in units else (text, 1)
+    number, unit = (text[:-1], DURATION_UNITS[text[-1]]) if text[-1:] in DURATION_UNITS else (text, 1)
     try:
         value = float(number) * unit
     except ValueError:
