@@ -16,8 +16,9 @@ import msgspec
 import pytest
 
 from tests.cli.conftest import CommandRunner
-from waypost import CatchUp, Waypost
+from waypost import CatchUp, Exponential, Linear, Waypost
 from waypost.cli.main import main, make_parser
+from waypost.policy import NoRetry
 
 CANARY = "Canary7Secret"
 
@@ -247,6 +248,7 @@ FULL: dict[str, Any] = {
     "cron": "0 9 * * *", "tz": "Europe/Madrid", "missed": CatchUp(7), "grace": 90, "max_fires": 1000,
     "start": datetime(2026, 1, 1, tzinfo=UTC), "end": datetime(2090, 1, 1, tzinfo=UTC), "jitter": 12,
     "body": {"a": 1}, "priority": 3, "group": "tenant", "headers": {"h": "v"}, "expires": 40,
+    "retry": Linear(attempts=4), "timeout": 90,
 }  # fmt: skip
 CHANGES: list[tuple[list[str], dict[str, Any]]] = [
     (["--cron", "0 10 * * *"], {"cron": "0 10 * * *"}),
@@ -266,6 +268,11 @@ CHANGES: list[tuple[list[str], dict[str, Any]]] = [
     (["--group", "none"], {"group": None}),
     (["--expires", "2m"], {"expires": timedelta(minutes=2)}),
     (["--expires", "none"], {"expires": None}),
+    (["--retry", "exponential:attempts=3"], {"retry": Exponential(attempts=3)}),
+    (["--retry", "none"], {"retry": NoRetry()}),
+    (["--retry", "handler"], {"retry": None}),
+    (["--timeout", "5m"], {"timeout": timedelta(minutes=5)}),
+    (["--timeout", "none"], {"timeout": None}),
     (["--header", "x=y", "--header", "z="], {"headers": {"x": "y", "z": ""}}),
     (["--header", "none"], {"headers": {}}),
     ([], {}),
@@ -291,6 +298,6 @@ def test_saving_an_existing_schedule_changes_only_the_named_settings(cli: Comman
         assert (after.tz, after.missed, after.body) == ("UTC", "skip", None)
         assert (after.grace, after.jitter) == (timedelta(seconds=60), timedelta(0))
         assert (after.max_fires, after.end, after.group, after.headers, after.priority) == (None, None, None, {}, 5)
-        assert after.expires is None
+        assert (after.expires, after.retry, after.timeout) == (None, None, None)
         assert after.key == "by-python"
     cli.run("schedules", "save", "rollup", "--queue", "reports", "--reset", code=2)

@@ -255,3 +255,10 @@ def test_a_spec_is_read_back_unchanged_and_fields_of_a_newer_release_are_ignored
 def test_no_step_publishes_more_than_a_chunk() -> None:
     decision = decided(spec("all", CHUNK_MESSAGES_MAX, every_ms=10), T0 + 3_600_000, expected=T0 + 10)
     assert len(decision.fires) == CHUNK_MESSAGES_MAX
+
+
+@pytest.mark.promise("PUB-12", "STORE-7")
+def test_a_schedule_with_a_retry_policy_of_a_newer_release_is_listed_without_it() -> None:
+    newer = Spec("rollup", every_ms=5, retry={"kind": "spiral", "attempts": 3})
+    described = describe("reports", StoredSchedule("rollup", "v1", pack_spec(newer), False, 5, 5))
+    assert (described.name, described.retry) == ("rollup", None)

@@ -17,9 +17,10 @@ from waypost.cli.exit_codes import UNREACHABLE, USAGE, CommandError
 from waypost.cli.output import LOG_FORMATS, write_stderr
 from waypost.client import Waypost
 from waypost.client.options import DeadFilters
+from waypost.errors import InvalidPolicy
 from waypost.message import queue_name
 from waypost.operations.flow import OnEvent
-from waypost.policy import LEADER_TTL_MS
+from waypost.policy import LEADER_TTL_MS, RetryPolicy, parse_retry
 from waypost.redaction import Redact, find_redact
 from waypost.store.opening import open_store
 from waypost.urls import resolve_url
@@ -305,6 +306,14 @@ def parse_duration(text: str) -> float:
     if not 0 <= value <= 1e10:
         raise argparse.ArgumentTypeError(f"a duration looks like 90, 1.5, 30s, 5m, 2h or 7d, not {text!r}")
     return value
+
+
+def parse_retry_argument(text: str) -> RetryPolicy:
+    """Parse a retry policy."""
+    try:
+        return parse_retry(text)
+    except InvalidPolicy as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def integer_between(least: int, most: int) -> Callable[[str], int]:

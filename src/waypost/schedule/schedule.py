@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from waypost import codec
 from waypost.errors import InvalidSchedule
-from waypost.policy import OVERLAPS, CatchUp, Missed, Overlap
+from waypost.policy import OVERLAPS, CatchUp, Missed, Overlap, RetryPolicy, unpack_retry
 from waypost.schedule.rule import Fire, Spec, Timeline, unpack_spec
 from waypost.schedule.state import read_state
 from waypost.schedule.zones import zone_of
@@ -56,6 +56,9 @@ class Schedule(Struct, frozen=True):
     body: Any
     #: How long after its fire a message lapses; None: never.
     expires: timedelta | None = None
+    #: The retry policy and the time limit of its messages, which win over those of their handler.
+    retry: RetryPolicy | None = None
+    timeout: timedelta | None = None
 
     @property
     def next_fire(self) -> datetime | None:
@@ -77,6 +80,16 @@ def missed_policy(spec: Spec) -> Missed:
 def overlap_rule(spec: Spec) -> Overlap:
     """Return the overlap rule as the caller gave it; one of a newer release, which is not known here, as `allow`."""
     return next((rule for rule in OVERLAPS if rule == spec.overlap), "allow")
+
+
+def retry_policy(spec: Spec) -> RetryPolicy | None:
+    """Return the retry policy of its messages; None also for one of a newer release, which is not known here."""
+    if spec.retry is None:
+        return None
+    try:
+        return unpack_retry(spec.retry)
+    except (LookupError, TypeError):
+        return None
 
 
 def describe(queue: str, stored: StoredSchedule, count: int = 1) -> Schedule:
@@ -118,4 +131,6 @@ def describe(queue: str, stored: StoredSchedule, count: int = 1) -> Schedule:
         headers=dict(spec.headers),
         body=codec.decode_body(codec.CONTENT_TYPES[spec.content], spec.body),
         expires=to_timedelta(spec.expires_ms),
+        retry=retry_policy(spec),
+        timeout=None if spec.timeout is None else timedelta(seconds=spec.timeout),
     )

@@ -706,6 +706,10 @@ class Schedule(Answer, frozen=True, kw_only=True):
     group: str | None
     #: How many seconds after its fire a message lapses.
     expires: float | None
+    #: The retry policy of its messages, as `exponential:attempts=5`, and their time limit in seconds; both win over the
+    #: handler's.
+    retry: str | None
+    timeout: float | None
 
 
 class Schedules(Answer, frozen=True, kw_only=True):

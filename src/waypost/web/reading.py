@@ -541,9 +541,11 @@ def schedule_document(schedule: ClientSchedule) -> documents.Schedule:
         grace=schedule.grace.total_seconds(),
         jitter=schedule.jitter.total_seconds(),
         expires=seconds_or_none(schedule.expires),
+        retry=None if schedule.retry is None else format_retry(schedule.retry),
+        timeout=seconds_or_none(schedule.timeout),
         **{
             field: getattr(schedule, field)
             for field in documents.Schedule.__struct_fields__
-            if field not in ("missed", "every", "grace", "jitter", "expires")
+            if field not in ("missed", "every", "grace", "jitter", "expires", "retry", "timeout")
         },
     )  # fmt: skip

@@ -14,15 +14,22 @@ from typing import IO, Any, cast
 import msgspec
 
 from waypost.cli.exit_codes import FAILED, USAGE, CommandError
-from waypost.cli.options import add_command, integer_between, open_client, parse_duration, parse_time
+from waypost.cli.options import (
+    add_command,
+    integer_between,
+    open_client,
+    parse_duration,
+    parse_retry_argument,
+    parse_time,
+)
 from waypost.cli.output import write, write_json
 from waypost.cli.progress import Progress
 from waypost.client import Waypost
 from waypost.client.options import PublishManyKeywords
-from waypost.errors import InvalidPolicy, PartialPublish, WaypostError
+from waypost.errors import PartialPublish, WaypostError
 from waypost.formatting import format_count
 from waypost.operations.publish import CONTENT
-from waypost.policy import BODY_BYTES_MAX, RetryPolicy, parse_retry
+from waypost.policy import BODY_BYTES_MAX
 from waypost.values import Published
 
 #: Lines published together: enough to keep the store busy, few enough to show progress.
@@ -137,14 +144,6 @@ def parse_expiry(text: str) -> float | datetime:
         return parse_duration(text)
     except argparse.ArgumentTypeError:
         return parse_time(text)
-
-
-def parse_retry_argument(text: str) -> RetryPolicy:
-    """Read a retry policy."""
-    try:
-        return parse_retry(text)
-    except InvalidPolicy as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def make_key_function(name: str) -> Any:

@@ -17,6 +17,7 @@ from waypost.cli.options import (
     open_client,
     parse_day,
     parse_duration,
+    parse_retry_argument,
     parse_time,
     parse_time_or_day,
 )
@@ -36,6 +37,7 @@ from waypost.policy import (
     PRIORITY_DEFAULT,
     CatchUp,
     Missed,
+    format_retry,
 )
 from waypost.schedule.rule import Timeline
 from waypost.schedule.schedule import Schedule
@@ -100,8 +102,8 @@ def _add_save(actions: Any) -> None:
     save = add_command(
         actions, "save", run_save, "save a schedule, or change an existing one",
         more="Of an existing schedule (found by --key, or by its name in the queue) only the given options change. "
-        "`none` removes a start, an end, a limit, a group, an expiry, the headers or the excluded days; --reset sets "
-        "all options not given to their defaults.",
+        "`none` removes a start, an end, a limit, a group, an expiry, a time limit, the headers or the excluded days, "
+        "`--retry handler` a retry policy; --reset sets all options not given to their defaults.",
         examples=('waypost schedules save rollup --queue reports --cron "0 9 * * *"',
                   "waypost schedules save rollup --queue reports --jitter 30s --end none"),
     )  # fmt: skip
@@ -134,6 +136,13 @@ def _add_save(actions: Any) -> None:
     save.add_argument(
         "--expires", type=_or_none(parse_duration), metavar="S", help="not handed out later than S after its fire"
     )
+    save.add_argument(
+        "--retry", type=_or_none(parse_retry_argument, "handler"), metavar="POLICY",
+        help="of its messages: none, constant, linear or exponential:attempts=5; or that of their handler (handler)",
+    )  # fmt: skip
+    save.add_argument(
+        "--timeout", type=_or_none(parse_duration), metavar="S", help="time limit of its messages in a handler"
+    )
     save.add_argument("--header", dest="headers", action="append", metavar="NAME=VALUE", help="may be repeated")
     save.add_argument("--reset", action="store_true", help="set all options not given to their defaults")
 
@@ -161,11 +170,11 @@ def _add_backfill(actions: Any) -> None:
     )  # fmt: skip
 
 
-def _or_none(read: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Return an argument type that also accepts `none`."""
+def _or_none(read: Callable[[str], Any], none: str = "none") -> Callable[[str], Any]:
+    """Return an argument type that also accepts `none`, or another word that removes what is set."""
 
     def read_or_none(text: str) -> Any:
-        return NONE if text.lower() == "none" else read(text)
+        return NONE if text.lower() == none else read(text)
 
     return read_or_none
 
@@ -182,7 +191,7 @@ def _given_rule(options: argparse.Namespace) -> dict[str, Any]:
     """Return the given arguments as keywords of `save_schedule`."""
     names = (
         "cron", "every", "tz", "overlap", "grace", "start", "end", "max_fires", "jitter", "priority", "group",
-        "expires",
+        "expires", "retry", "timeout",
     )  # fmt: skip
     rule = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     if options.body is not None:
@@ -298,6 +307,7 @@ def _schedule_json(schedule: Schedule) -> dict[str, Any]:
     del fields["body"]
     if isinstance(schedule.missed, CatchUp):
         fields["missed"] = {"catch_up": schedule.missed.max_catchup}
+    fields["retry"] = None if schedule.retry is None else format_retry(schedule.retry)
     fields["next_fires"] = [
         {"utc": format_datetime(at), "local": schedule.local(at).isoformat()} for at in schedule.next_fires
     ]
