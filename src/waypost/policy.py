@@ -358,6 +358,18 @@ class GroupSettings(Struct, frozen=True):
 
 
 DEFAULT_GROUP = GroupSettings()
+#: As `NEW_SETTINGS`, for the settings of single groups.
+NEW_GROUP_SETTINGS: frozenset[str] = frozenset()
+
+
+def new_settings(changes: Mapping[str, Any]) -> frozenset[str]:
+    """Return the changed settings of a queue that the release before does not know."""
+    return NEW_SETTINGS.intersection(changes)
+
+
+def new_group_settings(changes: Mapping[str, Any]) -> frozenset[str]:
+    """Return the changed settings of a group that the release before does not know."""
+    return NEW_GROUP_SETTINGS.intersection(changes)
 
 
 def group_changes(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
 import pytest
 
 from waypost.checks import DUE_MS_MAX
-from waypost.errors import InvalidSchedule
+from waypost.errors import InvalidSchedule, SchemaTooNew
 from waypost.policy import CHUNK_MESSAGES_MAX
 from waypost.schedule.missed import DECISION_MS, Decision, decide
 from waypost.schedule.rule import WALK_MAX, Fire, Spec, Timeline, fire_id, interval_ms, pack_spec, unpack_spec
 from waypost.schedule.schedule import describe
+from waypost.schedule.state import read_state
 from waypost.values import StoredSchedule
 
 T0 = 1_800_000_000_000
@@ -242,13 +246,26 @@ def test_the_id_of_a_fire_follows_from_schedule_and_instant() -> None:
 
 
 @pytest.mark.promise("CRON-5")
-def test_a_spec_is_read_back_unchanged_and_fields_of_a_newer_release_are_ignored() -> None:
-    import msgspec
-
+def test_a_spec_is_read_back_unchanged() -> None:
     one = spec(body=b"\0\xff", headers={"a": "b"}, tz="UTC")
     assert unpack_spec(pack_spec(one)) == one
-    newer = msgspec.msgpack.encode({"name": "rollup", "every_ms": 5, "flavor": "blue"})
-    assert unpack_spec(newer) == Spec("rollup", every_ms=5)
+
+
+@pytest.mark.promise("STORE-7")
+@pytest.mark.parametrize(
+    "newer", [{"flavor": "blue"}, {"overlap": "newest"}, {"missed": "newest"}, {"content": 9}, {"grace_ms": "long"}]
+)
+def test_a_spec_with_something_of_a_newer_release_is_not_read_without_it(newer: dict[str, Any]) -> None:
+    with pytest.raises(SchemaTooNew, match="update waypost to use it"):
+        unpack_spec(msgspec.msgpack.encode({"name": "rollup", "every_ms": 5} | newer))
+
+
+@pytest.mark.promise("STORE-7")
+@pytest.mark.parametrize("newer", [{"flavor": "blue"}, {"past": [[b"", [], 1]]}, {"since_ms": "now"}])
+def test_a_state_with_something_of_a_newer_release_is_not_read_without_it(newer: dict[str, Any]) -> None:
+    state = msgspec.msgpack.encode({"skipped": 2} | newer)
+    with pytest.raises(SchemaTooNew, match=r"'rollup'.*update waypost to use it"):
+        read_state(StoredSchedule("rollup", "v", b"", False, None, None, state=state))
 
 
 @pytest.mark.promise("CRON-4")

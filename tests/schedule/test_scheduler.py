@@ -8,13 +8,14 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
 from waypost.codec import encode_body, make_envelope
-from waypost.errors import StoreUnavailable
+from waypost.errors import SchemaTooNew, StoreUnavailable
 from waypost.identity import Session
 from waypost.message import StoredMessage
 from waypost.operations import schedules as operations
@@ -383,19 +384,40 @@ def test_schedules_are_read_again_when_they_changed_and_now_and_then(world: Worl
     assert "schedules" in calls_of(world, scheduler.tick())
 
 
-@pytest.mark.promise("CRON-6")
-def test_a_schedule_that_a_newer_release_changed_is_left_to_it(world: World) -> None:
+def with_field(data: bytes) -> bytes:
+    """Return a packed record with a field more, as a newer release may write it."""
+    return msgspec.msgpack.encode((msgspec.msgpack.decode(data) if data else {}) | {"planted": 1})
+
+
+@pytest.mark.promise("CRON-6", "STORE-7")
+@pytest.mark.parametrize("change", [
+    lambda stored: structs.replace(stored, spec=b"\xc1"),
+    lambda stored: structs.replace(stored, spec=with_field(stored.spec)),
+    lambda stored: structs.replace(stored, state=with_field(stored.state)),
+], ids=["spec", "field of the spec", "field of the state"])  # fmt: skip
+def test_a_schedule_that_a_newer_release_changed_is_left_to_it(
+    world: World, change: Callable[[StoredSchedule], StoredSchedule]
+) -> None:
     world.save(every=1.0)
     scheduler = world.scheduler()
     world.tick(scheduler)
     (stored,) = world.executor.run(world.store.schedules(QUEUE)).schedules
-    newer = structs.replace(stored, spec=b"\xc1")
+    newer = change(stored)
     world.executor.run(world.store.save_schedule(QUEUE, newer, version=stored.version, next_ms=stored.next_ms))
     scheduler.refresh()
     world.tick(scheduler)
     world.clock.advance(1)
     assert world.tick(scheduler).fires == 0
     assert world.instants() == []
+    assert drive(world.executor, operations.schedules(world.context, None, 1)) == []
+    other_rule = operations.make_spec("rollup", every=2.0)
+    with pytest.raises(SchemaTooNew):
+        drive(world.executor, operations.save(world.context, QUEUE, stored.key, other_rule))
+    # What does not need its rule works, and leaves what is saved as it is.
+    assert drive(world.executor, operations.pause(world.context, stored.key, None)) is True
+    (left,) = world.executor.run(world.store.schedules(QUEUE)).schedules
+    assert (left.spec, left.state) == (newer.spec, newer.state)
+    assert drive(world.executor, operations.remove(world.context, stored.key, None)) is True
 
 
 @pytest.mark.promise("CRON-6")

@@ -8,6 +8,7 @@ import threading
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from tests.waiting import until
@@ -19,6 +20,7 @@ from waypost.operations.flow import Sleep
 from waypost.operations.schedules import derived_key, make_spec
 from waypost.schedule.loop import BackgroundLoop
 from waypost.schedule.scheduler import Tick
+from waypost.values import StoredSchedule
 
 
 @pytest.mark.promise("CRON-5", "CRON-7")
@@ -145,6 +147,22 @@ def test_a_schedule_that_no_program_declares_any_more_is_named_and_kept(
     left = [vars(record) for record in caplog.records]
     assert [fields["schedule"] for fields in left if fields.get("event") == "schedule_left"] == ["old"]
     assert [schedule.key for schedule in harness.schedules()] == ["new", "old"]
+
+
+@pytest.mark.promise("STORE-7")
+def test_a_worker_that_declares_schedules_starts_beside_one_of_a_newer_release(harness: Harness) -> None:
+    newer = StoredSchedule("newer", "v1", msgspec.msgpack.encode({"name": "newer", "planted": 1}), False, None, None)
+    context = harness.post._context
+    call = context.store.save_schedule("reports", newer, version=None, next_ms=None)
+    harness.done(harness.post._run(context.attempt(call)))
+
+    @cast(Waypost, harness.post).every(3600, queue="reports", name="new")
+    def new() -> None: ...
+
+    with harness.working():
+        pass
+    assert [schedule.key for schedule in harness.schedules()] == ["new"]
+    assert harness.remove_schedule("newer") is True
 
 
 def _save_declared(harness: Harness, name: str) -> Any:

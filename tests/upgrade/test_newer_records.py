@@ -14,9 +14,10 @@ import redis
 
 from waypost import Waypost, policy
 from waypost.cli.main import main
-from waypost.errors import InvalidPolicy, SchemaTooNew
+from waypost.errors import InvalidPolicy, InvalidSchedule, SchemaTooNew
 from waypost.release import DATA_VERSION
 from waypost.release import VERSION as RELEASE
+from waypost.schedule import rule
 from waypost.spark.source.bulk import Bulk
 from waypost.store.port import Draft, Heartbeat
 from waypost.store.postgres import migrate
@@ -261,6 +262,29 @@ def test_new_settings_wait_for_the_end_of_an_upgrade(
         post._run(post._context.attempt(post._store.unregister("old:1")))
         assert main([*command, "--finish"]) == 0
         assert post.configure("orders", hide_bodies=True).hide_bodies is True
+
+
+@pytest.mark.promise("STORE-7")
+@pytest.mark.parametrize("store", PLACES)
+def test_new_settings_of_groups_and_fields_of_schedules_wait_too(
+    store: str, request: pytest.FixtureRequest, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = PLACES[store](request, namespace)
+    monkeypatch.setattr(policy, "NEW_GROUP_SETTINGS", frozenset({"weight"}))
+    monkeypatch.setattr(rule, "NEW_FIELDS", frozenset({"overlap"}))
+    with Waypost(url, namespace=namespace) as post:
+        post.save_schedule("rollup", queue="reports", every=60)
+        post.configure("orders", fair=True)
+        post.save_record("waypost-upgrade", "finished", b"%d" % (DATA_VERSION - 1))
+        with pytest.raises(InvalidPolicy, match=r"does not know weight.*--finish"):
+            post.configure_group("orders", "a", weight=2)
+        with pytest.raises(InvalidSchedule, match=r"does not know overlap.*--finish"):
+            post.save_schedule("rollup", queue="reports", every=60, overlap="skip")
+        post.configure_group("orders", "a", max_running=2)
+        post.save_schedule("rollup", queue="reports", every=30)
+        assert main(["migrate", "--url", url, "--namespace", namespace, "--finish"]) == 0
+        assert post.configure_group("orders", "a", weight=2) is True
+        assert post.save_schedule("rollup", queue="reports", every=60, overlap="skip").overlap == "skip"
 
 
 @pytest.mark.promise("STORE-7")

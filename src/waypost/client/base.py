@@ -76,7 +76,7 @@ from waypost.policy import (
     attempts_allowed,
     check_retry,
 )
-from waypost.schedule.rule import Spec, unpack_spec
+from waypost.schedule.rule import Spec
 from waypost.schedule.schedule import Schedule
 from waypost.times import Duration, to_datetime
 from waypost.values import (
@@ -554,7 +554,7 @@ class BaseClient:
         for queue, listing in (yield from schedules.listings(context, None)).items():
             for stored in listing.schedules:
                 known = (queue, stored.key) in self._declared
-                if queue in mine and not known and unpack_spec(stored.spec).declared:
+                if queue in mine and not known and schedules.is_declared(stored):
                     log.warning(
                         "schedule %r of queue %s is not declared by this program any more, and still fires; if it is "
                         "over, remove it", stored.key, queue,

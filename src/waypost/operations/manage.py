@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from waypost.checks import check_count, check_id, check_text, due_ms
 from waypost.errors import ConfigurationError, InvalidInput, InvalidPolicy, InvalidTime, QueueNotEmpty, StoreFailed
 from waypost.operations.flow import ClientContext, Flow, Sleep, Together
-from waypost.operations.upgrading import check_settings
+from waypost.operations.upgrading import check_new
 from waypost.policy import (
     CHUNK_MESSAGES_MAX,
     GROUP_CHARACTERS_MAX,
@@ -20,6 +20,8 @@ from waypost.policy import (
     WORKER_CHARACTERS_MAX,
     PolicyRecord,
     group_changes,
+    new_group_settings,
+    new_settings,
     parse_rate,
     policy_changes,
 )
@@ -352,7 +354,7 @@ def purge_letters(context: ClientContext, queue: str, ids: Sequence[str]) -> Flo
 def configure(context: ClientContext, queue: str, settings: Mapping[str, Any]) -> Flow[PolicyRecord]:
     """Change a queue's policy, for all clients."""
     changes = policy_changes(settings)
-    yield from check_settings(context, changes)
+    yield from check_new(context, new_settings(changes), InvalidPolicy)
     policy = yield from context.attempt_and_wake(context.store.configure(queue, changes))
     context.remember_policy(queue, policy)
     context.emit("configured", queue, reason=" ".join(sorted(settings)))
@@ -433,6 +435,7 @@ def pause_group(context: ClientContext, queue: str, group: str, *, paused: bool)
 
 def _change_group(context: ClientContext, queue: str, group: str, changes: Mapping[str, Any], text: str) -> Flow[bool]:
     check_text("group", group, GROUP_CHARACTERS_MAX)
+    yield from check_new(context, new_group_settings(changes), InvalidPolicy)
     changed = yield from context.attempt_and_wake(context.store.configure_group(queue, group, changes))
     context.emit("group_configured", queue, "success" if changed else "skipped", group=group, reason=text)
     return changed

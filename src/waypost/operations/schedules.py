@@ -28,6 +28,7 @@ from waypost.errors import InvalidInput, InvalidSchedule, SchemaTooNew, StoreFai
 from waypost.operations.flow import ClientContext, Flow, Together
 from waypost.operations.publish import with_new_ids
 from waypost.operations.publish_middleware import given_expiry, pass_draft
+from waypost.operations.upgrading import check_new
 from waypost.policy import (
     CHUNK_BYTES_MAX,
     GRACE_SECONDS,
@@ -44,8 +45,8 @@ from waypost.policy import (
 )
 from waypost.redaction import journal_copy
 from waypost.schedule.cron import join_patterns
-from waypost.schedule.rule import Fire, Spec, Timeline, fire_id, interval_ms, pack_spec, unpack_spec
-from waypost.schedule.schedule import Schedule, describe, missed_policy, overlap_rule
+from waypost.schedule.rule import Fire, Spec, Timeline, fire_id, interval_ms, new_fields, pack_spec, unpack_spec
+from waypost.schedule.schedule import Schedule, describe, missed_policy
 from waypost.schedule.state import after_change, after_gap, pack_state, read_state
 from waypost.schedule.zones import zone_name
 from waypost.store.port import Draft
@@ -277,7 +278,7 @@ def merged(old: Spec, new: Spec, named: Collection[str]) -> Spec:
     """Return the old spec with the fields of the named keywords from the new one."""
     fields = {field for keyword in named for field in FIELDS[keyword]}
     spec = structs.replace(old, **{field: getattr(new, field) for field in fields})
-    _check_overlap(overlap_rule(spec), missed_policy(spec), spec.declared)
+    _check_overlap(spec.overlap, missed_policy(spec), spec.declared)
     return spec
 
 
@@ -306,6 +307,7 @@ def save(
     With `named`, only these keywords of an existing schedule are changed.
     """
     given = spec
+    yield from check_new(context, new_fields(spec), InvalidSchedule)
     yield from context.attempt(context.store.schedules_changed(queue))
     for _ in range(SAVE_TRIES):
         listing = yield from _listing(context, queue)
@@ -418,10 +420,21 @@ def find_one(context: ClientContext, name: str, queue: str | None) -> Flow[Found
 
 
 def _name_of(stored: StoredSchedule) -> str | None:
+    spec = _readable_spec(stored)
+    return None if spec is None else spec.name  # without a name it can still be given by its key
+
+
+def is_declared(stored: StoredSchedule) -> bool:
+    """Whether a decorator in a program declared it, as far as this release can read it."""
+    spec = _readable_spec(stored)
+    return spec is not None and spec.declared
+
+
+def _readable_spec(stored: StoredSchedule) -> Spec | None:
     try:
-        return unpack_spec(stored.spec).name
+        return unpack_spec(stored.spec)
     except SchemaTooNew:
-        return None  # it can still be given by its key
+        return None
 
 
 # ---- changing --------------------------------------------------------------------------------------------------

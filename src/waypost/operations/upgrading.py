@@ -7,10 +7,9 @@ the version of the data that is confirmed: `waypost migrate --finish` writes it,
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
-from waypost import policy
-from waypost.errors import InvalidPolicy
+from waypost.errors import InvalidInput
 from waypost.operations.flow import ClientContext, Flow
 from waypost.release import DATA_VERSION, FINISHED
 
@@ -28,18 +27,20 @@ def confirm_version(context: ClientContext) -> Flow[None]:
     yield from context.attempt(context.store.save_record(kind, name, b"%d" % DATA_VERSION))
 
 
-def check_settings(context: ClientContext, changed: Iterable[str]) -> Flow[None]:
-    """Raise `InvalidPolicy` if settings are changed that the release before does not know, and it may still run.
+def check_new(context: ClientContext, new: Collection[str], error: type[InvalidInput]) -> Flow[None]:
+    """Raise an error if something is set that the release before does not know, and it may still run.
 
-    Other changes read nothing. A store without queues is new: nothing of an older release is in it.
+    Without anything new, this reads nothing. A store without queues and schedules is new: nothing of an older release
+    is in it.
     """
-    new = sorted(policy.NEW_SETTINGS.intersection(changed))
     if not new or (yield from finished_version(context)) >= DATA_VERSION:
         return
-    if not (yield from context.attempt(context.store.queues())):
+    if not (yield from context.attempt(context.store.queues())) and not (
+        yield from context.attempt(context.store.scheduled())
+    ):
         yield from confirm_version(context)
         return
-    raise InvalidPolicy(
-        f"the release before this one does not know {', '.join(new)}, and its processes may still run on this store: "
-        "when the last of them has ended, run `waypost migrate URL --finish`, then set this again"
+    raise error(
+        f"the release before this one does not know {', '.join(sorted(new))}, and its processes may still run on this "
+        "store: when the last of them has ended, run `waypost migrate URL --finish`, then set this again"
     )

@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import date, timedelta
 from itertools import islice
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 from msgspec import structs
 
 from waypost.checks import DUE_MS_MAX, show
+from waypost.codec import CONTENT_TYPES
 from waypost.errors import InvalidSchedule, SchemaTooNew
 from waypost.identity import encode
-from waypost.policy import INTERVAL_MS_MAX, INTERVAL_MS_MIN
+from waypost.policy import INTERVAL_MS_MAX, INTERVAL_MS_MIN, Overlap
 from waypost.schedule.cron import split_patterns
 from waypost.schedule.instants import next_of_all
 from waypost.schedule.zones import zone_of
@@ -27,8 +28,17 @@ from waypost.schedule.zones import zone_of
 WALK_MAX = 2_000
 
 
-class Spec(msgspec.Struct, frozen=True, omit_defaults=True):
-    """All that is saved of a schedule except its state. Newer releases may add fields; older ones ignore them."""
+#: Fields that the release before this one does not know: a schedule can have them when an upgrade is finished. Emptied
+#: with each release.
+NEW_FIELDS: frozenset[str] = frozenset()
+
+
+class Spec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """All that is saved of a schedule except its state.
+
+    Newer releases may add fields, which are not saved where they have their defaults. A schedule that has one is left
+    to schedulers of that release: without the field it could fire when it should not.
+    """
 
     name: str
     #: One pattern, or several separated by `; `.
@@ -42,7 +52,7 @@ class Spec(msgspec.Struct, frozen=True, omit_defaults=True):
     max_fires: int | None = None
     jitter_ms: int = 0
     #: `skip`, `once`, or `all` with `max_catchup`.
-    missed: str = "skip"
+    missed: Literal["skip", "once", "all"] = "skip"
     max_catchup: int = 0
     grace_ms: int = 60_000
     #: The message: the content type of its body, its bytes, and its other fields.
@@ -60,7 +70,7 @@ class Spec(msgspec.Struct, frozen=True, omit_defaults=True):
     #: How long after its fire a message lapses; None: never.
     expires_ms: int | None = None
     #: What happens at an instant while the last run has not ended: `allow`, `skip` or `queue_one`.
-    overlap: str = "allow"
+    overlap: Overlap = "allow"
     #: Days in the schedule's zone on which it does not fire, as 2026-12-25.
     exclude: tuple[str, ...] = ()
     #: Whether a decorator in a program declared it, rather than a call of `save_schedule`.
@@ -91,9 +101,18 @@ def pack_spec(spec: Spec) -> bytes:
 def unpack_spec(data: bytes) -> Spec:
     """Read a spec from its bytes. Raises `SchemaTooNew` if a newer release wrote what this one cannot read."""
     try:
-        return _decode(data)
+        spec = _decode(data)
+        if spec.content >= len(CONTENT_TYPES):
+            raise msgspec.DecodeError(f"unknown content type {spec.content}")
     except msgspec.DecodeError as error:
         raise SchemaTooNew(f"a schedule cannot be read by this release ({error}); update waypost to use it") from None
+    return spec
+
+
+def new_fields(spec: Spec) -> set[str]:
+    """Return the fields of a spec that the release before does not know, as far as they say something."""
+    default = Spec(spec.name)
+    return {name for name in NEW_FIELDS if getattr(spec, name) != getattr(default, name)}
 
 
 def interval_ms(every: float | timedelta) -> int:

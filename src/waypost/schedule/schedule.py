@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from waypost import codec
 from waypost.errors import InvalidSchedule
-from waypost.policy import OVERLAPS, CatchUp, Missed, Overlap, RetryPolicy, unpack_retry
+from waypost.policy import CatchUp, Missed, Overlap, RetryPolicy, unpack_retry
 from waypost.schedule.rule import Fire, Spec, Timeline, unpack_spec
 from waypost.schedule.state import read_state
 from waypost.schedule.zones import zone_of
@@ -77,11 +77,6 @@ def missed_policy(spec: Spec) -> Missed:
     return "once" if spec.missed == "once" else "skip"
 
 
-def overlap_rule(spec: Spec) -> Overlap:
-    """Return the overlap rule as the caller gave it; one of a newer release, which is not known here, as `allow`."""
-    return next((rule for rule in OVERLAPS if rule == spec.overlap), "allow")
-
-
 def retry_policy(spec: Spec) -> RetryPolicy | None:
     """Return the retry policy of its messages; None also for one of a newer release, which is not known here."""
     if spec.retry is None:
@@ -112,7 +107,7 @@ def describe(queue: str, stored: StoredSchedule, count: int = 1) -> Schedule:
         exclude=[date.fromisoformat(day) for day in spec.exclude],
         missed=missed_policy(spec),
         grace=to_timedelta(spec.grace_ms),
-        overlap=overlap_rule(spec),
+        overlap=spec.overlap,
         start=to_datetime(spec.start_ms),
         end=to_datetime(spec.end_ms),
         max_fires=spec.max_fires,

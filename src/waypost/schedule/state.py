@@ -11,6 +11,7 @@ from collections.abc import Iterable
 import msgspec
 from msgspec import structs
 
+from waypost.errors import SchemaTooNew
 from waypost.schedule.rule import Spec, Timeline, pack_spec, unpack_spec
 from waypost.values import StoredSchedule
 
@@ -24,15 +25,19 @@ RULES_MAX = 8
 Range = tuple[int, int]
 
 
-class PastRule(msgspec.Struct, frozen=True, array_like=True):
+class PastRule(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A rule that the schedule had before, packed, and what fired by it."""
 
     spec: bytes
     fired: list[Range]
 
 
-class State(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What is remembered of a schedule. Newer releases may add fields; older ones ignore them."""
+class State(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What is remembered of a schedule.
+
+    Newer releases may add fields. Where one is used the schedule is left to schedulers of that release: to write the
+    state without it would forget what it says.
+    """
 
     #: Every instant from here to the last one that fired has fired, and so have those of the ranges before.
     since_ms: int | None = None
@@ -55,14 +60,17 @@ _decode = msgspec.msgpack.Decoder(State).decode
 def read_state(stored: StoredSchedule) -> State:
     """Return what is remembered of a schedule.
 
-    Of one that an older release has fired nothing is known: all its instants up to the last one count as fired.
+    Of one that an older release has fired nothing is known: all its instants up to the last one count as fired. Raises
+    `SchemaTooNew` if a newer release wrote what this one cannot read.
     """
-    if stored.state:
-        try:
-            return _decode(stored.state)
-        except msgspec.DecodeError:
-            pass  # of a newer release: what it means is not known here
-    return State() if stored.last_ms is None else State(since_ms=0)
+    if not stored.state:
+        return State() if stored.last_ms is None else State(since_ms=0)
+    try:
+        return _decode(stored.state)
+    except msgspec.DecodeError as error:
+        raise SchemaTooNew(
+            f"the state of schedule {stored.key!r} cannot be read by this release ({error}); update waypost to use it"
+        ) from None
 
 
 def pack_state(state: State) -> bytes:
