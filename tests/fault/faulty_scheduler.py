@@ -1,6 +1,7 @@
 """A scheduler process that kills or freezes itself at its ticks: `python -m tests.fault.faulty_scheduler`.
 
 Arguments: URL, namespace, seconds of a leader's lease, seed, chance of a fault at each fire, hours its clock is off.
+It prints `ready` after its first tick.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 from waypost import Waypost
 from waypost.operations.flow import ClientContext
 from waypost.schedule.loop import run_blocking
-from waypost.schedule.scheduler import Scheduler
+from waypost.schedule.scheduler import Scheduler, Tick
 from waypost.store.port import Call, Executor
 
 
@@ -63,12 +64,21 @@ def main(arguments: list[str]) -> None:
         time.time = lambda: real() + off / 1e9
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda number, frame: stop.set())
+    ready = threading.Event()
+
+    def report(tick: Tick) -> None:
+        if not ready.is_set():
+            ready.set()
+            print("ready", flush=True)
+
     with Waypost(url, namespace=namespace) as post:
-        context = ClientContext(post.store, session=post._session, worker=f"ticker:{os.getpid()}", retry_budget=20)
+        context = ClientContext(
+            post.store, session=post._session, worker=f"ticker:{os.getpid()}", retry_budget=20, wakeups=post.wakeups
+        )
         executor = post.store.connect(start_timeout=10)
         faulty = FaultyExecutor(executor, random.Random(int(seed)), float(probability))
         try:
-            run_blocking(faulty, Scheduler(context, ttl_ms=round(float(ttl) * 1000)), stop)
+            run_blocking(faulty, Scheduler(context, ttl_ms=round(float(ttl) * 1000), on_tick=report), stop)
         finally:
             executor.close()
 

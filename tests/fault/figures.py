@@ -35,7 +35,13 @@ from tests.fault.proxy import Proxy
 from tests.fault.relay_figures import relay_figures
 from tests.fault.release_figures import release_figures
 from tests.fault.repeat_figures import repeat_figures
-from tests.fault.scheduler_processes import run_faulty_schedulers, run_takeovers
+from tests.fault.scheduler_processes import (
+    SchedulerProcesses,
+    WorkerProcesses,
+    run_faulty_schedulers,
+    run_late_saves,
+    run_takeovers,
+)
 from tests.fault.simulator_figures import simulator_figures
 from tests.fault.spark_figures import spark_figures
 from tests.fault.token_figures import token_crashes
@@ -383,6 +389,26 @@ def takeovers(place: Place) -> Iterator[Figure]:
         f"{report.kills}, 0, 2 s",
         report.missed <= report.kills and report.doubles == 0 and report.latest.total_seconds() < 2,
     )
+    yield from late_saves(place, kills)
+
+
+def late_saves(place: Place, kills: int) -> Iterator[Figure]:
+    """The same with a schedule that is saved while they run, of which a leader that is killed at once fires nothing."""
+
+    def start_workers(number: int) -> WorkerProcesses:
+        return WorkerProcesses(place.url, "takeover", 3)
+
+    def start_schedulers(number: int) -> SchedulerProcesses:
+        return SchedulerProcesses(place.url, "takeover", 3, number, 0.0, 0.0, 15)
+
+    for kind, start in (("schedulers", start_schedulers), ("workers", start_workers)):
+        report = run_late_saves(place.url, "takeover", start, kills=kills, every=2.0)
+        yield Figure(
+            f"{place.store} {kind}, {report.kills} leaders killed after a save",
+            f"missed {report.missed}, double fires {report.doubles}, latest fire {report.latest.total_seconds():.1f} s",
+            f"{kills}, 0, 2 s",
+            report.missed <= report.kills and report.doubles == 0 and report.latest.total_seconds() < 2,
+        )
 
 
 def slow_link(place: Place) -> Iterator[Figure]:

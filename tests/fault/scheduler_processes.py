@@ -9,8 +9,8 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -26,9 +26,52 @@ INTERVAL_SECONDS = 0.05
 POLICY = CatchUp(512)
 SCHEDULES = 3
 QUEUE = "ticks"
+#: No lease of a leader is longer.
+LEASE_MS_MAX = 3_600_000
 
 
-class SchedulerProcesses:
+class StandbyProcesses:
+    """Processes that each have a scheduler, and print `ready` after its first tick."""
+
+    def __init__(self) -> None:
+        self._running: dict[int, subprocess.Popen[bytes]] = {}
+
+    def _start_process(self, *arguments: str, **environment: str) -> None:
+        process = subprocess.Popen(
+            [sys.executable, "-m", *arguments], cwd=ROOT, stdout=subprocess.PIPE,
+            env=os.environ | {"PYTHONPATH": str(ROOT / "src")} | environment,
+        )  # fmt: skip
+        self._running[process.pid] = process
+
+    def wait_until_ready(self) -> None:
+        """Wait until each has ticked once."""
+        for process in self._running.values():
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
+
+    def kill(self, pid: int) -> None:
+        """Kill one process, and start none in its place."""
+        process = self._running.pop(pid)
+        process.kill()
+        process.communicate()
+
+    def stop(self) -> None:
+        """Kill all processes, frozen ones too."""
+        for pid in list(self._running):
+            self.kill(pid)
+
+
+class WorkerProcesses(StandbyProcesses):
+    """Worker processes of `tests.fault.standby_app`."""
+
+    def __init__(self, url: str, namespace: str, count: int) -> None:
+        super().__init__()
+        for _ in range(count):
+            command = ("waypost.cli.main", "worker", "tests.fault.standby_app:post", "--log-level", "error")
+            self._start_process(*command, APP_URL=url, APP_NAMESPACE=namespace)
+
+
+class SchedulerProcesses(StandbyProcesses):
     """Processes that are restarted when they died, and resumed a while after they froze themselves."""
 
     def __init__(
@@ -41,11 +84,11 @@ class SchedulerProcesses:
         hours_off: float,
         ttl_seconds: float = TTL_SECONDS,
     ) -> None:
+        super().__init__()
         self._chance = random.Random(seed)
         self._given = (url, namespace)
         self._probability = probability
         self._ttl_seconds = ttl_seconds
-        self._running: dict[int, subprocess.Popen[bytes]] = {}
         self._frozen: dict[int, float] = {}
         self._hours_off = hours_off
         self.kills = self.freezes = 0
@@ -55,11 +98,7 @@ class SchedulerProcesses:
     def _start(self, hours_off: float = 0.0) -> None:
         url, namespace = self._given
         given = (url, namespace, self._ttl_seconds, self._chance.randrange(2**32), self._probability, hours_off)
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.fault.faulty_scheduler", *map(str, given)],
-            cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
-        )  # fmt: skip
-        self._running[process.pid] = process
+        self._start_process("tests.fault.faulty_scheduler", *map(str, given))
 
     def check_processes(self) -> None:
         """Restart processes that died, and resume those that froze."""
@@ -70,6 +109,7 @@ class SchedulerProcesses:
                 self._frozen[pid] = time.monotonic() + TTL_SECONDS * 2
             elif found:
                 process.returncode = os.waitstatus_to_exitcode(status)
+                process.communicate()
                 del self._running[pid]
                 self.kills += 1
                 self._start(self._hours_off if self._chance.random() < 0.25 else 0.0)
@@ -77,19 +117,6 @@ class SchedulerProcesses:
             if time.monotonic() >= resume_at:
                 del self._frozen[pid]
                 os.kill(pid, signal.SIGCONT)
-
-    def kill(self, pid: int) -> None:
-        """Kill one process, and start none in its place."""
-        process = self._running.pop(pid)
-        process.kill()
-        process.wait()
-
-    def stop(self) -> None:
-        """Stop all processes."""
-        for pid, process in self._running.items():
-            os.kill(pid, signal.SIGCONT)
-            process.kill()
-            process.wait()
 
 
 @contextmanager
@@ -165,45 +192,91 @@ class TakeoverReport:
     latest: timedelta = timedelta(0)
 
 
+class _Takeovers:
+    """The rounds of a run: in each one a leader is killed, and the fires of a schedule of its own are counted."""
+
+    def __init__(self, post: Waypost) -> None:
+        self.report = TakeoverReport()
+        self._post = post
+        self._executor = post.store.connect(start_timeout=10)
+
+    def close(self) -> None:
+        self._executor.close()
+
+    def leader_of(self, role: str) -> str:
+        """Return the name of the leader, or nothing. A request for a much shorter lease would end the leader's."""
+        leader = self._executor.run(self._post.store.elect(role, "the test", LEASE_MS_MAX)).leader
+        if leader == "the test":
+            self._executor.run(self._post.store.resign(role, leader))
+            return ""
+        return leader
+
+    def kill_leader(self, processes: StandbyProcesses) -> None:
+        # The names of schedulers contain their process.
+        leader = until(lambda: self.leader_of("scheduler"), "a leader")
+        processes.kill(int(leader.split(":")[1]))
+        self.report.kills += 1
+
+    def wait_for_fires(self, queue: str, more: int) -> None:
+        def published() -> int:
+            return self._post.ledger(queue).published
+
+        count = published() + more
+        until(lambda: published() >= count, f"{more} more fires")
+
+    def end_round(self, queue: str, missed_before: int) -> None:
+        """Count what was fired, and take the leases of dead processes, so that the next round begins without them."""
+        for role in ("scheduler", DEPUTY_ROLE):
+            self._executor.run(self._post.store.resign(role, self.leader_of(role)))
+        (schedule,) = self._post.schedules(queue)
+        instants = Counter(message.instant for message in self._post.messages(queue))
+        late = [message.published_at - message.instant for message in self._post.messages(queue) if message.instant]
+        report = self.report
+        report.missed += schedule.missed_fires - missed_before
+        report.fired += instants.total()
+        report.doubles += instants.total() - len(instants)
+        report.latest = max([report.latest, *late])
+        self._post.remove_schedule("tick", queue=queue)
+
+
 def run_takeovers(url: str, namespace: str, *, kills: int, seed: int, ttl_seconds: float) -> TakeoverReport:
     """Kill the leader of three schedulers `kills` times, and report the instants of a schedule of each second."""
-    report = TakeoverReport()
-    with Waypost(url, namespace=namespace) as post:
-        executor = post.store.connect(start_timeout=10)
-
-        def published(queue: str) -> int:
-            return post.ledger(queue).published
-
-        def leader_of(role: str) -> str:
-            return executor.run(post.store.elect(role, "the test", 1)).leader
-
+    with Waypost(url, namespace=namespace) as post, closing(_Takeovers(post)) as rounds:
         for number in range(kills):
             queue = f"takeover-{number}"
-            # Standbys read the schedules when they start, and then every few minutes.
             post.save_schedule("tick", queue=queue, every=1.0)
             schedulers = SchedulerProcesses(url, namespace, 3, seed + number, 0.0, 0.0, ttl_seconds)
             try:
-                until(lambda: leader_of(DEPUTY_ROLE).startswith("ticker:"), "a deputy")
-                until(lambda q=queue: published(q) >= 3, "fires before the kill")  # type: ignore[misc]
+                until(lambda: rounds.leader_of(DEPUTY_ROLE), "a deputy")
+                rounds.wait_for_fires(queue, 3)
                 # What was missed while the processes started does not count.
                 (before,) = post.schedules(queue)
-                leader = leader_of("scheduler")
-                schedulers.kill(int(leader.split(":")[1]))
-                report.kills += 1
-                count = published(queue) + 5
-                until(lambda q=queue, n=count: published(q) >= n, "fires after the kill")  # type: ignore[misc]
+                rounds.kill_leader(schedulers)
+                rounds.wait_for_fires(queue, 5)
             finally:
                 schedulers.stop()
-            # Leases of dead processes may last: the next round begins without them.
-            for role in ("scheduler", DEPUTY_ROLE):
-                executor.run(post.store.resign(role, leader_of(role)))
-            (schedule,) = post.schedules(queue)
-            report.missed += schedule.missed_fires - before.missed_fires
-            instants = Counter(message.instant for message in post.messages(queue))
-            report.fired += instants.total()
-            report.doubles += instants.total() - len(instants)
-            late = [message.published_at - message.instant for message in post.messages(queue) if message.instant]
-            report.latest = max([report.latest, *late])
-            post.remove_schedule("tick", queue=queue)
-        executor.close()
-    return report
+            rounds.end_round(queue, before.missed_fires)
+        return rounds.report
+
+
+def run_late_saves(
+    url: str, namespace: str, start: Callable[[int], StandbyProcesses], *, kills: int, every: float, first: int = 0
+) -> TakeoverReport:
+    """Save a schedule while schedulers run, and kill the leader before it fires; report the instants.
+
+    Each kill has a queue of its own, which `first` and those behind it number.
+    """
+    with Waypost(url, namespace=namespace) as post, closing(_Takeovers(post)) as rounds:
+        for number in range(first, first + kills):
+            queue = f"late-{number}"
+            processes = start(number)
+            try:
+                processes.wait_until_ready()
+                until(lambda: rounds.leader_of("scheduler"), "a leader")
+                post.save_schedule("tick", queue=queue, every=every)
+                rounds.kill_leader(processes)
+                rounds.wait_for_fires(queue, 2)
+            finally:
+                processes.stop()
+            rounds.end_round(queue, 0)
+        return rounds.report

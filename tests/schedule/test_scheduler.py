@@ -24,12 +24,23 @@ from waypost.policy import CatchUp, Missed
 from waypost.schedule.promoter import Promoter, PromoterTick
 from waypost.schedule.rule import pack_spec
 from waypost.schedule.schedule import Schedule, describe
-from waypost.schedule.scheduler import DEPUTY_ROLE, POLL_SECONDS, READ_SECONDS, Scheduler, Tick
+from waypost.schedule.scheduler import (
+    DEPUTY_ROLE,
+    NOTIFIED_POLLS,
+    POLL_SECONDS,
+    READ_SECONDS,
+    STANDBY_NOTIFIED_SECONDS,
+    STANDBY_SPREAD_SECONDS,
+    Scheduler,
+    Tick,
+)
 from waypost.store.memory import MemoryStore
 from waypost.store.port import Call, Draft, Executor, Store
 from waypost.testing.clock import START_MS, ClockTime, ManualClock
 from waypost.values import StoredSchedule
 from waypost.views import Observed
+from waypost.wake.hub import Hub
+from waypost.wake.wakeups import Wakeups
 
 QUEUE = "reports"
 
@@ -43,13 +54,14 @@ class World:
         self.executor: Executor = store.connect(start_timeout=5)
         self.events: list[Observed] = []
         self.woken: list[dict[str, list[str]]] = []
+        self.wakeups = Wakeups(Hub(), store.namespace)
         self.context = self.new_context("author")
 
     def new_context(self, name: str) -> ClientContext:
         # Their monotonic clocks have nothing to do with the store's but the pace.
         return ClientContext(
             self.store, session=Session(ClockTime(self.clock)), worker=name, retry_budget=0, wake=self.woken.append,
-            on_event=self.events.append, monotonic=lambda: (self.clock() - START_MS) / 1000 + 77,
+            wakeups=self.wakeups, on_event=self.events.append, monotonic=lambda: (self.clock() - START_MS) / 1000 + 77,
         )  # fmt: skip
 
     def scheduler(self, name: str = "a", **options: Any) -> Scheduler:
@@ -651,6 +663,46 @@ def test_a_schedule_of_each_second_misses_nothing_when_its_leader_dies(world: Wo
     assert world.instants() == [1_000 * second for second in range(1, 41)]
     assert world.stored().missed_fires == 0
     assert timedelta(0) < lateness < timedelta(seconds=2)
+
+
+@pytest.mark.promise("CRON-8", "CRON-6")
+@pytest.mark.parametrize("by_polls", [False, True])
+def test_standbys_fire_in_time_what_was_saved_after_they_started_when_its_leader_dies(
+    world: World, by_polls: bool
+) -> None:
+    leader, *standbys = (world.scheduler(name, by_polls=by_polls and number > 0) for number, name in enumerate("abc"))
+    for scheduler in (leader, *standbys):
+        scheduler.listen(lambda: None)
+        world.tick(scheduler)
+    world.clock.advance(5)
+    world.save(every=2)  # the leader is dead, and its lease goes on
+    lateness = timedelta(0)
+    for _ in range(95):
+        world.clock.advance(0.1)
+        lateness = max([lateness, *(world.tick(standby).lateness for standby in standbys)])
+    assert world.instants() == [7_000, 9_000, 11_000, 13_000]
+    assert timedelta(0) < lateness < timedelta(seconds=2)
+
+
+@pytest.mark.promise("CRON-8", "WAKE-1")
+def test_a_standby_of_schedules_that_change_all_the_time_polls_a_bounded_number_of_times(world: World) -> None:
+    leader, standby = world.scheduler("a", ttl_ms=10_000_000), world.scheduler("b", by_polls=True)
+    woken: list[None] = []
+    standby.listen(lambda: woken.append(None))
+    world.tick(leader)
+    world.tick(standby)
+    counting = Counting(world.executor)
+    changes = 300
+    for number in range(changes):
+        world.save(every=1_000 + number)
+        world.clock.advance(1)
+        drive(cast(Executor, counting), standby.tick())
+    assert len(woken) == changes
+    assert counting.names["scheduled"] <= NOTIFIED_POLLS + changes / STANDBY_NOTIFIED_SECONDS + 1
+    world.clock.advance(STANDBY_NOTIFIED_SECONDS + STANDBY_SPREAD_SECONDS)
+    before = counting.names["schedules"]
+    drive(cast(Executor, counting), standby.tick())
+    assert counting.names["schedules"] == before + 1, "it reads the last change too"
 
 
 @pytest.mark.promise("CRON-8", "CRON-6")

@@ -52,6 +52,7 @@ from waypost.schedule.zones import zone_name
 from waypost.store.port import Draft
 from waypost.times import Duration, format_datetime, to_datetime
 from waypost.values import Published, ScheduleList, StoredSchedule
+from waypost.wake.port import ALL_QUEUES, ALL_SLEEPERS
 
 log = logging.getLogger("waypost")
 
@@ -323,10 +324,16 @@ def save(
         seen = (None, None) if found is None else (found.version, found.next_ms)
         saved = yield from context.attempt(context.store.save_schedule(queue, wanted, version=seen[0], next_ms=seen[1]))
         if saved.status == "saved" and saved.schedule is not None:
-            yield from context.attempt(context.store.schedules_changed(queue))
+            yield from _announce(context, queue)
             context.emit("schedule_saved", queue, key=key)
             return describe(queue, saved.schedule)
     raise _contended(key, queue)
+
+
+def _announce(context: ClientContext, queue: str) -> Flow[None]:
+    """Record that the schedules of a queue have changed, and notify the schedulers of all processes."""
+    yield from context.attempt(context.store.schedules_changed(queue))
+    context.wakeups.notify("schedules", ALL_QUEUES, [ALL_SLEEPERS])
 
 
 def _contended(key: str, queue: str) -> StoreFailed:
@@ -448,7 +455,7 @@ def remove(context: ClientContext, name: str, queue: str | None) -> Flow[bool]:
     place, stored, _ = found
     context.name_of(place)
     removed = yield from context.attempt(context.store.remove_schedule(place, stored.key))
-    yield from context.attempt(context.store.schedules_changed(place))
+    yield from _announce(context, place)
     context.emit("schedule_removed", place, "success" if removed else "skipped", key=stored.key)
     return removed
 
@@ -470,7 +477,7 @@ def set_paused(context: ClientContext, name: str, queue: str | None, paused: boo
         call = context.store.save_schedule(place, wanted, version=stored.version, next_ms=stored.next_ms)
         saved = yield from context.attempt(call)
         if saved.status == "saved":
-            yield from context.attempt(context.store.schedules_changed(place))
+            yield from _announce(context, place)
             context.emit("schedule_paused" if paused else "schedule_resumed", place, key=stored.key)
             return True
     raise _contended(name, queue or "")

@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
@@ -17,6 +19,7 @@ from waypost.operations.flow import ClientContext, Flow, drive, drive_async
 from waypost.schedule.election import Candidate
 from waypost.store.port import AsyncExecutor, Executor
 from waypost.values import Elected
+from waypost.wake.port import Listening
 
 log = logging.getLogger("waypost")
 
@@ -24,6 +27,8 @@ log = logging.getLogger("waypost")
 FAILED_SECONDS = 1.0
 #: The longest wait for a hand-over; without one, the next leader starts when the lease ends.
 HAND_OVER_SECONDS = 2.0
+#: How often a loop in a thread, whose caller has the event that stops it, checks whether it was notified.
+NOTIFIED_SECONDS = 0.5
 
 
 class TickResult(Protocol):
@@ -43,6 +48,9 @@ class Ticker(Protocol):
     def tick(self) -> Flow[TickResult]: ...
     def hand_over(self) -> Flow[None]: ...
     def refresh(self) -> None: ...
+    def listen(self, wake: Callable[[], None]) -> Listening | None:
+        """Call `wake`, from any thread, when a notification makes a tick necessary before its time."""
+        ...
 
 
 class _FailureLog:
@@ -71,20 +79,33 @@ class _FailureLog:
 def run_blocking(executor: Executor, ticker: Ticker, stop: threading.Event) -> None:
     """Tick until `stop` is set, then hand over."""
     failures = _FailureLog(ticker)
+    woken = threading.Event()
+    listening = ticker.listen(woken.set)
     try:
         while not stop.is_set():
+            woken.clear()
             try:
                 seconds = failures.succeeded(drive(executor, ticker.tick()))
             except Exception as error:
                 seconds = failures.failed(error)
-            stop.wait(seconds)
+            _pause(seconds, seconds if listening is None else NOTIFIED_SECONDS, stop, woken)
     finally:
+        if listening is not None:
+            listening.close()
         try:
             drive(executor, ticker.hand_over())
         except WaypostError as error:
             log.info(
                 "%s could not hand over: %s", ticker.role, error, extra={"event": f"{ticker.role}_not_handed_over"}
             )
+
+
+def _pause(seconds: float, step: float, stop: threading.Event, woken: threading.Event) -> None:
+    """Wait until `stop` is set; check every `step` seconds whether it was woken."""
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0 and not woken.is_set():
+        if stop.wait(min(left, step)):
+            return
 
 
 class BackgroundLoop:
@@ -116,14 +137,19 @@ class BackgroundLoop:
 
     def refresh(self) -> None:
         """Tick now. Safe from any thread."""
-        try:
-            self._loop.call_soon_threadsafe(self._refresh)
-        except RuntimeError:
-            return  # the loop ended
+        self._call_soon(self._refresh)
 
     def _refresh(self) -> None:
         self._ticker.refresh()
         self._woken.set()
+
+    def _wake(self) -> None:
+        self._call_soon(self._woken.set)
+
+    def _call_soon(self, callback: Callable[[], None]) -> None:
+        # The loop may have ended.
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(callback)
 
     def request_stop(self) -> None:
         """Stop after the current tick and hand over."""
@@ -132,6 +158,7 @@ class BackgroundLoop:
 
     async def run(self) -> None:
         """Tick until `request_stop`, then hand over."""
+        listening = self._ticker.listen(self._wake)
         try:
             while not self._stopping:
                 self._woken.clear()
@@ -145,6 +172,8 @@ class BackgroundLoop:
                 else:
                     await asyncio.sleep(0)
         finally:
+            if listening is not None:
+                listening.close()
             await self._hand_over()
 
     async def _hand_over(self) -> None:

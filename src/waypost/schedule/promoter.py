@@ -60,6 +60,9 @@ class Promoter:
         self._queues: list[str] = []
         self._queues_at = 0.0
 
+    def listen(self, wake: Callable[[], None]) -> None:
+        """No notification is about what it does."""
+
     def refresh(self) -> None:
         """List the queues in the next tick."""
         self._queues_at = 0.0

@@ -30,17 +30,25 @@ from waypost.schedule.steps import fire_step, waiting_step
 from waypost.store.port import Call, Draft, FireStep, Woken
 from waypost.times import to_ms, to_timedelta
 from waypost.values import Fired, ScheduleList, StoredSchedule
+from waypost.wake.port import ALL_QUEUES, Listening
 
 log = logging.getLogger("waypost")
 
 #: How often a leader polls for saved schedules: with its renewals, less than a command a second.
 POLL_SECONDS = 4.0
-#: How often a standby polls; how late a fire must be before it fires it; the pause after a leader was faster.
-STANDBY_POLL_SECONDS = 300.0
+#: How often a standby polls: rarely, or more often while no notification of a change can reach it. How late a fire must
+#: be before a standby fires it; the pause after a leader was faster.
+STANDBY_POLL_SECONDS, UNNOTIFIED_POLL_SECONDS = 300.0, 20.0
 STANDBY_LATE_MS = 1_000
 STANDBY_SECONDS = 30.0
+#: After a notification of a change both poll at once: so many times, and then on average once in so many seconds. There
+#: may be many standbys, so they poll less often, and not all at the same moment.
+NOTIFIED_POLLS = 10
+NOTIFIED_SECONDS, STANDBY_NOTIFIED_SECONDS = 1.0, 30.0
+STANDBY_SPREAD_SECONDS = 0.3
 #: Of schedules that fire more often than that, one standby, the deputy, tries each fire, or one a second: for how long
-#: it is elected, how late a fire must be for it (so that one of each second is not missed), and its pause.
+#: it is elected, how late a fire must be for it (so that one of each second is not missed), and its pause. It also
+#: tries what waits for the end of a run.
 DEPUTY_ROLE = "scheduler deputy"
 DEPUTY_TTL_MS = 60_000
 DEPUTY_LATE_MS = 700
@@ -123,6 +131,21 @@ class Scheduler:
         #: Store time minus the monotonic clock, in milliseconds; None before the first reply.
         self._clock_offset_ms: float | None = None
         self._poll_at = self._read_at = 0.0
+        self._listening: Listening | None = None
+        #: Set by a notification, in any thread. Then: a poll was moved forward for it; when the next one may be.
+        self._notified = False
+        self._polls_soon = False
+        self._notified_at = float("-inf")
+
+    def listen(self, wake: Callable[[], None]) -> Listening | None:
+        """Call `wake` when any process has changed a schedule: the next tick then reads it soon."""
+
+        def on_notification(notification: str) -> None:
+            self._notified = True
+            wake()
+
+        self._listening = self.context.wakeups.listen("schedules", ALL_QUEUES, None, on_notification)
+        return self._listening
 
     def refresh(self) -> None:
         """Read all schedules in the next tick: one was saved here, or the time changed."""
@@ -153,6 +176,7 @@ class Scheduler:
         if election == "elected":
             self._poll_at = self._read_at = 0.0
             self._acting = False
+        self._poll_if_notified(NOTIFIED_SECONDS)
         yield from self._poll(self._poll_seconds)
         tick = Tick(election)
         due = self._due()
@@ -168,10 +192,12 @@ class Scheduler:
         another one is faster.
         """
         now = self.context.monotonic()
+        yield from self._poll_as_standby(now)
+        if self._waits() and not self._acting:
+            yield from self._elect_deputy(now)
         is_deputy = now < self._deputy_until
-        yield from self._poll(self._poll_seconds if is_deputy or self._acting else STANDBY_POLL_SECONDS)
         late_ms = 0 if self._acting else DEPUTY_LATE_MS if is_deputy else self._standby_ms
-        late = self._due(late_ms, waiting=self._acting) if now >= self._standby_at else []
+        late = self._due(late_ms, waiting=self._acting or is_deputy) if now >= self._standby_at else []
         if late:
             run_at = late[0].run_at
             tick = yield from self._fire(late[:1], tick)
@@ -184,10 +210,17 @@ class Scheduler:
                 self._standby_at = now + (DEPUTY_SECONDS if is_deputy else STANDBY_SECONDS)
                 yield from self._elect_deputy(now)
         sleep = min(self._until(self._poll_at), self._until(self.candidate.elect_at))
-        fire = self._next_fire_seconds(0 if self._acting else late_ms, waiting=self._acting)
+        waiting = self._acting or now < self._deputy_until
+        fire = self._next_fire_seconds(0 if self._acting else late_ms, waiting=waiting)
         if fire is not None:
             sleep = min(sleep, max(fire, self._until(self._standby_at)))
+        if self._waits() and not self._acting:
+            sleep = min(sleep, self._until(self._deputy_at))
         return structs.replace(tick, _sleep_seconds=max(0.0, sleep))
+
+    def _waits(self) -> bool:
+        """Return whether a fire waits for the end of a run, as far as is known here."""
+        return any(known.state.waiting_ms is not None and not known.stored.paused for known in self._known.values())
 
     def _act(self, now: float) -> None:
         """The leader is late, and may be dead: fire in its place, and stand for election before the next poll."""
@@ -270,16 +303,38 @@ class Scheduler:
 
     # ---- reading -----------------------------------------------------------------------------------------
 
+    def _poll_as_standby(self, now: float) -> Flow[None]:
+        if self._acting or now < self._deputy_until:
+            self._poll_if_notified(NOTIFIED_SECONDS)
+            yield from self._poll(self._poll_seconds)
+            return
+        self._poll_if_notified(STANDBY_NOTIFIED_SECONDS, random.uniform(0, STANDBY_SPREAD_SECONDS))
+        notified = self._listening is not None and self._listening.working
+        yield from self._poll(STANDBY_POLL_SECONDS if notified else UNNOTIFIED_POLL_SECONDS)
+
+    def _poll_if_notified(self, pause: float, delay: float = 0.0) -> None:
+        """After a notification move the next poll forward; after `NOTIFIED_POLLS` of them once in `pause` seconds."""
+        if not self._notified:
+            return
+        self._notified = False
+        if self._polls_soon:
+            return  # that poll comes after both changes
+        self._polls_soon = True
+        now = self.context.monotonic()
+        self._notified_at = max(self._notified_at, now - NOTIFIED_POLLS * pause) + pause
+        self._poll_at = min(self._poll_at, max(now, self._notified_at) + delay)
+
     def _poll(self, seconds: float) -> Flow[None]:
-        """Read the schedules of changed queues, and of all queues every `READ_SECONDS`; poll again in `seconds`."""
+        """Read the schedules of changed queues, and of all from time to time; poll again in `seconds`."""
         now = self.context.monotonic()
         if now < self._poll_at:
             return
         # Set before the request, so that a refresh during it is not lost.
         self._poll_at = now + seconds
+        self._polls_soon = False
         numbers = yield from self.context.attempt(self.context.store.scheduled())
         if now >= self._read_at:
-            self._read_at = now + READ_SECONDS
+            self._read_at = now + max(READ_SECONDS, seconds)
             self._numbers.clear()
         changed = [queue for queue, number in numbers.items() if self._numbers.get(queue) != number]
         for at in range(0, len(changed), FIRES_PER_FLUSH):

@@ -10,12 +10,14 @@ from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 #: `ready`: there is work for the named sleepers, or a message or chain that a client waits for has ended. `held`: a
-#: running message is to be cancelled. `poll`: a poll of a worker, sent back to it.
-Kind: TypeAlias = Literal["ready", "held", "poll"]
+#: running message is to be cancelled. `poll`: a poll of a worker, sent back to it. `schedules`: a schedule was changed.
+Kind: TypeAlias = Literal["ready", "held", "poll", "schedules"]
 #: `idle`: there is no listener. `broken`: it will be retried; until then listeners must poll.
 State: TypeAlias = Literal["idle", "starting", "working", "broken"]
 
 ALL_SLEEPERS = "*"
+#: The queue in the topic of notifications that are about all queues. Of kinds that have no topic of a single queue.
+ALL_QUEUES = "all"
 #: What listeners get when the channel starts or stops working: poll once, notifications may have been missed.
 POLL_NOW = ""
 
