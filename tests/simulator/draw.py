@@ -530,7 +530,7 @@ def with_expiries(scenario: Scenario) -> Scenario:
 
 
 def _lapsed_with_a_key(scenario: Scenario, random: Random) -> list[Step]:
-    """A message lapses in a paused queue, where no claim ends it; then another one is published under its key."""
+    """A message lapses in a paused queue, mostly before a poll ends it; then another one is published under its key."""
     at = round(random.uniform(10.0, max(step.at for step in scenario.steps)), 3)
     queue = random.choice(scenario.queues).name
     publisher = next(plan.name for plan in scenario.processes if not plan.handlers and not plan.relays)

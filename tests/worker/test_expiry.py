@@ -49,6 +49,20 @@ def test_an_idle_worker_ends_what_lapses_while_it_waits_for_a_chain(harness: Har
     assert harness.ledger("mails").ready == 1
 
 
+@pytest.mark.promise("PUB-10", "QUEUE-1")
+def test_an_idle_worker_ends_what_lapses_in_a_paused_queue(harness: Harness) -> None:
+    @harness.handler("orders")
+    async def handle(body: str) -> None:
+        raise AssertionError("the queue is paused")
+
+    harness.configure("orders", lease=1)  # a worker polls once in a lease
+    harness.pause("orders")
+    with harness.working():
+        harness.publish("orders", "late", expires=0.5)
+        until(lambda: harness.ledger("orders").dropped == 1)
+    assert harness.ledger("orders").ready == 0
+
+
 @pytest.mark.promise("PUB-10", "PUB-8")
 def test_an_expiry_before_the_due_time_is_refused_before_anything_is_written(harness: Harness) -> None:
     now = datetime.now(UTC)

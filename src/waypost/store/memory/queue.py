@@ -387,6 +387,8 @@ class QueueModel:
             next_rate_ms = self.next_rate(now)
             if next_rate_ms is None:
                 next_rate_ms = groups.next_allowed(self, now)
+        else:
+            self.lapse(now, operation)
         self._trim_dead(now)
         if sleeper is not None and len(leases) < limit and not more:
             # It took all messages and could take more; a claim of nothing only unregisters the sleeper.
@@ -420,7 +422,9 @@ class QueueModel:
 
     def poll(self, now: int, sleeper: str | None) -> PolledQueue:
         """Return whether a claim may return something. Renews the registration of a sleeper."""
-        next_due, next_lease = (None, None) if self.paused else (self.next_moment(now), self.next_lease(now))
+        next_due, next_lease = self.next_moment(now), self.next_lease(now)
+        if self.paused:
+            next_due, next_lease = self.next_lapse(now), None
         ready = groups.needs_claim(self, now) if self.policy.grouped else self.count("ready") > 0
         needs_claim = next_due == 0 or next_lease == 0 or (ready and not self.paused)
         needs_claim = needs_claim or self._has_old_dead(now)
@@ -968,9 +972,13 @@ class QueueModel:
 
     def next_moment(self, now: int) -> int | None:
         """Return the time until the next timer is due or the next message lapses."""
-        ends = [r.expires_ms for r in self.messages.values() if r.can_lapse]
-        moments = [self.next_due_at(), *ends]
-        return min((max(0, one - now) for one in moments if one is not None), default=None)
+        moments = (self.next_due(now), self.next_lapse(now))
+        return min((moment for moment in moments if moment is not None), default=None)
+
+    def next_lapse(self, now: int) -> int | None:
+        """Return the time until the next message lapses."""
+        ends = (r.expires_ms for r in self.messages.values() if r.can_lapse)
+        return min((max(0, end - now) for end in ends if end is not None), default=None)
 
     def next_lease(self, now: int) -> int | None:
         return min((max(0, (r.lease_end_ms or 0) - now) for r in self._in("leased")), default=None)

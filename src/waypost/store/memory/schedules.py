@@ -85,14 +85,14 @@ def trigger_schedule(model: QueueModel, now: int, key: str, draft: Draft, operat
 
 
 def promote(model: QueueModel, now: int) -> Promoted:
-    """Make due timers ready, as a claim does; in a paused queue they accumulate."""
+    """Make due timers ready, as a claim does, and end what has lapsed. In a paused queue timers accumulate."""
     late = model.next_due_at()
     before = model.count("delayed")
     promoted = 0
     if not model.paused:
         model.promote(now, None)
         promoted = before - model.count("delayed")
-        model.lapse(now, None)
+    model.lapse(now, None)
     lag = 0 if late is None else max(0, now - late)
     return Promoted(promoted, model.count("delayed"), lag, model.next_moment(now))
 

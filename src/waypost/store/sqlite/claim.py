@@ -115,6 +115,8 @@ def claim(
         next_rate_ms = _next_rate(records)
         if next_rate_ms is None and records.groups is not None and records.groups.takes_turns:
             next_rate_ms = next_allowed(records, records.groups)
+    else:
+        lapse(records, operation_id)
     trim_dead(records)
     if sleeper is not None and len(leases) < limit and not more:
         step.execute(_SLEEPERS_OLD, (records.number, now))

@@ -65,7 +65,7 @@ def _polled(step: Step, idle: Idle, row: tuple[Any, ...], renewed: list[tuple[in
             ready = needs_claim_for_groups(records)
             due = min((at for at in (due, limited_until(records)) if at is not None), default=None)
     if paused:
-        ready, due, end = 0, None, None
+        ready, due, end = 0, expiry, None
     needs_claim = ready > 0 or any(at is not None and at <= now for at in (due, end))
     # A claim shortens leases from before the clock was set back to their own length.
     needs_claim = needs_claim or (end is not None and policy.lease_ms is not None and end - now > policy.lease_ms)

@@ -150,13 +150,12 @@ def resign(step: Step, role: str, name: str) -> bool:
 
 
 def promote(records: QueueRecords) -> Promoted:
-    """Make due timers ready, as a claim does; in a paused queue they accumulate."""
+    """Make due timers ready, as a claim does, and end what has lapsed. In a paused queue timers accumulate."""
     oldest = records.step.execute(_OLDEST_DUE, (records.number,)).fetchone()[0]
     before = records.numbers["delayed"]
     if not records.paused and oldest is not None and oldest <= records.now:
         promote_due(records, None)
     promoted = before - records.numbers["delayed"]
-    if not records.paused:
-        lapse(records, None)
+    lapse(records, None)
     lag = 0 if oldest is None else max(0, records.now - oldest)
     return Promoted(promoted, records.numbers["delayed"], lag, next_moment(records))

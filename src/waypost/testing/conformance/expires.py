@@ -156,13 +156,45 @@ class TestExpiry:
         assert bench.ledger().dropped == LAPSE_MAX + 7
 
     @pytest.mark.promise("PUB-10")
-    def test_a_paused_queue_lets_its_messages_lapse_when_it_goes_on(self, bench: Bench) -> None:
-        bench.publish(expires=5)
+    @pytest.mark.parametrize("step", ["claim", "promote"])
+    @pytest.mark.parametrize("settings", [{}, {"fair": True}, {"order": "group"}], ids=["plain", "fair", "ordered"])
+    def test_messages_lapse_in_a_paused_queue_and_timers_gather(
+        self, bench: Bench, step: str, settings: dict[str, Any]
+    ) -> None:
+        bench.configure(max_pending=3, **settings)
+        lapsing = [bench.publish(expires=5, key="k", group="a").id, bench.publish(delay=2, expires=6).id]
+        timer = bench.publish(delay=2, group="a")
         bench.pause()
-        bench.after(5)
-        assert bench.claimed().also == ()
+        assert bench.claimed(5, sleeper="anna").leases == []
+        (polled,) = bench.poll(Idle(QUEUE, "anna")).queues
+        assert (polled.needs_claim, polled.next_due_ms, polled.next_lease_ms) == (False, 5_000, None)
+        bench.after(6)
+        (polled,) = bench.poll(Idle(QUEUE, "anna")).queues
+        assert (polled.needs_claim, polled.next_due_ms) == (True, 0)
+        if step == "claim":
+            claimed = bench.claimed(5, sleeper="anna")
+            assert (claimed.leases, lapses(claimed.also)) == ([], sorted(lapsing))
+        else:
+            woken = bench.run(bench.store.promote(QUEUE))
+            assert (lapses(woken.also), woken.result.promoted, woken.result.depth) == (sorted(lapsing), 0, 1)
+        assert not bench.poll(Idle(QUEUE, "anna")).queues[0].needs_claim
+        ledger = bench.ledger()
+        assert (ledger.dropped, ledger.delayed, ledger.ready) == (2, 1, 0)
+        # Key and place are free, before the queue goes on.
+        kept = [bench.publish(key="k", group="a"), bench.publish()]
+        assert [one.status for one in kept] == ["queued", "queued"]
         bench.resume()
-        assert len(lapses(bench.claimed().also)) == 1
+        assert sorted(self.handed_out(bench)) == sorted([timer.id, *(one.id for one in kept)])
+        bench.check_invariants()
+
+    @staticmethod
+    def handed_out(bench: Bench) -> list[str]:
+        found = []
+        while leases := bench.claim(5):
+            found += [lease.id for lease in leases]
+            for lease in leases:
+                bench.settle(lease)
+        return found
 
     @pytest.mark.promise("PUB-10", "PUB-4")
     @pytest.mark.parametrize("rule", ["keep", "replace", "extend", "error"])

@@ -370,6 +370,9 @@ BEGIN
                 SELECT CASE WHEN q.rate_count <= sum(r.count) THEN min(r.at_ms) + q.rate_per_ms - v_now END
                 INTO v_rate FROM {rate} r WHERE r.queue = q.number;
             END IF;
+        ELSIF v_lapse <= v_now THEN
+            v_followups := ({lapse}(q, v_now, v_op)).followups;
+            v_lapsed := true;
         END IF;
         IF q.dead_max IS NOT NULL OR q.dead_keep_ms IS NOT NULL THEN
             PERFORM {trim_dead}(q, v_now);

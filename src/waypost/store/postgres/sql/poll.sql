@@ -42,9 +42,11 @@ BEGIN
     LEFT JOIN {queue} q ON q.name = u.queue
     LEFT JOIN {sleeper} s ON s.queue = q.number AND s.name = u.sleeper
     LEFT JOIN LATERAL (
-        SELECT least({next_due}(q.number), {next_lapse}(q.number)) AS due, {next_lease}(q.number) AS ends,
-            CASE WHEN q.claim_mode > 0 THEN {next_group_rate}(q.number, v_now) END AS rate
-        WHERE NOT q.paused) f ON true;
+        -- A paused queue hands out nothing, but its messages lapse.
+        SELECT least(CASE WHEN NOT q.paused THEN {next_due}(q.number) END, {next_lapse}(q.number)) AS due,
+            CASE WHEN NOT q.paused THEN {next_lease}(q.number) END AS ends,
+            CASE WHEN NOT q.paused AND q.claim_mode > 0 THEN {next_group_rate}(q.number, v_now) END AS rate
+        WHERE q.number IS NOT NULL) f ON true;
     -- Registrations whose time is half over. Each worker renews its own, so none waits for another.
     UPDATE {sleeper} s SET until_ms = v_now + {SLEEPER_TTL_MS} FROM (
         SELECT o.ctid AS place FROM unnest(p_queues, p_sleepers) AS u (queue, sleeper)

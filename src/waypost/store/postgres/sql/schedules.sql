@@ -150,7 +150,7 @@ BEGIN
     RETURN v_first;
 END $body$;
 
--- Make timers ready that are due, and end messages that have lapsed, as a claim does; a paused queue lets them gather.
+-- Make timers ready that are due, and end messages that have lapsed, as a claim does; a paused queue lets its timers gather.
 CREATE OR REPLACE FUNCTION {promote}(p_queue text, p_clock bigint) RETURNS text
 LANGUAGE plpgsql {settings} AS $body$
 DECLARE
@@ -173,7 +173,7 @@ BEGIN
         SELECT h.delayed INTO v_after FROM {state_counts}(q.number) h;
     END IF;
     v_promoted := v_before - v_after;
-    IF {next_lapse}(q.number) <= v_now AND NOT q.paused THEN
+    IF {next_lapse}(q.number) <= v_now THEN
         v_lapsed := {lapse}(q, v_now, NULL);
         SELECT h.delayed INTO v_after FROM {state_counts}(q.number) h;
         v_wake := {wake}(q, v_now, v_promoted + v_lapsed.fresh);

@@ -151,7 +151,7 @@ for i = 1, #expired do
 end
 
 -- A step ends a bounded number of them. Where there are more, the messages to hand out are checked one by one.
-local lapsed = expiring and not paused and lapse() or 0
+local lapsed = expiring and lapse() or 0
 
 if grouping then
   if grouping.build then grouping.build() end

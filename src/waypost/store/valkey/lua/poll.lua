@@ -67,15 +67,17 @@ for i = 1, many do
   local fields = redis.pcall('HMGET', key, 'version', 'policy', 'paused', 'groups', 'expiring')
   local due, lease = first_score(base .. 'due'), first_score(base .. 'leases')
   local expiry = not fields.err and fields[5] and first_score(base .. 'expires')
-  if expiry and expiry < EXPIRY_ASIDE then due = due and min(due, expiry) or expiry end
+  if expiry and expiry >= EXPIRY_ASIDE then expiry = false end
   local rules = DEFAULT_POLICY
   local needed = fields.err or due == nil or lease == nil or (fields[1] and tonumber(fields[1]) > VERSION)
   if not needed then
     if fields[2] then rules = cmsgpack.unpack(fields[2]) end
-    if fields[3] == '1' then due, lease = false, false end
-    needed = number_of('HLEN', base .. 'outgoing') > 0
-    if not needed and fields[3] ~= '1' then
-      needed = (due and due <= now) or (lease and lease <= now)
+    -- A paused queue hands out nothing, but its messages lapse.
+    local paused = fields[3] == '1'
+    if paused then due, lease = false, false end
+    if expiry then due = due and min(due, expiry) or expiry end
+    needed = number_of('HLEN', base .. 'outgoing') > 0 or (due and due <= now) or (lease and lease <= now)
+    if not needed and not paused then
       if fields[4] == 'T' then
         -- Ready messages of groups that cannot go on bring nothing, until a rate allows the next one.
         local limited = first_score(base .. 'group_limited')

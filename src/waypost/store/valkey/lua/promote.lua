@@ -38,7 +38,7 @@ for i = 1, #due do
     set_aside(due[i], DUE)
   end
 end
-local lapsed = expiring and not paused and lapse() or 0
+local lapsed = expiring and lapse() or 0
 -- include chains
 if grouping then grouping.write() end
 local names = wake(freshly_ready + (lapsed > 0 and grouping and grouping.worth() or 0))
