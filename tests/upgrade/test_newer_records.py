@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import psycopg
 import pytest
 import redis
 
@@ -21,6 +22,7 @@ from waypost.schedule import rule
 from waypost.spark.source.bulk import Bulk
 from waypost.store.port import Draft, Heartbeat
 from waypost.store.postgres import migrate
+from waypost.store.sqlite import entries
 from waypost.store.valkey.packing import STATE
 from waypost.store.valkey.scripts import COUNTERS
 from waypost.testing.bench import fresh_namespace
@@ -136,6 +138,41 @@ def test_an_event_of_a_later_release_is_an_error_and_not_a_guess(
     assert len(post.journal("orders", limit=1).events) == 1
     with post.receive("orders") as message:
         assert message is not None
+
+
+def plant_in_sqlite(url: str, namespace: str) -> None:
+    path = Path(url.removeprefix("sqlite:///"))
+    last, data = execute(path, f'SELECT last, data FROM "{namespace}_entry" ORDER BY last DESC LIMIT 1')[0]
+    values = msgspec.msgpack.decode(data)
+    values[1 + entries.COLUMNS.index("event")] = "planted"
+    execute(path, f'UPDATE "{namespace}_entry" SET data = ? WHERE last = ?', msgspec.msgpack.encode(values), last)
+
+
+def plant_in_postgres(url: str, namespace: str) -> None:
+    with psycopg.connect(url) as connection:
+        newest = f'(SELECT max(seq) FROM "{namespace}_entry")'
+        connection.execute(f"""UPDATE "{namespace}_entry" SET event = 'planted' WHERE seq = {newest}""".encode())
+
+
+@pytest.mark.promise("STORE-7")
+@pytest.mark.parametrize(("store", "plant"), [("sqlite", plant_in_sqlite), ("postgres", plant_in_postgres)])
+def test_a_named_event_of_a_later_release_is_an_error_too(
+    store: str, plant: Callable[[str, str], None], request: pytest.FixtureRequest, namespace: str
+) -> None:
+    url = PLACES[store](request, namespace)
+    with Waypost(url, namespace=namespace) as post:
+        first, second = post.publish("orders", 1), post.publish("orders", 2)
+        plant(url, namespace)
+        for read in (
+            lambda: post.journal("orders"), lambda: read_in_bulk(post, "orders"),
+            lambda: post.history("orders", second.id),
+        ):  # fmt: skip
+            with pytest.raises(SchemaTooNew, match=r"up to number 2.*update waypost here"):
+                read()
+        # What is before it can be read, and the queue goes on.
+        assert [event.message_id for event in post.journal("orders", limit=1).events] == [first.id]
+        with post.receive("orders") as message:
+            assert message is not None
 
 
 @pytest.mark.promise("STORE-7")

@@ -18,6 +18,7 @@ from waypost.policy import PRIORITY_MAX
 from waypost.store.bulk.columns import batch_of, constant, envelope_columns, numbers
 from waypost.store.bulk.reader import BulkConnection, PageSize, Span
 from waypost.store.bulk.tables import ENVELOPE_COLUMNS, JOURNAL, MESSAGES
+from waypost.store.known_events import check_events
 from waypost.store.postgres.constants import STATES
 from waypost.store.postgres.statement import PostgresCall, number, rows_of, text
 from waypost.values import MessageState
@@ -291,11 +292,13 @@ def _spread(
     if not len(rows):
         return
     parents = pa.array(index)
+    events = entries.column("event").take(parents)
+    check_events(queue, int(rows[-1]), pc.unique(events).to_pylist())
     made: dict[str, Any] = {
         "queue": constant(queue, len(rows)),
         "number": numbers(rows, pa.int64()),
         "at_ms": entries.column("at_ms").take(parents),
-        "event": entries.column("event").take(parents),
+        "event": events,
     }
     if "operation_id" in columns:
         made["operation_id"] = entries.column("operation").take(parents)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from waypost.policy import CHUNK_BYTES_MAX, SCANNED_MAX
+from waypost.store.known_events import check_events
 from waypost.store.port import read_cursor
 from waypost.store.postgres.constants import STATES
 from waypost.store.postgres.schema import Names
@@ -267,6 +268,7 @@ def _spread(values: list[Any] | None, count: int) -> list[Any]:
 def _events(queue: str, row: tuple[Any, ...]) -> list[EventRecord]:
     """The events of one entry."""
     before, count, at_ms, event, operation, schedule = row[:6]
+    check_events(queue, before + count, (event,))
     fields = [_spread(values, count) for values in row[6:]]
     return [
         EventRecord(

@@ -44,7 +44,7 @@ class SqliteBulkReader:
 
     def _events(self, queue: str, after: int, to: int, fields: Sequence[str]) -> list[tuple[Any, ...]]:
         def read(step: Step) -> list[tuple[Any, ...]]:
-            return events_between(step, step.queue_for_reading(queue).number, after, to, to - after, fields)
+            return events_between(step.queue_for_reading(queue), after, to, to - after, fields)
 
         return self._run(SqliteCall("read", read, writes=False))
 

@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from waypost.errors import StoreFailed
+from waypost.store.known_events import check_events
 from waypost.store.sqlite.schema import Spelling
 from waypost.values import EventRecord
 
 if TYPE_CHECKING:
+    from waypost.store.sqlite.queue_records import QueueRecords
     from waypost.store.sqlite.step import Step
 
 #: Events in one entry: reading one of them unpacks all.
@@ -142,14 +144,17 @@ def _columns_of(fields: Sequence[str]) -> str:
 
 
 def events_between(
-    step: Step, queue: int, after: int, to: int, limit: int, fields: Sequence[str] = FIELDS[1:]
+    records: QueueRecords, after: int, to: int, limit: int, fields: Sequence[str] = FIELDS[1:]
 ) -> list[tuple[Any, ...]]:
     """Return the number and these fields of the events with numbers in (after, to], in order, `limit` at most."""
+    step, queue = records.step, records.number
     found: list[tuple[Any, ...]] = []
     for first, last, data in step.execute(_BETWEEN, (queue, after)):
         if first > to or len(found) >= limit:
             break
-        rows = read_entry(first, last, data).rows(("number", *fields))
+        entry = read_entry(first, last, data)
+        check_events(records.name, last, entry.values("event"))
+        rows = entry.rows(("number", *fields))
         found += rows if after < first and last <= to else [row for row in rows if after < row[0] <= to]
     single = step.execute(_ROWS.format(columns=_columns_of(("number", *fields))), (queue, after, to, limit)).fetchall()
     if single:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from waypost.store.known_events import check_events
 from waypost.store.sqlite.entries import events_between, events_of
 from waypost.store.sqlite.queue_records import QueueRecords
 from waypost.values import EventPage, EventRecord, TracePage
@@ -17,17 +18,17 @@ def journal(records: QueueRecords, after: int, limit: int) -> EventPage:
     first = records.numbers["journal_first"]
     start = max(after, first - 1)
     last = records.numbers["journal_last"]
-    events = [
-        EventRecord(records.name, *row) for row in events_between(records.step, records.number, start, last, limit)
-    ]
+    events = [EventRecord(records.name, *row) for row in events_between(records, start, last, limit)]
     return EventPage(events, events[-1].number if events else start, first, last)
 
 
 def trace(records: QueueRecords, message_id: str) -> TracePage:
     """The history of one message, as far as the journal reaches."""
     first = records.numbers["journal_first"]
-    found = events_of(records.step, records.number, message_id)
-    return TracePage([EventRecord(records.name, *row) for row in found if row[0] >= first], None)
+    rows = events_of(records.step, records.number, message_id)
+    found = [EventRecord(records.name, *row) for row in rows if row[0] >= first]
+    check_events(records.name, found[-1].number if found else 0, [one.event for one in found])
+    return TracePage(found, None)
 
 
 def reader(records: QueueRecords, name: str, read_to: int | None) -> int:

@@ -25,6 +25,7 @@ from waypost.store.bulk.columns import (
 )
 from waypost.store.bulk.reader import BulkConnection, PageSize, Span
 from waypost.store.bulk.tables import JOURNAL
+from waypost.store.known_events import unknown_event
 from waypost.store.valkey import packing
 from waypost.store.valkey.command import ValkeyCall, command
 from waypost.store.valkey.scripts import CAUSES, EVENTS, EXPIRY_ASIDE, KEY_NAMES
@@ -204,7 +205,7 @@ class JournalPage:
         entries, at, arrays = self._shared(runs, columns)
         event, cause, status = rows["event"], rows["cause"], rows["status"]
         if event.max() > len(EVENTS) or cause.max() > len(CAUSES):
-            raise packing.unknown_event(self.queue, int(self._numbers(runs)[-1]))
+            raise unknown_event(self.queue, int(self._numbers(runs)[-1]))
         token, ready = rows["token"], rows["ready"].astype(np.int64)
         was_leased = status == b"L"
         ran = np.isin(event, _ENDS) | (np.isin(event, _MAY_END) & was_leased)

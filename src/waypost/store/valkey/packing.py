@@ -14,6 +14,7 @@ import msgspec
 from waypost.errors import SchemaTooNew
 from waypost.identity import SESSION_BYTES, operation_id
 from waypost.policy import DEFAULT_GROUP, UNIQUE_NUMBERS, GroupSettings, PolicyRecord
+from waypost.store.known_events import unknown_event
 from waypost.store.port import Draft, Hold, forwarded_draft
 from waypost.store.valkey.scripts import CAUSES, COUNTERS, EVENTS
 from waypost.values import (
@@ -446,14 +447,6 @@ def unpack_entry(queue: str, last: int, data: bytes) -> Iterator[EventRecord]:
         yield from _unpack_items(queue, last, data)
     except IndexError:
         raise unknown_event(queue, last) from None
-
-
-def unknown_event(queue: str, last: int) -> SchemaTooNew:
-    """A journal entry has an event that this release does not know: a guess could be wrong, so none of it is read."""
-    return SchemaTooNew(
-        f"the journal of queue {queue} has an event that this release does not know, up to number {last}: a newer "
-        "release wrote it; update waypost here, readers then go on from where they are"
-    )
 
 
 def _unpack_items(queue: str, last: int, data: bytes) -> Iterator[EventRecord]:
