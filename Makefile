@@ -67,7 +67,7 @@ MORE_TESTS := tests/conformance/test_planted_faults.py::test_a_planted_fault_is_
 	tests/upgrade/test_mixed_releases.py::test_two_releases_work_side_by_side[postgres] \
 	tests/upgrade/test_side_by_side.py::test_an_upgrade_is_reverted \
 	tests/upgrade/test_spark_reader.py::test_spark_reads_the_same_in_both_releases[valkey-postgres] \
-	tests/upgrade/test_side_by_side.py::test_a_migration_that_is_killed_goes_on_when_it_is_run_again
+	tests/upgrade/test_interrupted_upgrades.py::test_a_migration_that_is_killed_goes_on_when_it_is_run_again
 everything: .venv/ready system
 	$(PYTEST) $(PARALLEL) tests $(addprefix --ignore ,$(MORE)) $(addprefix --deselect ,$(MORE_TESTS)) -k "not ($(MORE_STORES))"
 

@@ -17,9 +17,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import psycopg
+
 from tests.upgrade.next_release import ROOT
 from tests.waiting import WAIT_SECONDS_MAX, until
 from waypost import Waypost
+from waypost.store.postgres.schema import UNUSED_MINUTES
 
 TRAFFIC = Path(__file__).parent / "traffic.py"
 #: Messages a second of one publisher, if the caller does not say.
@@ -157,6 +160,14 @@ class Fleet:
         """
         place = ("--url", self.url, "--namespace", self.namespace)
         return self._run(release, self._python, str(TRAFFIC), "command", "migrate", *place, *options, seconds=seconds)
+
+    def pass_time_without_calls(self) -> None:
+        """Move back what PostgreSQL has noted about calls, as if older functions had none for 15 minutes."""
+        with psycopg.connect(self.url) as connection:
+            for table, column in (("used", "at_ms"), ("interface", "made_ms")):
+                connection.execute(
+                    f'UPDATE "{self.namespace}_{table}" SET {column} = {column} - {UNUSED_MINUTES * 60_000}'.encode()
+                )
 
     def run(self, release: str, *arguments: str) -> tuple[int, str]:
         """Run Python of a release; return its exit code and what it printed."""

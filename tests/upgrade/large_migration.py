@@ -44,7 +44,8 @@ SELECT s, s, m.ready_ms, m.published_ms, m.queue, m.state, m.rank, i,
     substring(m.data FROM 1 FOR 1) || convert_to(i, 'UTF8') || substring(m.data FROM 26)
 FROM (SELECT * FROM wp_message WHERE queue = (SELECT number FROM wp_queue WHERE name = 'archive') LIMIT 1) m
 CROSS JOIN LATERAL (
-    SELECT nextval('wp_sequence') AS s, left(m.id, 14) || lpad(n::text, 10, '0') AS i FROM generate_series(%s, %s) n
+    SELECT nextval('wp_sequence') AS s, left(m.id, 14) || lpad(n::text, 10, '0') AS i
+    FROM generate_series(%s::bigint, %s) n
     WHERE m.id IS NOT NULL) c
 """
 COUNT = """
@@ -93,8 +94,11 @@ def figures(url: str, folder: Path, *, messages: int, rate: float, seconds: floa
         fleet.stop("this", *FLOWS, *ROLES)
         fleet.start("next", *FLOWS, rate=(rate - SINGLE_RATE) / len(FLOWS))
         fleet.wait_for_more("next", "publish", int(SINGLE_RATE * SECONDS_AFTER))
+        code, printed = fleet.migrate("next", "--finish")
+        yield Figure(f"{title}: finish at once", f"exit code {code}", "refused: 1", code == 1)
+        fleet.pass_time_without_calls()
         began = time.monotonic()
-        code, printed = fleet.migrate("next", "--finish", "--force")
+        code, printed = fleet.migrate("next", "--finish")
         yield Figure(f"{title}: finish", f"{time.monotonic() - began:.1f} s", "exit code 0", code == 0)
         fleet.wait_for_more("next", "publish", int(SINGLE_RATE * SECONDS_AFTER))
         ended = time.monotonic()

@@ -61,6 +61,8 @@ MIGRATION = "\n".join(
         "",
     ]
 )
+#: What only the release before needs.
+FINISH = "DROP INDEX IF EXISTS {used_at};\n"
 NEWEST = f'({MIGRATIONS[-1][0]}, "{MIGRATIONS[-1][1]}"),'
 #: A file, what is in it, and what the next release has in its place.
 CHANGES = (
@@ -111,4 +113,5 @@ def build(folder: Path) -> Path:
         assert text.count(old) == 1, f"{name} has {text.count(old)} times {old!r}"
         (package / name).write_text(text.replace(old, new))
     (package / "store/postgres/migrations/9999_planted.sql").write_text(MIGRATION)
+    (package / "store/postgres/migrations/9999_planted.finish.sql").write_text(FINISH)
     return folder / "src"

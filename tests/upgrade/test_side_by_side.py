@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
-import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,7 +12,7 @@ import pytest
 
 from tests.postgres.test_versions import make
 from tests.upgrade.fleet import Fleet
-from tests.upgrade.next_release import NEXT_RELEASE, build
+from tests.upgrade.next_release import NEXT_RELEASE
 from waypost import Waypost
 from waypost.cli.commands import migrate as migrate_command
 from waypost.cli.main import main
@@ -27,26 +24,6 @@ from waypost.testing.servers import program_of
 
 SECONDS = 120
 ROLES = ("publish", "work", "receive")
-
-
-@pytest.fixture(scope="module")
-def next_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory.mktemp("next"))
-
-
-@pytest.fixture
-def fleet(postgres_url: str, tmp_path: Path, next_source: Path) -> Iterator[Fleet]:
-    namespace = fresh_namespace()
-    migrate(postgres_url, namespace=namespace)
-    fleet = Fleet(postgres_url, namespace, tmp_path, next_source)
-    yield fleet
-    fleet.stop_all()
-
-
-@pytest.fixture
-def database(postgres_url: str) -> Iterator[psycopg.Connection[Any]]:
-    with psycopg.connect(postgres_url, autocommit=True) as connection:
-        yield connection
 
 
 def begin_upgrade(fleet: Fleet) -> None:
@@ -62,7 +39,7 @@ def begin_upgrade(fleet: Fleet) -> None:
 
 
 @pytest.mark.promise("STORE-7")
-def test_an_upgrade_goes_on_beside_the_release_before(fleet: Fleet, database: psycopg.Connection[Any]) -> None:
+def test_an_upgrade_goes_on_beside_the_release_before(fleet: Fleet) -> None:
     begin_upgrade(fleet)
     code, printed = fleet.migrate("next", "--finish")
     assert code == 1, printed
@@ -71,7 +48,7 @@ def test_an_upgrade_goes_on_beside_the_release_before(fleet: Fleet, database: ps
     fleet.stop("this", *ROLES)
     code, printed = fleet.migrate("next", "--finish")
     assert (code, "is registered" in printed) == (1, False), printed
-    database.execute(f'UPDATE "{fleet.namespace}_used" SET at_ms = at_ms - 900000')
+    fleet.pass_time_without_calls()
     code, printed = fleet.migrate("next", "--finish")
     assert (code, printed.startswith(f"removed the functions of version {schema.VERSION} ")) == (0, True), printed
     assert fleet.migrate("next", "--finish")[1].endswith("has nothing to remove\n")
@@ -177,61 +154,3 @@ def test_a_migration_that_takes_long_reports_its_steps(
     assert printed.out.startswith("created namespace")
     assert printed.err.startswith("waypost: ")
     assert printed.err.endswith(" s: tables and functions\n")
-
-
-#: Before the first step, and right after the index, both steps in batches, the setting, an index of the journal, all of
-#: these, the functions, the triggers and the version.
-POINTS = (0, 5, 7, 9, 11, 17, 35, 37, 39, 41)
-#: Runs `waypost migrate` and kills it at a point: before the step of a number, or right after it.
-KILLED = """
-import os, signal, sys
-from waypost.cli.main import main
-from waypost.store.postgres import migrating
-
-point, run, done = int(sys.argv[1]), migrating._run_step, 0
-
-def run_step(connection, step, **options):
-    global done
-    for is_after in (False, True):
-        if done == point:
-            os.kill(os.getpid(), signal.SIGKILL)
-        done += 1
-        if not is_after:
-            run(connection, step, **options)
-
-migrating._run_step = run_step
-sys.exit(main(["migrate", *sys.argv[2:]]))
-"""
-
-
-@pytest.mark.promise("STORE-7")
-def test_a_migration_that_is_killed_goes_on_when_it_is_run_again(
-    fleet: Fleet, database: psycopg.Connection[Any]
-) -> None:
-    with Waypost(fleet.url, namespace=fleet.namespace) as post:
-        post.publish_many("orders", range(100))
-        for point in POINTS:
-            killed = subprocess.run(
-                [sys.executable, "-c", KILLED, str(point), "--url", fleet.url, "--namespace", fleet.namespace],
-                env=fleet.environment("next"), timeout=SECONDS, check=False,
-            )  # fmt: skip
-            assert killed.returncode == -signal.SIGKILL, f"there is no point {point}"
-            # The release before goes on, whatever is there of the next one.
-            assert post.publish("orders", point).status == "queued"
-            with post.receive("orders", wait=20) as message:
-                assert message is not None
-            if point == 7:
-                # An index whose making was interrupted is left unfinished.
-                database.execute(
-                    "UPDATE pg_index SET indisvalid = false WHERE indexrelid = %s::regclass",
-                    (f'"{fleet.namespace}_message_planted"',),
-                )
-        assert fleet.migrate("next")[0] == 0
-        assert fleet.migrate("next", "--check") == (0, f"as this release needs them, version {schema.VERSION + 1}\n")
-        ledger = post.ledger("orders")
-        assert (ledger.published, ledger.done, ledger.balance) == (110, 10, 0)
-    left = database.execute(
-        "SELECT count(*) FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid "
-        "WHERE starts_with(c.relname, %s) AND NOT i.indisvalid", (fleet.namespace,),
-    ).fetchone()  # fmt: skip
-    assert left == (0,)

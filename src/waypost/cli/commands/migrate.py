@@ -16,6 +16,7 @@ from waypost.cli.output import write, write_json, write_stderr
 from waypost.errors import ConfigurationError
 from waypost.release import DATA_VERSION, FINISHED
 from waypost.release import VERSION as RELEASE
+from waypost.times import format_datetime
 
 if TYPE_CHECKING:
     from waypost.store.postgres.schema_check import SchemaCheck
@@ -156,7 +157,7 @@ def finish_or_undo(options: argparse.Namespace, url: str, place: dict[str, Any])
     where = f"namespace {options.namespace} in schema {options.schema}"
     if done.needed:
         lines = "\n".join(f"  {reason}" for reason in done.needed)
-        text = f"nothing was removed from {where}:\n{lines}\nend these processes first, or use --force"
+        text = f"nothing was removed from {where}:\n{lines}\nrun this again when that is over, or use --force"
     elif done.removed:
         versions = ", ".join(map(str, done.removed))
         text = f"removed the functions of version {versions} from {where}"
@@ -192,8 +193,14 @@ def print_check(options: argparse.Namespace, found: SchemaCheck) -> int:
         text, code = "\n".join(["the tables differ from this release:", *found.differences]), BEHIND
     else:
         text, code = f"as this release needs them, version {VERSION}", 0
+        if found.older:
+            kept, end = ", ".join(map(str, found.older)), f"{repair.removesuffix('`')} --finish`"
+            text += f"; functions of version {kept} are there too until {end} removes them"
+            if found.finish_from:
+                text += f", from {format_datetime(found.finish_from)} on"
     print_result(options, text, version=found.version, needs=VERSION, current=found.is_current,
-         differences=list(found.differences))  # fmt: skip
+         differences=list(found.differences), older=list(found.older),
+         finish_from=found.finish_from and format_datetime(found.finish_from))  # fmt: skip
     return code
 
 

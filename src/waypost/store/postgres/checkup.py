@@ -14,8 +14,19 @@ from waypost.errors import AccessDenied
 from waypost.formatting import format_age, format_bytes
 from waypost.store.checkup import Checkup, Findings, note, ok, wrong
 from waypost.store.postgres.failures import map_connection_error
-from waypost.store.postgres.schema import MADE, MIGRATIONS, VERSION, Names, command_for, migration_text, sql
+from waypost.store.postgres.schema import (
+    MADE,
+    MIGRATIONS,
+    VERSION,
+    Names,
+    command_for,
+    finish_from,
+    migration_text,
+    older_versions,
+    sql,
+)
 from waypost.store.postgres.schema_check import compare
+from waypost.times import format_datetime
 from waypost.views import Stats
 
 if TYPE_CHECKING:
@@ -99,16 +110,16 @@ def check_drift(connection: Any, names: Names) -> Findings:
     if not found.differences:
         yield ok("schema", f"tables and functions are as this release makes them, version {found.version}",
                  version=found.version)  # fmt: skip
-    older: list[int] = []
+    older: tuple[int, ...] = ()
     # A missing right is reported with all others.
-    with suppress(psycopg.errors.InsufficientPrivilege), connection.transaction():
-        query = names.fill("SELECT version FROM {interface} WHERE version < %s ORDER BY version")
-        older = [version for (version,) in connection.execute(query, (VERSION,))]
+    with suppress(psycopg.errors.InsufficientPrivilege), connection.transaction(), connection.cursor() as cursor:
+        older, since = older_versions(cursor, names), finish_from(cursor, names)
     if older:
         versions = ", ".join(map(str, older))
+        when = "" if since is None else f", from {format_datetime(since)} on"
         yield note("upgrade", f"an upgrade is not finished: functions of version {versions} are there beside those of "
                    f"{VERSION}", "when the last process of the old release has stopped, run "
-                   f"{command_for(names)[:-1]} --finish`", versions=older)  # fmt: skip
+                   f"{command_for(names)[:-1]} --finish`{when}", versions=list(older))  # fmt: skip
 
 
 def check_rights(connection: Any, names: Names) -> Findings:

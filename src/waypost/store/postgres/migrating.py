@@ -24,16 +24,18 @@ from waypost.release import VERSION as RELEASE
 from waypost.store.postgres import schema
 from waypost.store.postgres.schema import (
     LOCK_TIMEOUT_MS,
-    MIGRATIONS,
     SIDE_BY_SIDE,
+    UNUSED_MINUTES,
     Names,
     Step,
     confirm_version,
     drop_functions,
     failure,
+    finish_from,
+    finish_steps,
     function_text,
     grants,
-    migration_text,
+    older_versions,
     plain_clock,
     steps,
     too_new,
@@ -41,6 +43,7 @@ from waypost.store.postgres.schema import (
 )
 from waypost.store.postgres.sources import connect
 from waypost.store.register import registered
+from waypost.times import format_datetime
 
 #: How often a step asks for its locks, and the longest pause between two attempts.
 LOCK_ATTEMPTS: Final = 60
@@ -53,8 +56,6 @@ BATCH_PAUSE_TIMES: Final = 3.0
 BATCH_PAUSE_SECONDS_MAX: Final = 1.0
 #: How often a step in batches reports how far it is.
 REPORT_SECONDS: Final = 5.0
-#: Processes that only publish do not register: functions that were called so recently are in use.
-UNUSED_MINUTES: Final = 15
 
 #: The name of an index that a step makes, and its table.
 INDEX = re.compile(r'INDEX CONCURRENTLY (?:IF NOT EXISTS )?"([^"]+)" ON ("[^ ]+")')
@@ -132,7 +133,8 @@ def finish(
     """Remove the functions of older versions, and what only they used, if no process of an older release is left.
 
     A worker that is registered with another release, and a call of an older function within the last 15 minutes, mean
-    that there is one. `force` removes them nevertheless.
+    that there is one. Such calls are noted since `migrate`: until 15 minutes after it nothing is removed. `force`
+    removes them nevertheless.
     """
     names = Names(schema, namespace)
 
@@ -142,18 +144,17 @@ def finish(
             _refuse_newer(found, names)
             if found < _version():
                 raise ConfigurationError("the new version is not there yet: run `waypost migrate URL` first")
-            older = _older_versions(cursor, names)
+            older = older_versions(cursor, names)
             if not older:
                 cursor.execute(names.fill(confirm_version()))
                 return Finished(())
-            needed = () if force else (*_workers_of(cursor, names, mine=False), *_recent_calls(cursor, names, older))
+            needed = () if force else (
+                *_workers_of(cursor, names, mine=False), *_recent_calls(cursor, names, older),
+                *_too_early(cursor, names),
+            )  # fmt: skip
             if needed:
                 return Finished((), needed)
-        parts = [
-            Step(f"{name}.finish", names.fill(migration_text(f"{name}.finish")))
-            for version, name in MIGRATIONS
-            if version > older[0] and _has_finish(name)
-        ]
+        parts = finish_steps(names, older[0])
         parts.append(Step("older functions", drop_functions(names, f"i.version < {_version()}")))
         parts.append(Step("version", names.fill(
             f"DELETE FROM {{interface}} WHERE version < {_version()};\nDELETE FROM {{used}};\n{confirm_version()}"
@@ -185,7 +186,7 @@ def undo(
         with connection.cursor() as cursor:
             found = version_in(cursor, names) or 0
             _refuse_newer(found, names)
-            older = _older_versions(cursor, names) if found == _version() else ()
+            older = older_versions(cursor, names) if found == _version() else ()
             if not older:
                 raise ConfigurationError(
                     f"there is nothing to take back: namespace {namespace} has the functions of one version only"
@@ -313,19 +314,6 @@ def _roles(cursor: psycopg.Cursor[Any], names: Names) -> list[str]:
     return [name for (name,) in cursor.fetchall() if schema.SCHEMA.fullmatch(name)]
 
 
-def _older_versions(cursor: psycopg.Cursor[Any], names: Names) -> tuple[int, ...]:
-    cursor.execute(names.fill("SELECT version FROM {interface} WHERE version < %s ORDER BY version"), (_version(),))
-    return tuple(version for (version,) in cursor.fetchall())
-
-
-def _has_finish(name: str) -> bool:
-    try:
-        migration_text(f"{name}.finish")
-    except FileNotFoundError:
-        return False
-    return True
-
-
 def _workers_of(cursor: psycopg.Cursor[Any], names: Names, *, mine: bool) -> tuple[str, ...]:
     """Return one sentence about each registered worker of this release, or of all others."""
     cursor.execute(names.fill("SELECT name, record, at_ms, until_ms, request, request_ms FROM {workers}(NULL, 1000)"))
@@ -349,4 +337,15 @@ def _recent_calls(cursor: psycopg.Cursor[Any], names: Names, versions: tuple[int
         f"functions of version {version} were called {max(0, seconds):.0f} s ago; {UNUSED_MINUTES} minutes without a "
         "call mean that no process uses them"
         for version, seconds in cursor.fetchall()
+    )
+
+
+def _too_early(cursor: psycopg.Cursor[Any], names: Names) -> tuple[str, ...]:
+    """Return a sentence if calls of older functions have not been noted for long enough."""
+    until = finish_from(cursor, names)
+    if until is None:
+        return ()
+    return (
+        f"calls of older functions have been noted for less than {UNUSED_MINUTES} minutes; until "
+        f"{format_datetime(until)} it is not known whether a process that only publishes makes some",
     )

@@ -7,14 +7,16 @@ release beside those of the release before, and `finish` removes the older ones.
 A migration from version 16 on only adds to tables (columns with defaults, tables, indexes), because the functions of
 the version before go on using them. Its file may consist of several steps; each begins with a line `-- step: NAME` and
 can be repeated. A step whose name begins with `concurrently` is one statement, which runs outside of a transaction.
-What `finish` removes from tables is in a file of the same name that ends with `.finish`.
+What `finish` removes from tables, such as a column or an index, is in a file of the same name that ends with `.finish`.
 """
 
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime
 from functools import cache
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from typing import Any, NamedTuple
 
 import psycopg
@@ -41,6 +43,7 @@ FUNCTIONS = (
     "journal", "stats", "workers", "schedules", "check", "poll", "remove", "records", "groups", "group_settings",
     "group_caps", "expires", "triggers",
 )  # fmt: skip
+NOW_MS = "floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint"
 SCHEMA = re.compile(r"[A-Za-z_][A-Za-z0-9_$]{0,62}")
 NAME = re.compile(r"\{(#?)([a-z_]+)\}")
 MADE = re.compile(r"^CREATE (?:OR REPLACE |UNLOGGED )?(TABLE|SEQUENCE|FUNCTION) \{([a-z_]+)\}", re.MULTILINE)
@@ -50,6 +53,8 @@ STEP = re.compile(r"^-- step: (.+)\n", re.MULTILINE)
 LOCK_TIMEOUT_MS = 200
 #: The pause between two batches where psql runs them.
 PAUSE_BY_HAND_SECONDS = 0.02
+#: Processes that only publish do not register: functions that were called so recently are in use.
+UNUSED_MINUTES = 15
 #: Plans are made once, for any size of a table: the planner's estimates for a table that was just empty are
 #: wrong in both directions, and every statement here has its index. So the settings leave only the index.
 SETTINGS = (
@@ -92,7 +97,11 @@ class Names:
 @cache
 def migration_text(name: str) -> str:
     """A migration as it is written, with places for names."""
-    return (files("waypost.store.postgres") / "migrations" / f"{name}.sql").read_text()
+    return _path_of(name).read_text()
+
+
+def _path_of(migration: str) -> Traversable:
+    return files("waypost.store.postgres") / "migrations" / f"{migration}.sql"
 
 
 @cache
@@ -152,6 +161,8 @@ def steps(names: Names, since: int) -> list[Step]:
         if version > since
         for step in split_steps(name, names.fill(migration_text(name)))
     ]
+    if since < SIDE_BY_SIDE:
+        parts += finish_steps(names, since)
     # A function may call one that is made later in the same script.
     script = ["SET LOCAL check_function_bodies = off;"]
     script += [names.fill(function_text(name)) for name in FUNCTIONS if name != "triggers"]
@@ -170,13 +181,18 @@ def steps(names: Names, since: int) -> list[Step]:
     return [Step("tables and functions", "\n\n".join(whole))]
 
 
+def finish_steps(names: Names, since: int) -> list[Step]:
+    """Return what `finish` removes from tables that were of a version."""
+    endings = [f"{name}.finish" for version, name in MIGRATIONS if version > since]
+    return [Step(ending, names.fill(migration_text(ending))) for ending in endings if _path_of(ending).is_file()]
+
+
 def confirm_version() -> str:
     """Return the statement that records that every process knows the data of this release."""
     kind, name = FINISHED
-    now = "floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint"
     return (
         "INSERT INTO {record} (kind, name, data, version, created_ms)\n"
-        f"VALUES ('{kind}', '{name}', convert_to('{DATA_VERSION}', 'UTF8'), {now}, {now})\n"
+        f"VALUES ('{kind}', '{name}', convert_to('{DATA_VERSION}', 'UTF8'), {NOW_MS}, {NOW_MS})\n"
         "ON CONFLICT (kind, name) DO UPDATE SET data = excluded.data, version = excluded.version;"
     )
 
@@ -195,8 +211,9 @@ def _version_script(names: Names) -> str:
         "CREATE TABLE IF NOT EXISTS {schema} (version integer NOT NULL);\n"
         "DELETE FROM {schema};\n"
         f"INSERT INTO {{schema}} (version) VALUES ({VERSION});\n"
-        f"INSERT INTO {{interface}} (version, functions) VALUES ({VERSION}, ARRAY[{functions}])\n"
-        "ON CONFLICT (version) DO UPDATE SET functions = excluded.functions;\n"
+        "INSERT INTO {interface} (version, functions, made_ms)\n"
+        f"VALUES ({VERSION}, ARRAY[{functions}], {NOW_MS})\n"
+        "ON CONFLICT (version) DO UPDATE SET functions = excluded.functions, made_ms = excluded.made_ms;\n"
         "DO $body$ DECLARE v integer; BEGIN\n"
         f"FOR v IN SELECT version FROM {{interface}} WHERE version < {VERSION} LOOP\n"
         f"    EXECUTE replace($clock${_clock_with_record(names)}$clock$, '<version>', v::text);\n"
@@ -213,7 +230,7 @@ def _clock_with_record(names: Names) -> str:
     clock = f'"{names.schema}"."{names.namespace}_clock_<version>"'
     return (
         f"CREATE OR REPLACE FUNCTION {clock}(p_clock bigint) RETURNS bigint LANGUAGE plpgsql VOLATILE AS $code$\n"
-        "DECLARE v_now bigint := floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint;\n"
+        f"DECLARE v_now bigint := {NOW_MS};\n"
         "BEGIN\n"
         "    IF current_setting('transaction_read_only') = 'off' AND NOT EXISTS (\n"
         "        SELECT FROM {used} u WHERE u.version = <version> AND u.at_ms > v_now - 60000) THEN\n"
@@ -310,6 +327,22 @@ def version_in(cursor: psycopg.Cursor[Any], names: Names) -> int | None:
     cursor.execute(names.fill("SELECT version FROM {schema}"))
     row = cursor.fetchone()
     return 0 if row is None else int(row[0])
+
+
+def older_versions(cursor: psycopg.Cursor[Any], names: Names) -> tuple[int, ...]:
+    """The versions before this release's whose functions are there too, because an update is not finished."""
+    cursor.execute(names.fill("SELECT version FROM {interface} WHERE version < %s ORDER BY version"), (VERSION,))
+    return tuple(version for (version,) in cursor.fetchall())
+
+
+def finish_from(cursor: Any, names: Names) -> datetime | None:
+    """The time until which `finish` refuses, because calls of older functions are not noted for long enough yet."""
+    cursor.execute(
+        names.fill(f"SELECT made_ms + %s FROM {{interface}} WHERE version = %s AND made_ms > {NOW_MS} - %s"),
+        (UNUSED_MINUTES * 60_000, VERSION, UNUSED_MINUTES * 60_000),
+    )
+    found = cursor.fetchone()
+    return found and datetime.fromtimestamp(-(-found[0] // 1000), UTC)
 
 
 def failure(error: psycopg.Error, names: Names) -> Exception:

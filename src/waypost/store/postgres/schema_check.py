@@ -9,12 +9,22 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import psycopg
 from psycopg.rows import tuple_row
 
-from waypost.store.postgres.schema import VERSION, Names, command_for, failure, sql, version_in
+from waypost.store.postgres.schema import (
+    VERSION,
+    Names,
+    command_for,
+    failure,
+    finish_from,
+    older_versions,
+    sql,
+    version_in,
+)
 from waypost.store.postgres.sources import connect
 
 #: The schema of a session's temporary tables, by the name that stands for it.
@@ -49,6 +59,10 @@ class SchemaCheck:
 
     version: int | None
     differences: tuple[str, ...]
+    #: Older versions whose functions are there too: the update is not finished.
+    older: tuple[int, ...] = ()
+    #: The time until which `finish` refuses to remove those, because calls of them are not noted for long enough.
+    finish_from: datetime | None = None
 
     @property
     def is_current(self) -> bool:
@@ -109,7 +123,10 @@ def _compare(connection: psycopg.Connection[Any], names: Names) -> SchemaCheck:
         cursor.execute("SELECT %s::regnamespace::oid, pg_my_temp_schema()", (f'"{names.schema}"',))
         found = cursor.fetchone()
         assert found is not None
-        return SchemaCheck(version, tuple(sorted(_differences(cursor, names, *found))))
+        differences = tuple(sorted(_differences(cursor, names, *found)))
+        if differences or not (older := older_versions(cursor, names)):
+            return SchemaCheck(version, differences)
+        return SchemaCheck(version, (), older, finish_from(cursor, names))
 
 
 def _differences(cursor: psycopg.Cursor[Any], names: Names, present: int, wanted: int) -> list[str]:

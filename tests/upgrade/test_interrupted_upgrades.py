@@ -1,0 +1,202 @@
+"""An upgrade that begins too early, waits, is refused or is cut short: nothing is removed that a process uses."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.upgrade.fleet import Fleet
+from waypost import Waypost
+from waypost.errors import StoreUnavailable
+from waypost.store.postgres import migrating, schema
+
+SECONDS = 120
+NEXT = schema.VERSION + 1
+Database = psycopg.Connection[Any]
+
+
+def begin(fleet: Fleet) -> None:
+    code, printed = fleet.migrate("next")
+    assert code == 0, printed
+
+
+# ---- who is left -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("STORE-7")
+def test_finish_waits_until_calls_have_been_noted_for_15_minutes(fleet: Fleet) -> None:
+    with Waypost(fleet.url, namespace=fleet.namespace) as post:
+        post.publish("orders", 1)  # it was called before the migration, so this is not noted
+        begin(fleet)
+        code, printed = fleet.migrate("next", "--finish")
+        assert (code, "were called" in printed) == (1, False), printed
+        (until_text,) = re.findall(r"for less than 15 minutes; until (\S+Z) it is not known", printed)
+        assert fleet.migrate("next", "--check")[1].endswith(f"--finish` removes them, from {until_text} on\n")
+        doctor = fleet.run("next", "-m", "waypost.cli.main", "doctor", fleet.url, "--namespace", fleet.namespace)[1]
+        assert f"--finish`, from {until_text} on" in " ".join(doctor.split())
+        post.publish("orders", 2)
+    code, printed = fleet.migrate("next", "--finish", "--force")
+    assert (code, printed.startswith("removed the functions")) == (0, True), printed
+
+
+@pytest.mark.promise("STORE-7")
+def test_finish_waits_no_longer_than_15_minutes_without_a_call(fleet: Fleet, database: Database) -> None:
+    begin(fleet)
+    fleet.pass_time_without_calls()
+    assert "removes them, from" not in fleet.migrate("next", "--check")[1]
+    code, printed = fleet.migrate("next", "--finish")
+    assert (code, printed.startswith("removed the functions")) == (0, True), printed
+    # What only the release before needs is in a script of its own.
+    assert database.execute("SELECT to_regclass(%s)", (f'"{fleet.namespace}_used_at"',)).fetchone() == (None,)
+    code, printed = fleet.migrate("next", "--check")
+    assert (code, "are there too" in printed) == (0, False), printed
+
+
+@pytest.mark.promise("STORE-7")
+def test_a_migration_after_one_that_was_reverted_begins_to_note_anew(fleet: Fleet) -> None:
+    begin(fleet)
+    fleet.pass_time_without_calls()
+    assert fleet.migrate("next", "--undo")[0] == 0
+    begin(fleet)
+    code, printed = fleet.migrate("next", "--finish")
+    assert (code, "for less than 15 minutes" in printed) == (1, True), printed
+
+
+@pytest.mark.promise("STORE-7")
+def test_calls_of_an_older_version_are_noted_once_a_minute(fleet: Fleet, database: Database) -> None:
+    begin(fleet)
+    clock = f'SELECT "{fleet.namespace}_clock_{schema.VERSION}"(NULL)'.encode()
+
+    def noted() -> list[int]:
+        found = database.execute(f'SELECT version FROM "{fleet.namespace}_used"'.encode()).fetchall()
+        return [version for (version,) in found]
+
+    with database.transaction():
+        database.execute("SET TRANSACTION READ ONLY")
+        database.execute(clock)
+    assert noted() == []
+    for _ in range(20):
+        database.execute(clock)
+    assert noted() == [schema.VERSION]
+    database.execute(f'UPDATE "{fleet.namespace}_used" SET at_ms = at_ms - 60000'.encode())
+    for _ in range(20):
+        database.execute(clock)
+    assert noted() == [schema.VERSION] * 2
+    database.execute(f'SELECT "{fleet.namespace}_clock_{NEXT}"(NULL)'.encode())
+    assert len(noted()) == 2
+
+
+# ---- locks -------------------------------------------------------------------------------------------------------
+
+WAITING = schema.Step("a column", "ALTER TABLE planted ADD COLUMN IF NOT EXISTS more text;")
+
+
+@pytest.fixture
+def held(postgres_url: str, database: Database) -> Iterator[Database]:
+    """A connection whose open transaction has read a table."""
+    database.execute("DROP TABLE IF EXISTS planted; CREATE TABLE planted (n integer)")
+    with psycopg.connect(postgres_url) as reader:
+        reader.execute("SELECT count(*) FROM planted")
+        yield reader
+    database.execute("DROP TABLE planted")
+
+
+@pytest.mark.promise("STORE-7")
+def test_a_step_tries_to_get_its_lock_again_while_others_continue(
+    postgres_url: str, held: Database, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    here, sleep = threading.get_ident(), time.sleep
+
+    def pause(seconds: float) -> None:
+        if threading.get_ident() != here:
+            sleep(seconds)  # a thread of another test
+            return
+        pauses.append(seconds)
+        with psycopg.connect(postgres_url) as other:
+            other.execute("SET LOCAL lock_timeout = 5000; INSERT INTO planted VALUES (1)")
+        if len(pauses) == 3:
+            held.rollback()
+
+    monkeypatch.setattr("waypost.store.postgres.migrating.time.sleep", pause)
+    migrating._run_step(database, WAITING, patient=True, report=lambda text: None)
+    assert pauses == [0.05, 0.1, 0.2]
+    assert database.execute("SELECT count(*), count(more) FROM planted").fetchone() == (3, 0)
+
+
+@pytest.mark.promise("STORE-7")
+def test_a_step_that_never_gets_its_lock_is_an_error_with_the_way_out(
+    held: Database, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(migrating, "LOCK_ATTEMPTS", 2)
+    with pytest.raises(StoreUnavailable, match=r"step 'a column' did not get its lock in 2 attempts.*run this again"):
+        migrating._run_step(database, WAITING, patient=True, report=lambda text: None)
+
+
+# ---- kills -------------------------------------------------------------------------------------------------------
+
+#: Before the first step, and right after the index, both steps in batches, the setting, an index of the journal, all of
+#: these, the functions, the triggers and the version.
+POINTS = (0, 5, 7, 9, 11, 17, 35, 37, 39, 41)
+#: Runs `waypost migrate` with options and kills it at a point: before the step of a number, or right after it.
+KILLED = """
+import os, signal, sys
+from waypost.cli.main import main
+from waypost.store.postgres import migrating
+
+point, run, done = int(sys.argv[1]), migrating._run_step, 0
+
+def run_step(connection, step, **options):
+    global done
+    for is_after in (False, True):
+        if done == point:
+            os.kill(os.getpid(), signal.SIGKILL)
+        done += 1
+        if not is_after:
+            run(connection, step, **options)
+
+migrating._run_step = run_step
+sys.exit(main(["migrate", *sys.argv[2:]]))
+"""
+
+
+def kill(fleet: Fleet, point: int, *options: str) -> None:
+    """Run `waypost migrate` of the next release up to a point."""
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, str(point), "--url", fleet.url, "--namespace", fleet.namespace, *options],
+        env=fleet.environment("next"), timeout=SECONDS, check=False,
+    )  # fmt: skip
+    assert killed.returncode == -signal.SIGKILL, f"there is no point {point}"
+
+
+@pytest.mark.promise("STORE-7")
+def test_a_migration_that_is_killed_goes_on_when_it_is_run_again(
+    fleet: Fleet, database: psycopg.Connection[Any]
+) -> None:
+    with Waypost(fleet.url, namespace=fleet.namespace) as post:
+        post.publish_many("orders", range(100))
+        for point in POINTS:
+            kill(fleet, point)
+            # The release before goes on, whatever is there of the next one.
+            assert post.publish("orders", point).status == "queued"
+            with post.receive("orders", wait=20) as message:
+                assert message is not None
+        assert fleet.migrate("next")[0] == 0
+        code, printed = fleet.migrate("next", "--check")
+        assert (code, f"as this release needs them, version {schema.VERSION + 1};" in printed) == (0, True), printed
+        ledger = post.ledger("orders")
+        assert (ledger.published, ledger.done, ledger.balance) == (110, 10, 0)
+    left = database.execute(
+        "SELECT count(*) FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid "
+        "WHERE starts_with(c.relname, %s) AND NOT i.indisvalid", (fleet.namespace,),
+    ).fetchone()  # fmt: skip
+    assert left == (0,)
