@@ -9,6 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from tests.postgres.test_versions import make
 from waypost import Waypost, errors
 from waypost.store.postgres import PostgresStore, grants, migrate
 from waypost.testing.bench import Bench, Mode, fresh_namespace
@@ -113,3 +114,15 @@ def test_every_object_of_a_migration_is_granted(database: Any, namespace: str) -
     # The sequence of an identity column belongs to its table.
     missed = [name for (name,) in made if name not in re.findall(r"[\w-]+", text) and not name.endswith("_number_seq")]
     assert missed == []
+
+
+@pytest.mark.promise("STORE-2", "STORE-7")
+def test_a_role_keeps_its_rights_through_the_update_from_an_older_version(
+    server: PostgresServer, database: Any, role: str
+) -> None:
+    name = fresh_namespace()
+    make(database, 15, name)
+    database.execute(f'GRANT SELECT, INSERT, UPDATE, DELETE ON "{name}_message" TO "{role}"')
+    assert migrate(server.url, namespace=name) == 15
+    with Waypost(url_of(server, role), namespace=name) as post:
+        assert post.publish("orders", 1).status == "queued"

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import psycopg
@@ -17,7 +17,10 @@ import pytest
 from tests.upgrade.fleet import Fleet
 from waypost import Waypost
 from waypost.errors import StoreUnavailable
-from waypost.store.postgres import migrating, schema
+from waypost.store.postgres import migrate, migrating, schema
+from waypost.testing.bench import fresh_namespace
+from waypost.testing.postgres import PostgresServer
+from waypost.testing.servers import program_of
 
 SECONDS = 120
 NEXT = schema.VERSION + 1
@@ -27,6 +30,13 @@ Database = psycopg.Connection[Any]
 def begin(fleet: Fleet) -> None:
     code, printed = fleet.migrate("next")
     assert code == 0, printed
+
+
+def run_psql(fleet: Fleet, script: str) -> subprocess.CompletedProcess[str]:
+    psql = str(program_of(PostgresServer.wheel, "pginstall18/bin/psql"))
+    return subprocess.run(
+        [psql, "--quiet", fleet.url], input=script, text=True, capture_output=True, timeout=SECONDS, check=False
+    )
 
 
 # ---- who is left -------------------------------------------------------------------------------------------------
@@ -95,6 +105,78 @@ def test_calls_of_an_older_version_are_noted_once_a_minute(fleet: Fleet, databas
     assert len(noted()) == 2
 
 
+# ---- rights ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def strict(postgres_url: str, fleet: Fleet) -> Iterator[Database]:
+    """A database in which nobody may call a function to whom that is not granted; the fleet works in it."""
+    name = f"strict_{fresh_namespace().replace('-', '_')}"
+    with psycopg.connect(postgres_url, autocommit=True) as owner:
+        owner.execute(f'CREATE DATABASE "{name}"'.encode())
+        owner.execute(f'CREATE ROLE "{name}" LOGIN PASSWORD \'{name}\'; CREATE ROLE "{name}_reads"'.encode())
+        fleet.url = f"{postgres_url.rpartition('/')[0]}/{name}"
+        with psycopg.connect(fleet.url, autocommit=True) as connection:
+            connection.execute("ALTER DEFAULT PRIVILEGES REVOKE EXECUTE ON FUNCTIONS FROM PUBLIC")
+            yield connection
+        owner.execute(f'DROP DATABASE "{name}" WITH (FORCE)'.encode())
+        owner.execute(f'DROP ROLE "{name}"; DROP ROLE "{name}_reads"'.encode())
+
+
+def migrate_by_command(fleet: Fleet) -> None:
+    begin(fleet)
+
+
+def migrate_by_script(fleet: Fleet) -> None:
+    code, script = fleet.migrate("next", "--sql")
+    assert code == 0, script
+    done = run_psql(fleet, script)
+    assert done.returncode == 0, done.stderr
+
+
+def migrate_in_a_transaction(fleet: Fleet) -> None:
+    """As Django does."""
+    code, printed = fleet.run(
+        "next",
+        "-c",
+        f"""\
+import psycopg
+from waypost.store.postgres.migrating import migrate_in
+from waypost.store.postgres.schema import Names
+with psycopg.connect({fleet.url!r}) as connection, connection.cursor() as cursor:
+    migrate_in(cursor, Names("public", {fleet.namespace!r}))
+""",
+    )
+    assert code == 0, printed
+
+
+@pytest.mark.promise("STORE-2", "STORE-7")
+@pytest.mark.parametrize("way", [migrate_by_command, migrate_by_script, migrate_in_a_transaction])
+def test_roles_may_use_what_is_new(fleet: Fleet, strict: Database, way: Callable[[Fleet], None]) -> None:
+    role = strict.info.dbname
+    migrate(fleet.url, namespace=fleet.namespace, grant=role)
+    reads = f'"{fleet.namespace}_stats_{schema.VERSION}"'
+    (signature,) = strict.execute(
+        "SELECT oid::regprocedure::text FROM pg_proc WHERE proname = %s", (reads[1:-1],)
+    ).fetchall()[0]
+    strict.execute(f'GRANT EXECUTE ON FUNCTION {signature} TO "{role}_reads"'.encode())
+    way(fleet)
+    for who, allowed in ((role, True), (f"{role}_reads", True), ("pg_monitor", False)):
+        found = strict.execute(
+            "SELECT DISTINCT has_function_privilege(%s, oid, 'EXECUTE') FROM pg_proc WHERE starts_with(proname, %s) "
+            "AND right(proname, 3) = %s", (who, f"{fleet.namespace}_", f"_{NEXT}"),
+        ).fetchall()  # fmt: skip
+        assert found == [(allowed,)], who
+    (may_publish,) = strict.execute(
+        "SELECT has_table_privilege(%s, %s, 'INSERT')", (f"{role}_reads", f'"{fleet.namespace}_message"')
+    ).fetchall()
+    assert may_publish == (False,)
+    fleet.url = re.sub("//.*@", f"//{role}:{role}@", fleet.url)
+    assert fleet.configure("next", "orders", lease=5)[0] == 0
+    with Waypost(fleet.url, namespace=fleet.namespace) as post:
+        assert post.publish("orders", 1).status == "queued"
+
+
 # ---- locks -------------------------------------------------------------------------------------------------------
 
 WAITING = schema.Step("a column", "ALTER TABLE planted ADD COLUMN IF NOT EXISTS more text;")
@@ -145,8 +227,8 @@ def test_a_step_that_never_gets_its_lock_is_an_error_with_the_way_out(
 # ---- kills -------------------------------------------------------------------------------------------------------
 
 #: Before the first step, and right after the index, both steps in batches, the setting, an index of the journal, all of
-#: these, the functions, the triggers and the version.
-POINTS = (0, 5, 7, 9, 11, 17, 35, 37, 39, 41)
+#: these, the functions, the rights and the version. After the last one nothing is left to do.
+POINTS = (0, 5, 7, 9, 11, 17, 35, 37, 39, 43)
 #: Runs `waypost migrate` with options and kills it at a point: before the step of a number, or right after it.
 KILLED = """
 import os, signal, sys

@@ -15,13 +15,11 @@ from waypost.formatting import format_age, format_bytes
 from waypost.store.checkup import Checkup, Findings, note, ok, wrong
 from waypost.store.postgres.failures import map_connection_error
 from waypost.store.postgres.schema import (
-    MADE,
-    MIGRATIONS,
     VERSION,
     Names,
     command_for,
     finish_from,
-    migration_text,
+    made_by_migrations,
     older_versions,
     sql,
 )
@@ -125,9 +123,8 @@ def check_drift(connection: Any, names: Names) -> Findings:
 def check_rights(connection: Any, names: Names) -> Findings:
     """Check whether this role has all rights that clients need."""
     user = connection.execute("SELECT current_user").fetchone()[0]
-    made = [one for _, name in MIGRATIONS for one in MADE.findall(migration_text(name))]
     lacking = []
-    for kind, name in made:
+    for kind, name in made_by_migrations():
         rights = "TRUNCATE" if name.startswith("entry_") else _RIGHTS[kind]
         function = "has_sequence_privilege" if kind == "SEQUENCE" else "has_table_privilege"
         for right in rights.split(", "):

@@ -85,8 +85,9 @@ def migrate(
 ) -> int:
     """Bring a namespace of a database to this release's version; return its version before, 0 for none.
 
-    With `grant`, the role of that name gets the rights that clients need; roles that have them already get those of new
-    tables and functions too. `report` is called with the name of each step, and with the rows of one in batches.
+    With `grant`, the role of that name gets the rights that clients need; a step gives roles that have them already
+    those of new tables and functions. `report` is called with the name of each step, and with the rows of one in
+    batches.
     """
     names = Names(schema, namespace)
     granted = "" if grant is None else grants(grant, schema=schema, namespace=namespace)
@@ -95,13 +96,10 @@ def migrate(
         with connection.cursor() as cursor:
             before = version_in(cursor, names) or 0
             _refuse_newer(before, names)
-            roles = _roles(cursor, names) if before else []
             if before < _version():
                 for step in steps(names, before):
                     report(step.name)
                     _run_step(connection, step, patient=before >= SIDE_BY_SIDE, report=report)
-                for role in roles:
-                    cursor.execute(grants(role, schema=schema, namespace=namespace))
             if granted:
                 cursor.execute(granted)
         return before
@@ -301,17 +299,6 @@ def _drop_invalid_index(connection: psycopg.Connection[Any], step: Step) -> None
     ).fetchone()
     if found is not None:
         connection.execute(f"DROP INDEX CONCURRENTLY {found[0]}".encode())
-
-
-def _roles(cursor: psycopg.Cursor[Any], names: Names) -> list[str]:
-    """Return the roles that may use the tables and do not own them."""
-    cursor.execute(
-        "SELECT DISTINCT r.rolname FROM pg_class c CROSS JOIN LATERAL aclexplode(c.relacl) a "
-        "JOIN pg_roles r ON r.oid = a.grantee WHERE c.oid = to_regclass(%s) AND a.privilege_type = 'INSERT' "
-        "AND a.grantee <> c.relowner ORDER BY r.rolname",
-        (names.of("message"),),
-    )
-    return [name for (name,) in cursor.fetchall() if schema.SCHEMA.fullmatch(name)]
 
 
 def _workers_of(cursor: psycopg.Cursor[Any], names: Names, *, mine: bool) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ What `finish` removes from tables, such as a column or an index, is in a file of
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from functools import cache
 from importlib.resources import files
@@ -167,6 +168,8 @@ def steps(names: Names, since: int) -> list[Step]:
     script = ["SET LOCAL check_function_bodies = off;"]
     script += [names.fill(function_text(name)) for name in FUNCTIONS if name != "triggers"]
     parts.append(Step("functions", "\n\n".join(script)))
+    if since:
+        parts.append(Step("rights", _rights_as_before(names)))
     parts.append(Step("triggers", names.fill(function_text("triggers"))))
     parts.append(Step("version", names.fill(_version_script(names))))
     if since >= SIDE_BY_SIDE:
@@ -206,13 +209,12 @@ def split_steps(name: str, text: str) -> list[Step]:
 
 def _version_script(names: Names) -> str:
     """Return the script that makes the functions of this version those to use."""
-    functions = ", ".join(f"'{names.bare(name)}'" for name in sorted(function_names()))
     return (
         "CREATE TABLE IF NOT EXISTS {schema} (version integer NOT NULL);\n"
         "DELETE FROM {schema};\n"
         f"INSERT INTO {{schema}} (version) VALUES ({VERSION});\n"
         "INSERT INTO {interface} (version, functions, made_ms)\n"
-        f"VALUES ({VERSION}, ARRAY[{functions}], {NOW_MS})\n"
+        f"VALUES ({VERSION}, ARRAY[{listed_functions(names)}], {NOW_MS})\n"
         "ON CONFLICT (version) DO UPDATE SET functions = excluded.functions, made_ms = excluded.made_ms;\n"
         "DO $body$ DECLARE v integer; BEGIN\n"
         f"FOR v IN SELECT version FROM {{interface}} WHERE version < {VERSION} LOOP\n"
@@ -273,28 +275,71 @@ def grants(role: str, *, schema: str = "public", namespace: str = "wp") -> str:
     if not isinstance(role, str) or SCHEMA.fullmatch(role) is None:
         raise InvalidName("a role's name has letters, digits, _ and $, and begins with a letter or _")
     names = Names(schema, namespace)
-    made = [found for _, name in MIGRATIONS for found in MADE.findall(migration_text(name))]
+    lines = [f'GRANT {right} TO "{role}";' for right in (f'USAGE ON SCHEMA "{schema}"', *_rights(names))]
+    functions = _grant_functions(names, f"'\"{role}\"'")
+    return "\n".join([*lines, f"DO $body$ BEGIN\n{functions}\nEND $body$;"]) + "\n"
+
+
+def _rights(names: Names) -> Iterator[str]:
+    """Yield what a client may do with tables and sequences, as statements that grant have it."""
+    yield f"SELECT ON {names.of('schema')}"
     rights = {"TABLE": "SELECT, INSERT, UPDATE, DELETE", "SEQUENCE": "USAGE, SELECT, UPDATE"}
-    lines = [f'GRANT USAGE ON SCHEMA "{schema}" TO "{role}";', f'GRANT SELECT ON {names.of("schema")} TO "{role}";']
-    for kind, name in made:
+    for kind, name in made_by_migrations():
         # Slices of the journal are written and read as the journal, and emptied by name.
         right = "TRUNCATE" if name.startswith("entry_") else rights[kind]
-        lines.append(f'GRANT {right} ON {kind} {names.of(name)} TO "{role}";')
-    # A function may be there several times, for different arguments.
-    chosen = ", ".join(f"'{names.bare(name)}'" for name in sorted(function_names()))
-    lines += [
-        "DO $body$ DECLARE f regprocedure; BEGIN",
-        f"    FOR f IN SELECT p.oid FROM pg_proc p WHERE p.pronamespace = '\"{schema}\"'::regnamespace",
-        f"        AND p.proname IN ({chosen})",
-        f"    LOOP EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO \"{role}\"', f); END LOOP;",
-        "END $body$;",
-    ]
-    return "\n".join(lines) + "\n"
+        yield f"{right} ON {kind} {names.of(name)}"
+
+
+def _grant_functions(names: Names, clients: str) -> str:
+    """Return the statement of PL/pgSQL that lets roles call the functions of this version.
+
+    A function may be there several times, for different arguments.
+    """
+    return (
+        f"    EXECUTE (SELECT 'GRANT EXECUTE ON FUNCTION ' || string_agg(p.oid::regprocedure::text, ', ')"
+        f" || ' TO ' || {clients}\n"
+        f"    FROM pg_proc p WHERE p.pronamespace = '\"{names.schema}\"'::regnamespace\n"
+        f"        AND p.proname IN ({listed_functions(names)}));"
+    )
+
+
+def _rights_as_before(names: Names) -> str:
+    """Return the script that gives clients the rights for what is new.
+
+    Those are the roles that may add messages; functions may be called by whoever may call those of an older version.
+    Functions run with the rights of their caller, so that to call them allows nothing by itself.
+    """
+    role = "CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END"
+    tables = "\n".join(f"        EXECUTE 'GRANT {right} TO ' || clients;" for right in _rights(names))
+    return names.fill(f"""\
+DO $body$
+DECLARE
+    clients text;
+BEGIN
+    SELECT string_agg(DISTINCT {role}, ', ') INTO clients FROM pg_class c CROSS JOIN LATERAL aclexplode(c.relacl) a
+    WHERE c.oid = '{{message}}'::regclass AND a.privilege_type = 'INSERT' AND a.grantee <> c.relowner;
+    IF clients IS NOT NULL THEN
+{tables}
+    {_grant_functions(names, "clients")}
+    END IF;
+    SELECT string_agg(DISTINCT {role}, ', ') INTO clients
+    FROM pg_proc p CROSS JOIN LATERAL aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a
+    WHERE p.pronamespace = '"{names.schema}"'::regnamespace AND a.grantee <> p.proowner
+        AND p.proname IN (SELECT unnest(i.functions) FROM {{interface}} i);
+    IF clients IS NOT NULL THEN
+    {_grant_functions(names, "clients")}
+    END IF;
+END $body$;""")
+
+
+def made_by_migrations() -> list[tuple[str, str]]:
+    """Return the tables and sequences that migrations make, each with its kind."""
+    return [found for _, name in MIGRATIONS for found in MADE.findall(migration_text(name))]
 
 
 def drop_sql(names: Names) -> str:
     """Return the script that removes the tables and functions of a namespace, with all that is in them."""
-    made = [found for _, name in MIGRATIONS for found in MADE.findall(migration_text(name))]
+    made = made_by_migrations()
     tables = [*(names.of(name) for kind, name in made if kind == "TABLE"), names.of("schema")]
     return "\n".join(
         [
@@ -303,6 +348,11 @@ def drop_sql(names: Names) -> str:
             *(f"DROP SEQUENCE IF EXISTS {names.of(name)} CASCADE;" for kind, name in made if kind == "SEQUENCE"),
         ]
     )
+
+
+def listed_functions(names: Names) -> str:
+    """Return the names of this version's functions as SQL has a list of them."""
+    return ", ".join(f"'{names.bare(name)}'" for name in sorted(function_names()))
 
 
 def drop_functions(names: Names, which: str) -> str:
