@@ -189,7 +189,7 @@ def test_an_upgrade_that_is_not_finished_is_noted_in_both_releases(
     migrate(postgres_server.url, namespace=name)
     assert "upgrade" not in examined(postgres_server.url, name)[1]
     with psycopg.connect(postgres_server.url, autocommit=True) as connection:
-        connection.execute(f"INSERT INTO \"{name}_interface\" VALUES ({VERSION - 1}, '{{}}', 0)")
+        connection.execute(f"INSERT INTO \"{name}_interface\" VALUES ({VERSION - 1}, '{{}}', 0, '')")
         _, printed = examined(postgres_server.url, name)
         assert (level(printed, "upgrade"), level(printed, "schema")) == (["note"], ["ok"])
         assert "--finish" in printed["upgrade"][0]["advice"]

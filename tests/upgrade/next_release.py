@@ -77,6 +77,13 @@ CHANGES = (
      'number(poll_soon_ms), number(bytes_max), text("planted"),'),
     ("store/postgres/sql/running.sql", "made = true,\n        changes = CASE WHEN n",
      "planted = n.planted, made = true,\n        changes = CASE WHEN n"),
+    # A trigger calls another function, and there is one more.
+    ("store/postgres/sql/wake.sql", "FUNCTION {wake_at_commit}()", "FUNCTION {wake_planted}()"),
+    ("store/postgres/sql/triggers.sql", "EXECUTE FUNCTION {wake_at_commit}();\n",
+     "EXECUTE FUNCTION {wake_planted}();\n"
+     "DROP TRIGGER IF EXISTS {#queue_planted} ON {queue};\n"
+     "CREATE TRIGGER {#queue_planted} AFTER INSERT ON {queue} FOR EACH ROW WHEN (false)\n"
+     "    EXECUTE FUNCTION {wake_planted}();\n"),
     # A packed record, and a field behind the events of an entry.
     ("store/valkey/lua/moves.lua", "local function pack_state(s)\n",
      "local function pack_state(s)\n"

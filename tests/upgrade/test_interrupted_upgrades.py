@@ -15,6 +15,7 @@ import psycopg
 import pytest
 
 from tests.upgrade.fleet import Fleet
+from tests.waiting import until
 from waypost import Waypost
 from waypost.errors import StoreUnavailable
 from waypost.store.postgres import migrate, migrating, schema
@@ -37,6 +38,19 @@ def run_psql(fleet: Fleet, script: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [psql, "--quiet", fleet.url], input=script, text=True, capture_output=True, timeout=SECONDS, check=False
     )
+
+
+def versions(database: Database, fleet: Fleet) -> list[int]:
+    """Return the versions of the functions that are there."""
+    found = database.execute("SELECT proname FROM pg_proc WHERE starts_with(proname, %s)", (f"{fleet.namespace}_",))
+    return sorted({int(name.rpartition("_")[2]) for (name,) in found})
+
+
+def triggers(database: Database, fleet: Fleet) -> list[tuple[str, str]]:
+    return database.execute(
+        "SELECT t.tgname, p.proname FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid JOIN pg_proc p ON "
+        "p.oid = t.tgfoid WHERE starts_with(c.relname, %s) AND NOT t.tgisinternal", (f"{fleet.namespace}_",),
+    ).fetchall()  # fmt: skip
 
 
 # ---- who is left -------------------------------------------------------------------------------------------------
@@ -282,3 +296,94 @@ def test_a_migration_that_is_killed_goes_on_when_it_is_run_again(
         "WHERE starts_with(c.relname, %s) AND NOT i.indisvalid", (fleet.namespace,),
     ).fetchone()  # fmt: skip
     assert left == (0,)
+
+
+@pytest.mark.promise("STORE-7")
+def test_an_undo_that_is_killed_goes_on_when_it_is_run_again(fleet: Fleet, database: Database) -> None:
+    before = triggers(database, fleet)
+    begin(fleet)
+    assert len(triggers(database, fleet)) == len(before) + 1
+    for point in (1, 3):
+        kill(fleet, point, "--undo")
+        with Waypost(fleet.url, namespace=fleet.namespace) as post:
+            assert post.publish("orders", point).status == "queued"
+    assert versions(database, fleet) == [schema.VERSION]
+    assert triggers(database, fleet) == before
+    assert fleet.migrate("next", "--undo")[1].endswith("has the functions of one version only\n")
+    code, printed = fleet.migrate("this", "--check")
+    assert (code, "are there too" in printed) == (0, False), printed
+
+
+@pytest.mark.promise("STORE-7")
+def test_an_interrupted_migration_is_reverted(fleet: Fleet, database: Database) -> None:
+    before = triggers(database, fleet)
+    kill(fleet, 41)
+    assert triggers(database, fleet) != before
+    assert fleet.migrate("next", "--undo")[0] == 0
+    assert (versions(database, fleet), triggers(database, fleet)) == ([schema.VERSION], before)
+    assert fleet.migrate("this", "--check")[0] == 0
+
+
+@pytest.mark.promise("STORE-7")
+def test_a_finish_that_is_killed_goes_on_when_it_is_run_again(fleet: Fleet, database: Database) -> None:
+    begin(fleet)
+    for point in (1, 3, 5):
+        kill(fleet, point, "--finish", "--force")
+        assert fleet.configure("next", "orders", lease=5)[0] == 0
+    assert versions(database, fleet) == [NEXT]
+    code, printed = fleet.migrate("next", "--finish")
+    assert (code, printed.endswith("has nothing to remove\n")) == (0, True), printed
+    code, printed = fleet.migrate("next", "--check")
+    assert (code, "are there too" in printed) == (0, False), printed
+
+
+def kill_within(fleet: Fleet, database: Database, part: str) -> None:
+    """Start `waypost migrate` of the next release, and kill it while the server runs a statement with this in it."""
+    migration = subprocess.Popen(
+        [sys.executable, "-m", "waypost.cli.main", "migrate", "--url", fleet.url, "--namespace", fleet.namespace],
+        env=fleet.environment("next"),
+    )
+    running: list[int] = []
+
+    def runs() -> bool:
+        found = database.execute(
+            "SELECT pid FROM pg_stat_activity WHERE state = 'active' AND position(%s IN query) > 0 "
+            "AND pid <> pg_backend_pid() AND wait_event_type IN ('Timeout', 'Lock')", (part,),
+        )  # fmt: skip
+        running[:] = [pid for (pid,) in found.fetchall()]
+        return bool(running)
+
+    try:
+        until(runs, "a migration within its step")
+    finally:
+        migration.kill()
+        migration.wait()
+    # The server notices at the end of a statement that its client is gone; here it is ended within it.
+    database.execute("SELECT pg_terminate_backend(%s, 10000)", (running[0],))
+
+
+@pytest.mark.promise("STORE-7")
+def test_a_migration_that_is_killed_within_a_batch_goes_on(fleet: Fleet, database: Database) -> None:
+    with Waypost(fleet.url, namespace=fleet.namespace) as post:
+        post.publish_many("orders", range(1_200))
+    trigger = f'"{fleet.namespace}_slow"'
+    database.execute(
+        f"""
+        CREATE FUNCTION {trigger}() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN
+            -- The second batch takes long.
+            IF (SELECT count(*) FROM "{fleet.namespace}_message" m WHERE to_jsonb(m) ->> 'planted' = 'filled') > 0 THEN
+                PERFORM pg_sleep({SECONDS});
+            END IF;
+            RETURN NULL;
+        END $$;
+        CREATE TRIGGER {trigger} BEFORE UPDATE ON "{fleet.namespace}_message"
+            FOR EACH STATEMENT EXECUTE FUNCTION {trigger}();""".encode()
+    )
+    kill_within(fleet, database, "SET planted = ")
+    left = f'SELECT count(*) FROM "{fleet.namespace}_message" WHERE planted IS NULL'.encode()
+    assert database.execute(left).fetchone() == (700,)
+    database.execute(f"DROP FUNCTION {trigger} CASCADE".encode())
+    begin(fleet)
+    assert database.execute(left).fetchone() == (0,)
+    assert fleet.migrate("next", "--check")[0] == 0

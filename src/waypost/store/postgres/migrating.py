@@ -33,10 +33,10 @@ from waypost.store.postgres.schema import (
     failure,
     finish_from,
     finish_steps,
-    function_text,
+    functions_of,
     grants,
+    listed_functions,
     older_versions,
-    plain_clock,
     steps,
     too_new,
     version_in,
@@ -134,35 +134,7 @@ def finish(
     that there is one. Such calls are noted since `migrate`: until 15 minutes after it nothing is removed. `force`
     removes them nevertheless.
     """
-    names = Names(schema, namespace)
-
-    def run(connection: psycopg.Connection[Any]) -> Finished:
-        with connection.cursor() as cursor:
-            found = version_in(cursor, names) or 0
-            _refuse_newer(found, names)
-            if found < _version():
-                raise ConfigurationError("the new version is not there yet: run `waypost migrate URL` first")
-            older = older_versions(cursor, names)
-            if not older:
-                cursor.execute(names.fill(confirm_version()))
-                return Finished(())
-            needed = () if force else (
-                *_workers_of(cursor, names, mine=False), *_recent_calls(cursor, names, older),
-                *_too_early(cursor, names),
-            )  # fmt: skip
-            if needed:
-                return Finished((), needed)
-        parts = finish_steps(names, older[0])
-        parts.append(Step("older functions", drop_functions(names, f"i.version < {_version()}")))
-        parts.append(Step("version", names.fill(
-            f"DELETE FROM {{interface}} WHERE version < {_version()};\nDELETE FROM {{used}};\n{confirm_version()}"
-        )))  # fmt: skip
-        for step in parts:
-            report(step.name)
-            _run_step(connection, step, patient=True, report=report)
-        return Finished(older)
-
-    return _with_lock(url, names, start_timeout, run)
+    return _run_plan(url, Names(schema, namespace), _plan_finish, force, start_timeout, report)
 
 
 def undo(
@@ -176,37 +148,82 @@ def undo(
 ) -> Finished:
     """Take back a migration that is not finished: the functions of the version before are the newest again.
 
-    What was added to tables stays, unused. `force` does it although workers of this release are registered.
+    What was added to tables stays, unused. It takes back an interrupted migration too, and goes on where it was
+    interrupted itself. `force` does it although workers of this release are registered. Calls of the newer functions
+    are not noted: that processes of this release which only publish have ended, the caller must know.
     """
-    names = Names(schema, namespace)
+    return _run_plan(url, Names(schema, namespace), _plan_undo, force, start_timeout, report)
 
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """How to finish a migration, or to take it back."""
+
+    outcome: Finished
+    steps: tuple[Step, ...] = ()
+
+
+def _run_plan(
+    url: str,
+    names: Names,
+    planner: Callable[[psycopg.Connection[Any], Names, bool], _Plan],
+    force: bool,
+    start_timeout: float,
+    report: Report,
+) -> Finished:
     def run(connection: psycopg.Connection[Any]) -> Finished:
-        with connection.cursor() as cursor:
-            found = version_in(cursor, names) or 0
-            _refuse_newer(found, names)
-            older = older_versions(cursor, names) if found == _version() else ()
-            if not older:
-                raise ConfigurationError(
-                    f"there is nothing to take back: namespace {namespace} has the functions of one version only"
-                )
-            needed = () if force else _workers_of(cursor, names, mine=True)
-            if needed:
-                return Finished((), needed)
-        before = older[-1]
-        triggers = names.fill(function_text("triggers")).replace(f'_{_version()}"', f'_{before}"')
-        parts = [
-            Step("triggers", triggers),
-            Step("clock", plain_clock(names, before)),
-            Step("version", names.fill(f"UPDATE {{schema}} SET version = {before};")),
-            Step("newer functions", drop_functions(names, f"i.version = {_version()}")),
-            Step("interface", names.fill(f"DELETE FROM {{interface}} WHERE version = {_version()};")),
-        ]
-        for step in parts:
+        plan = planner(connection, names, force)
+        for step in plan.steps:
             report(step.name)
             _run_step(connection, step, patient=True, report=report)
-        return Finished((_version(),))
+        return plan.outcome
 
     return _with_lock(url, names, start_timeout, run)
+
+
+def _plan_finish(connection: psycopg.Connection[Any], names: Names, force: bool) -> _Plan:
+    with connection.cursor() as cursor:
+        found = version_in(cursor, names) or 0
+        _refuse_newer(found, names)
+        if found < _version():
+            raise ConfigurationError("the new version is not there yet: run `waypost migrate URL` first")
+        older = older_versions(cursor, names)
+        if not older:
+            return _Plan(Finished(()), (Step("version", names.fill(confirm_version())),))
+        needed = () if force else (
+            *_workers_of(cursor, names, mine=False), *_recent_calls(cursor, names, older), *_too_early(cursor, names),
+        )  # fmt: skip
+        if needed:
+            return _Plan(Finished((), needed))
+    steps = finish_steps(names, older[0])
+    steps.append(Step("older functions", drop_functions(names, functions_of(names, f"i.version < {_version()}"))))
+    steps.append(Step("version", names.fill(
+        f"DELETE FROM {{interface}} WHERE version < {_version()};\nDELETE FROM {{used}};\n{confirm_version()}"
+    )))  # fmt: skip
+    return _Plan(Finished(older), tuple(steps))
+
+
+def _plan_undo(connection: psycopg.Connection[Any], names: Names, force: bool) -> _Plan:
+    with connection.cursor() as cursor:
+        found = version_in(cursor, names) or 0
+        _refuse_newer(found, names)
+        older = older_versions(cursor, names) if found >= SIDE_BY_SIDE else ()
+        if not older or not _has_functions(cursor, names):
+            raise ConfigurationError(
+                f"there is nothing to take back: namespace {names.namespace} has the functions of one version only"
+            )
+        needed = () if force else _workers_of(cursor, names, mine=True)
+        if needed:
+            return _Plan(Finished((), needed))
+        # The release before wrote how its triggers and its clock are made: those of this release may be others.
+        cursor.execute(names.fill("SELECT restore FROM {interface} WHERE version = %s"), (older[-1],))
+        ((restore,),) = cursor.fetchall()
+    back = names.fill(
+        f"UPDATE {{schema}} SET version = {older[-1]};\nDELETE FROM {{interface}} WHERE version = {_version()};\n"
+    ) + drop_functions(names, listed_functions(names))
+    # The functions go last: while they are there, undo can be run again.
+    steps = (Step("triggers and clock", restore), Step("version and newer functions", back))
+    return _Plan(Finished((_version(),)), steps)
 
 
 def _version() -> int:
@@ -299,6 +316,15 @@ def _drop_invalid_index(connection: psycopg.Connection[Any], step: Step) -> None
     ).fetchone()
     if found is not None:
         connection.execute(f"DROP INDEX CONCURRENTLY {found[0]}".encode())
+
+
+def _has_functions(cursor: psycopg.Cursor[Any], names: Names) -> bool:
+    """Whether functions of this version are there, whether or not the migration to it has reached its end."""
+    cursor.execute(
+        f"SELECT FROM pg_proc p WHERE p.pronamespace = '\"{names.schema}\"'::regnamespace "
+        f"AND p.proname IN ({listed_functions(names)}) LIMIT 1"
+    )
+    return cursor.fetchone() is not None
 
 
 def _workers_of(cursor: psycopg.Cursor[Any], names: Names, *, mine: bool) -> tuple[str, ...]:

@@ -209,13 +209,15 @@ def split_steps(name: str, text: str) -> list[Step]:
 
 def _version_script(names: Names) -> str:
     """Return the script that makes the functions of this version those to use."""
+    restore = f"{names.fill(function_text('triggers'))}\n{_plain_clock(names)}"
     return (
         "CREATE TABLE IF NOT EXISTS {schema} (version integer NOT NULL);\n"
         "DELETE FROM {schema};\n"
         f"INSERT INTO {{schema}} (version) VALUES ({VERSION});\n"
-        "INSERT INTO {interface} (version, functions, made_ms)\n"
-        f"VALUES ({VERSION}, ARRAY[{listed_functions(names)}], {NOW_MS})\n"
-        "ON CONFLICT (version) DO UPDATE SET functions = excluded.functions, made_ms = excluded.made_ms;\n"
+        "INSERT INTO {interface} (version, functions, made_ms, restore)\n"
+        f"VALUES ({VERSION}, ARRAY[{listed_functions(names)}], {NOW_MS}, $restore${restore}$restore$)\n"
+        "ON CONFLICT (version) DO UPDATE\n"
+        "SET functions = excluded.functions, made_ms = excluded.made_ms, restore = excluded.restore;\n"
         "DO $body$ DECLARE v integer; BEGIN\n"
         f"FOR v IN SELECT version FROM {{interface}} WHERE version < {VERSION} LOOP\n"
         f"    EXECUTE replace($clock${_clock_with_record(names)}$clock$, '<version>', v::text);\n"
@@ -243,12 +245,12 @@ def _clock_with_record(names: Names) -> str:
     )
 
 
-def plain_clock(names: Names, version: int) -> str:
-    """Return the clock of a version without the record."""
+def _plain_clock(names: Names) -> str:
+    """Return the clock of this version, without the record."""
     text = names.fill(function_text("base"))
     begin = text.index(f"CREATE OR REPLACE FUNCTION {names.of('clock')}")
     end = text.index("$body$;", begin) + len("$body$;")
-    return text[begin:end].replace(f'_clock_{VERSION}"', f'_clock_{version}"')
+    return text[begin:end]
 
 
 def sql(*, schema: str = "public", namespace: str = "wp", since: int = 0) -> str:
@@ -343,7 +345,7 @@ def drop_sql(names: Names) -> str:
     tables = [*(names.of(name) for kind, name in made if kind == "TABLE"), names.of("schema")]
     return "\n".join(
         [
-            drop_functions(names, "true"),
+            drop_functions(names, functions_of(names, "true")),
             *(f"DROP TABLE IF EXISTS {table} CASCADE;" for table in tables),
             *(f"DROP SEQUENCE IF EXISTS {names.of(name)} CASCADE;" for kind, name in made if kind == "SEQUENCE"),
         ]
@@ -355,13 +357,18 @@ def listed_functions(names: Names) -> str:
     return ", ".join(f"'{names.bare(name)}'" for name in sorted(function_names()))
 
 
-def drop_functions(names: Names, which: str) -> str:
-    """Return the script that removes the functions of those versions for which a condition on `i.version` holds."""
+def functions_of(names: Names, which: str) -> str:
+    """Return the query for the functions of those versions for which a condition on `i.version` holds."""
+    return f"SELECT unnest(i.functions) FROM {names.of('interface')} i WHERE {which}"
+
+
+def drop_functions(names: Names, chosen: str) -> str:
+    """Return the script that removes functions; `chosen` is a list or a query of their names."""
     return "\n".join(
         [
             "DO $body$ DECLARE f regprocedure; BEGIN",
             f"    FOR f IN SELECT p.oid FROM pg_proc p WHERE p.pronamespace = '\"{names.schema}\"'::regnamespace",
-            f"        AND p.proname IN (SELECT unnest(i.functions) FROM {names.of('interface')} i WHERE {which})",
+            f"        AND p.proname IN ({chosen})",
             "    LOOP EXECUTE format('DROP FUNCTION IF EXISTS %s CASCADE', f); END LOOP;",
             "END $body$;",
         ]

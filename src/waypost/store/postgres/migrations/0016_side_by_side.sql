@@ -1,8 +1,14 @@
 -- From here on the names of functions carry their version, so that those of two releases can be there side by side. Those
 -- without one are removed: clients of older releases end with this migration.
 
--- The versions whose functions are there: their names, and when they became those to use.
-CREATE TABLE {interface} (version integer PRIMARY KEY, functions text[] NOT NULL, made_ms bigint NOT NULL);
+-- The versions whose functions are there: their names, when they became those to use, and the script that makes their
+-- triggers and clock anew when a later version is taken back.
+CREATE TABLE {interface} (
+    version integer PRIMARY KEY,
+    functions text[] NOT NULL,
+    made_ms bigint NOT NULL,
+    restore text NOT NULL
+);
 -- When functions of an older version were called: some rows a minute, and none while there is only one version.
 CREATE TABLE {used} (version integer NOT NULL, at_ms bigint NOT NULL);
 CREATE INDEX {#used_at} ON {used} (version, at_ms);
