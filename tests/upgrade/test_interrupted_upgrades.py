@@ -191,6 +191,37 @@ def test_roles_may_use_what_is_new(fleet: Fleet, strict: Database, way: Callable
         assert post.publish("orders", 1).status == "queued"
 
 
+# ---- scripts for psql --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("STORE-7")
+def test_a_script_ends_at_once_while_another_migration_runs(fleet: Fleet, database: Database) -> None:
+    for options in ((), ("--finish", "--force"), ("--undo",)):
+        code, script = fleet.migrate("next", "--sql", *options)
+        assert code == 0, script
+        lock = schema.take_lock("pg_try_advisory_lock", schema.Names("public", fleet.namespace))
+        assert database.execute(f"SELECT {lock}".encode()).fetchone() == (True,)
+        before = versions(database, fleet)
+        done = run_psql(fleet, script)
+        assert (done.returncode, "another migration is running" in done.stderr) == (3, True), done.stderr
+        assert versions(database, fleet) == before
+        database.execute("SELECT pg_advisory_unlock_all()")
+        if not options:
+            begin(fleet)
+
+
+@pytest.mark.promise("STORE-7")
+def test_a_script_ends_with_the_first_step_that_does_not_get_its_lock(fleet: Fleet, database: Database) -> None:
+    script = fleet.migrate("next", "--sql")[1]
+    with database.transaction():
+        database.execute(f'LOCK TABLE "{fleet.namespace}_message" IN ACCESS SHARE MODE'.encode())
+        done = run_psql(fleet, script)
+        assert (done.returncode, "lock timeout" in done.stderr) == (3, True), done.stderr
+        assert versions(database, fleet) == [schema.VERSION]
+    assert run_psql(fleet, script).returncode == 0
+    assert fleet.migrate("next", "--check")[0] == 0
+
+
 # ---- locks -------------------------------------------------------------------------------------------------------
 
 WAITING = schema.Step("a column", "ALTER TABLE planted ADD COLUMN IF NOT EXISTS more text;")
@@ -386,4 +417,24 @@ def test_a_migration_that_is_killed_within_a_batch_goes_on(fleet: Fleet, databas
     database.execute(f"DROP FUNCTION {trigger} CASCADE".encode())
     begin(fleet)
     assert database.execute(left).fetchone() == (0,)
+    assert fleet.migrate("next", "--check")[0] == 0
+
+
+@pytest.mark.promise("STORE-7")
+@pytest.mark.parametrize("way", [migrate_by_command, migrate_by_script])
+def test_a_migration_that_is_killed_within_an_index_goes_on(
+    postgres_url: str, fleet: Fleet, database: Database, way: Callable[[Fleet], None]
+) -> None:
+    with Waypost(fleet.url, namespace=fleet.namespace) as post:
+        post.publish_many("orders", range(100))
+    with psycopg.connect(postgres_url) as reader:
+        # An index that is built concurrently waits for the end of every older snapshot.
+        reader.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        reader.execute("SELECT 1")
+        kill_within(fleet, database, "INDEX CONCURRENTLY")
+    index = (f'"{fleet.namespace}_message_planted"',)
+    is_valid = "SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass(%s)"
+    assert database.execute(is_valid, index).fetchone() == (False,)
+    way(fleet)
+    assert database.execute(is_valid, index).fetchone() == (True,)
     assert fleet.migrate("next", "--check")[0] == 0

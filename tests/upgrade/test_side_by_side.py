@@ -124,10 +124,30 @@ def test_the_script_for_psql_does_the_same(fleet: Fleet, database: psycopg.Conne
         post.publish_many("orders", range(2_500))
     code, script = fleet.migrate("next", "--sql")
     assert code == 0, script
-    psql = program_of(PostgresServer.wheel, "pginstall18/bin/psql")
-    subprocess.run([psql, "--quiet", "-v", "ON_ERROR_STOP=1", fleet.url], input=script, text=True, check=True)
+    psql = str(program_of(PostgresServer.wheel, "pginstall18/bin/psql"))
+    run_psql = [psql, "--quiet", "-v", "ON_ERROR_STOP=1", fleet.url]
+    subprocess.run(run_psql, input=script, text=True, check=True)
     assert is_complete(database, fleet.namespace)
-    assert fleet.migrate("next", "--check")[0] == 0
+    code, printed = fleet.migrate("next", "--check")
+    assert (code, f"functions of version {schema.VERSION} are there too" in printed) == (0, True), printed
+    code, script = fleet.migrate("next", "--undo", "--sql")
+    assert code == 0, script
+    subprocess.run(run_psql, input=script, text=True, check=True)
+    assert fleet.migrate("this", "--check")[0] == 0
+    assert fleet.migrate("next", "--undo", "--sql")[1].endswith("has the functions of one version only\n")
+    assert fleet.migrate("next")[0] == 0
+    with Waypost(fleet.url, namespace=fleet.namespace) as post:
+        post.publish("orders", 1)
+    code, printed = fleet.migrate("next", "--finish", "--sql")
+    assert (code, "DROP FUNCTION" in printed, f"functions of version {schema.VERSION} were called" in printed) == (
+        1, False, True)  # fmt: skip
+    code, script = fleet.migrate("next", "--finish", "--sql", "--force")
+    assert code == 0, script
+    subprocess.run(run_psql, input=script, text=True, check=True)
+    code, printed = fleet.migrate("next", "--check")
+    assert (code, "are there too" in printed) == (0, False), printed
+    with pytest.raises(SchemaTooNew), Waypost(fleet.url, namespace=fleet.namespace) as post:
+        post.publish("orders", 1)
 
 
 @pytest.mark.promise("STORE-7")

@@ -43,11 +43,16 @@ def add(commands: Any) -> None:
         "that the release before does not know. Exit code 1: --finish or --undo found processes that need what it "
         "would remove; 6: --check found tables that this release cannot use; 7: they belong to a newer release.",
         examples=("waypost migrate postgresql://owner@host/database --grant clerk", "waypost migrate --check",
-                  "waypost migrate --sql > tables.sql", "waypost migrate --finish"),
+                  "waypost migrate --sql > tables.sql", "waypost migrate --finish",
+                  "waypost migrate --finish --sql > finish.sql"),
     )  # fmt: skip
     parser.add_argument("--grant", metavar="ROLE", help="grant this role the least that it needs to use the tables")
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--sql", action="store_true", help="print what would be run, and run nothing; needs no URL")
+    parser.add_argument(
+        "--sql",
+        action="store_true",
+        help="print what would be run, and run nothing; needs a URL only with --finish and --undo",
+    )
     what.add_argument("--finish", action="store_true", help="remove what only the release before needs")
     what.add_argument("--undo", action="store_true", help="take back an update that is not finished")
     parser.add_argument("--force", action="store_true", help="finish or undo although processes need what it removes")
@@ -57,9 +62,15 @@ def add(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the command and return its exit code."""
     options.namespace = get_namespace(options)
+    if options.sql and options.check:
+        raise ConfigurationError("--sql prints what would be run, and --check runs nothing: use one of them")
     named = options.url or options.url_option or os.environ.get("WAYPOST_URL")
-    url = None if options.sql and not named else get_url(options)
+    # What is to be removed depends on what is there.
+    needs_url = bool(named) or not options.sql or options.finish or options.undo
+    url = get_url(options) if needs_url else None
     if url and not has_tables(url, options.namespace):
+        if options.sql and (options.finish or options.undo):
+            raise ConfigurationError("only PostgreSQL has SQL to print; without --sql this works on every store")
         return migrate_data(options)
     options.schema = options.schema or "public"
     return migrate_tables(options, url)
@@ -111,16 +122,11 @@ def migrate_tables(options: argparse.Namespace, url: str | None) -> int:
     from waypost.store.postgres.schema import VERSION, sql_in_steps
 
     place = {"schema": options.schema, "namespace": options.namespace}
-    if options.sql:
+    if options.sql and not (options.finish or options.undo):
         since = 0 if not url else find_version(url, place)
         parts = [sql_in_steps(**place, since=since)] if since < VERSION else []
         parts += [grants(options.grant, **place)] if options.grant else []
-        text = "\n".join(parts) if parts else "-- nothing to do\n"
-        if options.json:
-            write_json({"since": since, "version": VERSION, "sql": text})
-        else:
-            write(text.removesuffix("\n"))
-        return 0
+        return print_sql(options, "\n".join(parts), since=since, version=VERSION)
     assert url is not None
     if options.check:
         return print_check(options, check(url, **place))
@@ -151,9 +157,14 @@ class Progress:
 
 def finish_or_undo(options: argparse.Namespace, url: str, place: dict[str, Any]) -> int:
     """End an update, in one direction or the other, and return the exit code."""
-    from waypost.store.postgres import finish, undo
+    from waypost.store.postgres import finish, finish_sql, undo
 
-    done = (finish if options.finish else undo)(url, **place, force=options.force)
+    if options.sql:
+        script, done = finish_sql(url, **place, force=options.force, back=options.undo)
+        if not done.needed:
+            return print_sql(options, script, removed=list(done.removed), needed=[])
+    else:
+        done = (finish if options.finish else undo)(url, **place, force=options.force)
     where = f"namespace {options.namespace} in schema {options.schema}"
     if done.needed:
         lines = "\n".join(f"  {reason}" for reason in done.needed)
@@ -165,6 +176,16 @@ def finish_or_undo(options: argparse.Namespace, url: str, place: dict[str, Any])
         text = f"{where} has nothing to remove"
     print_result(options, text, removed=list(done.removed), needed=list(done.needed))
     return FOUND if done.needed else 0
+
+
+def print_sql(options: argparse.Namespace, script: str, **facts: object) -> int:
+    """Print a script, or the facts with it as JSON, and return 0."""
+    script = script or "-- nothing to do\n"
+    if options.json:
+        write_json({**facts, "sql": script})
+    else:
+        write(script.removesuffix("\n"))
+    return 0
 
 
 def find_version(url: str, place: dict[str, Any]) -> int:

@@ -11,7 +11,6 @@ step, and the clients of the older release stop for it.
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,11 +32,13 @@ from waypost.store.postgres.schema import (
     failure,
     finish_from,
     finish_steps,
+    for_psql,
     functions_of,
     grants,
     listed_functions,
     older_versions,
     steps,
+    take_lock,
     too_new,
     version_in,
 )
@@ -56,9 +57,6 @@ BATCH_PAUSE_TIMES: Final = 3.0
 BATCH_PAUSE_SECONDS_MAX: Final = 1.0
 #: How often a step in batches reports how far it is.
 REPORT_SECONDS: Final = 5.0
-
-#: The name of an index that a step makes, and its table.
-INDEX = re.compile(r'INDEX CONCURRENTLY (?:IF NOT EXISTS )?"([^"]+)" ON ("[^ ]+")')
 
 Report = Callable[[str], None]
 T = TypeVar("T")
@@ -153,6 +151,25 @@ def undo(
     are not noted: that processes of this release which only publish have ended, the caller must know.
     """
     return _run_plan(url, Names(schema, namespace), _plan_undo, force, start_timeout, report)
+
+
+def finish_sql(
+    url: str,
+    *,
+    schema: str = "public",
+    namespace: str = "wp",
+    force: bool = False,
+    back: bool = False,
+    start_timeout: float = 3.0,
+) -> tuple[str, Finished]:
+    """Return what `finish` would run, or `undo` with `back`, as a script for psql, and what it would remove.
+
+    The script is empty if processes need what would be removed.
+    """
+    names = Names(schema, namespace)
+    planner = _plan_undo if back else _plan_finish
+    plan = _with_lock(url, names, start_timeout, lambda connection: planner(connection, names, force))
+    return for_psql(plan.steps, names, has_clients=True), plan.outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +273,7 @@ def _take_lock(cursor: Any, names: Names, function: str) -> None:
     has the lock and those that wait for it would wait for each other.
     """
     while True:
-        cursor.execute(f"SELECT {function}(hashtext('waypost migrate'), hashtext(%s))", (names.of(""),))
+        cursor.execute(f"SELECT {take_lock(function, names)}")
         (has_lock,) = cursor.fetchone()
         if has_lock:
             return
@@ -283,7 +300,7 @@ def _run_once(connection: psycopg.Connection[Any], step: Step, *, patient: bool)
     for _ in range(LOCK_ATTEMPTS):
         try:
             if not step.in_transaction:
-                _drop_invalid_index(connection, step)
+                _drop_leftover(connection, step)
                 return max(0, connection.execute(step.script.encode()).rowcount)
             with connection.transaction():
                 if patient:
@@ -303,19 +320,12 @@ def _run_once(connection: psycopg.Connection[Any], step: Step, *, patient: bool)
     )
 
 
-def _drop_invalid_index(connection: psycopg.Connection[Any], step: Step) -> None:
-    """Remove the index that a step makes if an interrupted one left it unfinished: `IF NOT EXISTS` would keep that."""
-    named = INDEX.search(step.script)
-    if named is None:
+def _drop_leftover(connection: psycopg.Connection[Any], step: Step) -> None:
+    """Remove the index that a step makes if an interrupted one left it unfinished."""
+    if step.drop_leftover is None:
         return
-    found = connection.execute(
-        "SELECT i.indexrelid::regclass::text FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid "
-        "WHERE c.relname = %s AND c.relnamespace = (SELECT t.relnamespace FROM pg_class t WHERE t.oid = %s::regclass) "
-        "AND NOT i.indisvalid",
-        (named[1], named[2]),
-    ).fetchone()
-    if found is not None:
-        connection.execute(f"DROP INDEX CONCURRENTLY {found[0]}".encode())
+    for (statement,) in connection.execute(step.drop_leftover.encode()).fetchall():
+        connection.execute(statement.encode())
 
 
 def _has_functions(cursor: psycopg.Cursor[Any], names: Names) -> bool:

@@ -13,7 +13,7 @@ What `finish` removes from tables, such as a column or an index, is in a file of
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from functools import cache
 from importlib.resources import files
@@ -54,6 +54,8 @@ STEP = re.compile(r"^-- step: (.+)\n", re.MULTILINE)
 LOCK_TIMEOUT_MS = 200
 #: The pause between two batches where psql runs them.
 PAUSE_BY_HAND_SECONDS = 0.02
+#: The name of an index that a step makes, and its table.
+INDEX = re.compile(r'INDEX CONCURRENTLY (?:IF NOT EXISTS )?"([^"]+)" ON ("[^ ]+")')
 #: Processes that only publish do not register: functions that were called so recently are in use.
 UNUSED_MINUTES = 15
 #: Plans are made once, for any size of a table: the planner's estimates for a table that was just empty are
@@ -147,8 +149,23 @@ class Step(NamedTuple):
     @property
     def by_hand(self) -> str:
         """The same for psql, outside of a transaction."""
-        then = f" COMMIT; PERFORM pg_sleep({PAUSE_BY_HAND_SECONDS});"
-        return self._repeated(then) if self.in_batches else self.script
+        if self.in_batches:
+            return self._repeated(f" COMMIT; PERFORM pg_sleep({PAUSE_BY_HAND_SECONDS});")
+        leftover = self.drop_leftover
+        return self.script if leftover is None else f"{leftover}\n\\gexec\n{self.script}"
+
+    @property
+    def drop_leftover(self) -> str | None:
+        """A query that returns a statement to run before: it drops the index that this step makes if it is not valid.
+
+        `IF NOT EXISTS` would keep what an interrupted one has left.
+        """
+        named = INDEX.search(self.script)
+        return named and (
+            "SELECT format('DROP INDEX CONCURRENTLY %s', i.indexrelid::regclass)\n"
+            "FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid\n"
+            f"WHERE i.indrelid = '{named[2]}'::regclass AND c.relname = '{named[1]}' AND NOT i.indisvalid"
+        )
 
     def _repeated(self, then: str) -> str:
         return f"DO $batches$ BEGIN LOOP\n{self.script.strip()}\nEXIT WHEN NOT FOUND;{then}\nEND LOOP; END $batches$;"
@@ -260,15 +277,38 @@ def sql(*, schema: str = "public", namespace: str = "wp", since: int = 0) -> str
 
 def sql_in_steps(*, schema: str = "public", namespace: str = "wp", since: int = 0) -> str:
     """Return the same as a script for psql, each step in its own transaction."""
-    parts = [f"-- step: {step.name}\n{_for_psql(step, since)}" for step in steps(Names(schema, namespace), since)]
-    return "\n\n".join(parts) + "\n"
+    names = Names(schema, namespace)
+    return for_psql(steps(names, since), names, has_clients=since > 0)
 
 
-def _for_psql(step: Step, since: int) -> str:
+def for_psql(steps: Iterable[Step], names: Names, *, has_clients: bool) -> str:
+    """Return steps as a script for psql. Where there are clients, no step waits long for a lock.
+
+    There it ends with the first error, and at once if another migration is running.
+    """
+    text = "".join(f"-- step: {step.name}\n{_for_psql(step, has_clients)}\n\n" for step in steps)
+    return (f"{_begin_psql(names)}\n{text}" if has_clients and text else text).removesuffix("\n")
+
+
+def take_lock(function: str, names: Names) -> str:
+    """Return the expression that takes the lock of migrations if it is free, and is then true."""
+    return f"{function}(hashtext('waypost migrate'), hashtext('{names.of('')}'))"
+
+
+def _begin_psql(names: Names) -> str:
+    return (
+        "\\set ON_ERROR_STOP on\n"
+        "-- step: alone\n"
+        f"DO $body$ BEGIN IF NOT {take_lock('pg_try_advisory_lock', names)} THEN\n"
+        "    RAISE EXCEPTION 'another migration is running; when it has ended, print this script again';\n"
+        "END IF; END $body$;\n"
+    )
+
+
+def _for_psql(step: Step, has_clients: bool) -> str:
     if step.in_batches or not step.in_transaction:
         return step.by_hand
-    # Where nothing is there yet, no one holds a lock.
-    timeout = f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT_MS}ms';\n" if since else ""
+    timeout = f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT_MS}ms';\n" if has_clients else ""
     return f"BEGIN;\n{timeout}{step.script}\nCOMMIT;"
 
 
