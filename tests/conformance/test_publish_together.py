@@ -14,10 +14,12 @@ import pytest
 from tests.waiting import until, until_async
 from waypost import AsyncWaypost, Waypost
 from waypost.errors import InvalidInput, KeyInUse, OperationTooOld, OutcomeUnknown, QueueFull, StoreUnavailable
+from waypost.operations.gathering import Line, shares_calls
+from waypost.policy import CHUNK_BYTES_MAX, CHUNK_MESSAGES_MAX
 from waypost.store.port import Call
 from waypost.testing.bench import StoreMaker, fresh_namespace
 from waypost.testing.clock import ManualClock
-from waypost.values import Published
+from waypost.values import Published, Settlement
 
 pytestmark = pytest.mark.promise("PUB-11")
 T = TypeVar("T")
@@ -25,13 +27,14 @@ COUNT = 40
 
 
 class HoldingStore:
-    """A store whose publishes are held back while `gate` is closed, and may fail."""
+    """A store whose publishes, or another verb, are held back until it is `open`, and may fail."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
+        self.verb = "publish"
         self.open = threading.Event()
         self.open.set()
-        #: Publishes that have been sent.
+        #: How many of these calls have been sent.
         self.sent = 0
         #: What becomes of the next publishes: an exception is raised instead of sending, "cut" loses the reply.
         self.faults: list[Exception | str | None] = []
@@ -59,7 +62,7 @@ class HoldingExecutor:
         self.inner = inner
 
     def run(self, call: Call[T]) -> T:
-        if call.name != "publish":
+        if call.name != self.store.verb:
             return self.inner.run(call)  # type: ignore[no-any-return]
         fault = self.store.next_fault()
         assert self.store.open.wait(90)
@@ -81,7 +84,7 @@ class AsyncHoldingExecutor:
         self.inner = inner
 
     async def run(self, call: Call[T]) -> T:
-        if call.name != "publish":
+        if call.name != self.store.verb:
             return await self.inner.run(call)  # type: ignore[no-any-return]
         fault = self.store.next_fault()
         if not self.store.open.is_set():
@@ -132,16 +135,20 @@ async def held(store: HoldingStore, *publishes: Awaitable[Published]) -> list[as
 
 
 def held_in_threads(
-    store: HoldingStore, threads: ThreadPoolExecutor, post: Waypost, publishes: Sequence[Callable[[], Published]]
-) -> list[Future[Published]]:
-    """The same for threads."""
+    store: HoldingStore, threads: ThreadPoolExecutor, line: Line[Any, Any], calls: Sequence[Callable[[], T]]
+) -> list[Future[T]]:
+    """The same for threads, with the line in which they wait."""
     store.open.clear()
-    sent, line = store.sent, post._shared_calls.publishes.of("orders")
+    sent = store.sent
     futures = []
-    for number, publish in enumerate(publishes):
-        futures.append(threads.submit(publish))
+    for number, call in enumerate(calls):
+        futures.append(threads.submit(call))
         until(lambda number=number: store.sent == sent + 1 and len(line._waiting) == number)  # type: ignore[misc]
     return futures
+
+
+def publishes_of(post: Waypost, queue: str = "orders") -> Line[Any, Any]:
+    return post._shared_calls.publishes.of(queue)
 
 
 # ---- tasks -----------------------------------------------------------------------------------------------------
@@ -162,6 +169,24 @@ def test_tasks_share_calls(store: HoldingStore) -> None:
         # A lone publish is sent at once.
         await post.publish("orders", "lone")
         assert (store.sent, (await post.ledger("orders")).published) == (3, COUNT + 1)
+
+    run(store, test)
+
+
+@pytest.mark.parametrize(
+    ("body", "most"),
+    [("small", CHUNK_MESSAGES_MAX), ("x" * 600_000, CHUNK_BYTES_MAX // 600_000)],
+    ids=["messages", "bytes"],
+)
+def test_a_shared_call_has_at_most_512_messages_and_4_mib(store: HoldingStore, body: str, most: int) -> None:
+    async def test(post: AsyncWaypost) -> None:
+        tasks = await held(store, post.publish("orders", body))
+        tasks += [asyncio.ensure_future(post.publish("orders", body)) for _ in range(2 * most + 1)]
+        await asyncio.sleep(0)
+        store.open.set()
+        assert len({one.id for one in await asyncio.gather(*tasks)}) == 2 * most + 2
+        assert store.sent == 4, "the one that was held, two full calls, and one more message"
+        assert (await post.ledger("orders")).published == 2 * most + 2
 
     run(store, test)
 
@@ -383,7 +408,7 @@ def test_settles_of_blocks_that_end_at_the_same_time_share_calls(make_store: Sto
 def test_threads_share_calls(store: HoldingStore) -> None:
     with Waypost(store=store) as post, ThreadPoolExecutor(8) as threads:
         publishes = [lambda number=number: post.publish("orders", number) for number in range(8)]
-        futures = held_in_threads(store, threads, post, publishes)
+        futures = held_in_threads(store, threads, publishes_of(post), publishes)
         store.open.set()
         results = [future.result(90) for future in futures]
         assert store.sent == 2
@@ -405,11 +430,97 @@ def test_a_full_queue_refuses_exactly_the_threads_that_do_not_fit(store: Holding
     with Waypost(store=store) as post, ThreadPoolExecutor(6) as threads:
         post.configure("orders", max_pending=3, overload="raise")
         publishes = [lambda number=number: post.publish("orders", number) for number in range(6)]
-        futures = held_in_threads(store, threads, post, publishes)
+        futures = held_in_threads(store, threads, publishes_of(post), publishes)
         store.open.set()
         errors = [future.exception(90) for future in futures]
         assert sorted(type(error).__name__ for error in errors) == ["NoneType"] * 3 + ["QueueFull"] * 3
         assert post.ledger("orders").published == 3
+
+
+def test_threads_that_wait_for_room_wait_alone(store: HoldingStore) -> None:
+    with Waypost(store=store) as post, ThreadPoolExecutor(5) as threads:
+        post.configure("orders", max_pending=2, overload="block")
+        publishes = [lambda number=number: post.publish("orders", number, block_timeout=3600) for number in range(5)]
+        futures = held_in_threads(store, threads, publishes_of(post), publishes)
+        store.open.set()
+        until(lambda: sum(future.done() for future in futures) == 2)
+        assert post.publish("other", "room").status == "queued"
+        handled = []
+        for _ in range(3):
+            with post.receive("orders", wait=90) as message:
+                assert message is not None
+                handled.append(message.body)
+        assert len({future.result(90).id for future in futures}) == 5
+        handled += [message.body for message in post.messages("orders")]
+        assert sorted(handled) == list(range(5))
+
+
+def test_equal_keys_of_threads_store_one_message_each(store: HoldingStore) -> None:
+    keys = ("a", "a", "a", "b", "b", "c")
+    with Waypost(store=store) as post, ThreadPoolExecutor(len(keys)) as threads:
+        line = publishes_of(post)
+        shares = shares_calls(post._context, "a")
+        store.open.clear()
+        futures = []
+        for number, key in enumerate(keys):
+            futures.append(threads.submit(post.publish, "orders", number, key=key))
+            until(lambda number=number: store.sent + len(line._waiting) == number + 1)  # type: ignore[misc]
+        # Where a transaction of the caller may hold a key, each goes alone.
+        assert store.sent == (1 if shares else len(keys))
+        store.open.set()
+        results = [future.result(90) for future in futures]
+        assert store.sent == (3 if shares else len(keys)), "equal keys go in different calls"
+        assert sorted(one.status for one in results) == ["duplicate"] * 3 + ["queued"] * 3
+        assert len({(one.id, key) for one, key in zip(results, keys, strict=True)}) == 3
+        assert post.ledger("orders").published == 3
+
+
+def test_publishes_of_sync_handlers_share_calls(store: HoldingStore) -> None:
+    count = 8
+    with Waypost(store=store) as post, ThreadPoolExecutor(1) as threads:
+        begun = threading.Barrier(count)
+
+        @post.handler("orders", concurrency=count)
+        def forward(body: int) -> None:
+            begun.wait(90)
+            post.publish("parcels", body)
+
+        post.publish_many("orders", range(count))
+        store.open.clear()
+        sent, line = store.sent, publishes_of(post, "parcels")
+        worker = threads.submit(post.worker().run, until_empty=True, signals=False)
+        until(lambda: store.sent == sent + 1 and len(line._waiting) == count - 1)
+        store.open.set()
+        worker.result(90)
+        assert store.sent == sent + 2
+        assert sorted(message.body for message in post.messages("parcels")) == list(range(count))
+
+
+def test_settles_of_threads_share_calls_and_each_gets_its_own_result(
+    store: HoldingStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    count = 8
+    with Waypost(store=store) as post, ThreadPoolExecutor(count) as threads:
+        post.publish_many("orders", range(count))
+        blocks = [post.receive("orders", renew=False) for _ in range(count)]
+        messages = [block.__enter__() for block in blocks]
+        # Another client has settled one of them in its place.
+        elsewhere = messages[5]
+        assert elsewhere is not None
+        lease = elsewhere._lease
+        settled = Settlement(lease.id, lease.token, lease.nonce, "done")
+        post._connected().run(post.store.settle("orders", [settled], post._context.session.operation("orders")))
+        store.verb = "settle"
+        ends = [lambda block=block: block.__exit__(None, None, None) for block in blocks]
+        futures = held_in_threads(store, threads, post._shared_calls.settles.of("orders"), ends)
+        sent = store.sent
+        store.open.set()
+        assert [future.exception(90) for future in futures] == [None] * count
+        assert store.sent == sent + 1
+        lost = [vars(record)["message_id"] for record in caplog.records if vars(record).get("event") == "lease_lost"]
+        assert lost == [elsewhere.id]
+        ledger = post.ledger("orders")
+        assert (ledger.done, ledger.leased) == (count, 0)
 
 
 def test_a_slow_call_of_a_thread_is_overtaken(store: HoldingStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -457,7 +568,7 @@ def test_a_thread_that_is_interrupted_before_its_call_holds_no_other_up(
 
     with Waypost(store=store) as post, ThreadPoolExecutor(4) as threads:
         publishes = [lambda number=number: post.publish("orders", number) for number in range(4)]
-        futures = held_in_threads(store, threads, post, publishes)
+        futures = held_in_threads(store, threads, publishes_of(post), publishes)
         monkeypatch.setattr("waypost.operations.gathering._Batch", interrupt)
         store.open.set()
         results = [future.exception(90) for future in futures]
@@ -469,7 +580,7 @@ def test_an_interrupted_thread_passes_its_call_on(store: HoldingStore) -> None:
     with Waypost(store=store) as post, ThreadPoolExecutor(4) as threads:
         store.faults = [None, "interrupt"]
         publishes = [lambda number=number: post.publish("orders", number) for number in range(4)]
-        futures = held_in_threads(store, threads, post, publishes)
+        futures = held_in_threads(store, threads, publishes_of(post), publishes)
         interrupt_second_publish(store)
         store.open.set()
         results = [future.exception(90) for future in futures]
