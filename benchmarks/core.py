@@ -1,18 +1,25 @@
-"""The core's rates beside the ceilings: publish one by one, publish in bulk, claim and settle.
+"""The core's rates beside the ceilings: publish one by one, publish in bulk, claim and settle; and its import.
 
     python -m benchmarks.core --quick --json
 
 `publish-one` and `publish-many` go through `Waypost`, `claim-settle` through the store's verbs with a `Message` built
 for each, as a worker does. Figures without a suffix are the defaults: journal `all`, chunks of 512. The peer `raw` does
 the least that such a step must do on the same store, in the same run, by turns. `publish-one-cpu` and
-`publish-one-server-cpu` are the processor time per message of the client and of the server.
+`publish-one-server-cpu` are the processor time per message of the client and of the server. `import` and
+`import-cpu` are the time of a fresh interpreter that imports waypost, beside one that imports nothing; with `--store`
+they are left out.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
+import os
+import statistics
+import subprocess
+import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -229,12 +236,40 @@ def round_trips(report: Report, subject: Subject, raw: RawValkey) -> None:
         report.add(f"round-trips-claim-settle-batch-{batch}", "valkey", "waypost", trips, "calls/message")
 
 
+def importing(report: Report, interpreters: int = 10) -> None:
+    """The median time of fresh interpreters that import waypost, and of as many that import nothing, by turns."""
+    programs = {"waypost": "import waypost", "raw": "pass"}
+    # Without compiled files each of them would compile what it imports, where it is told to keep none.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    wall: dict[str, list[float]] = {peer: [] for peer in programs}
+    processor: dict[str, list[float]] = {peer: [] for peer in programs}
+    for turn in range(interpreters + 1):
+        for peer, program in programs.items():
+            start = time.perf_counter()
+            process = subprocess.Popen([sys.executable, "-c", program], env=environment)
+            _, status, used = os.wait4(process.pid, 0)
+            seconds = time.perf_counter() - start
+            process.returncode = os.waitstatus_to_exitcode(status)
+            if process.returncode:
+                raise RuntimeError(f"python -c {program!r} ended with {process.returncode}")
+            if turn:  # the first one may have to compile, and to read from the disk
+                wall[peer].append(1000 * seconds)
+                processor[peer].append(1000 * (used.ru_utime + used.ru_stime))
+    for name, times in (("import", wall), ("import-cpu", processor)):
+        medians = {peer: statistics.median(found) for peer, found in times.items()}
+        for peer, median in medians.items():
+            report.add(name, "none", peer, round(median, 1), "ms")
+        report.add(f"{name}-over-raw", "none", "waypost", round(medians["waypost"] - medians["raw"], 1), "ms")
+
+
 def main() -> None:
     """Run the benchmark of the command line."""
     options = arguments(__doc__ or "")
     logging.getLogger("waypost").setLevel(logging.ERROR)  # a server without persistence is intended here
     report = Report(options.json)
     sizes = Sizes(1_500, 25_600, 3) if options.quick else Sizes(5_000, 102_400, 7)
+    if options.store is None:
+        importing(report)
     if options.store in (None, "valkey"):
         with valkey() as (subject, raw):
             publishing(report, "valkey", subject, raw, sizes)

@@ -13,20 +13,18 @@ little, and this figure is still useful.
 from __future__ import annotations
 
 import logging
-import os
 import statistics
 import subprocess
 import sys
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from benchmarks.measure import Report, arguments
 from benchmarks.peers.harness import drain
+from benchmarks.peers.protocol import server_seconds
 from benchmarks.peers.registry import ROOT, environment, peer
 from benchmarks.peers.turns import Turns
 from waypost.store.postgres import migrate
-from waypost.testing.postgres import PostgresServer, children_of
+from waypost.testing.postgres import PostgresServer
 
 PEER = "faststream-outbox"
 ROUNDS = 3
@@ -47,7 +45,8 @@ def publish(kind: str, server: PostgresServer, count: int, size: int) -> Publish
     """Publish `count` messages in a separate program."""
     chosen = peer(PEER) if kind == PEER else None
     python = sys.executable if chosen is None else chosen.command()[0]
-    before = server_seconds(server)
+    assert server.pid is not None
+    before = server_seconds(server.pid)
     ran = subprocess.run(
         [python, "-m", "benchmarks.peers.outbox_publishing", kind, server.url, str(count), str(size)],
         cwd=ROOT, env=None if chosen is None else environment(chosen), capture_output=True, text=True, check=False,
@@ -55,19 +54,7 @@ def publish(kind: str, server: PostgresServer, count: int, size: int) -> Publish
     if ran.returncode != 0:
         raise SystemExit(ran.stderr)
     seconds, client_seconds = map(float, ran.stdout.split())
-    return Published(count / seconds, (client_seconds + server_seconds(server) - before) / count * 1e6)
-
-
-def server_seconds(server: PostgresServer) -> float:
-    """Return the processor time of a server and of its processes, also of those that have ended."""
-    assert server.pid is not None
-    seconds = 0.0
-    for pid in (server.pid, *children_of(server.pid)):
-        with suppress(OSError):
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            # Its own, and of children that it has waited for: which only the first has.
-            seconds += sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
-    return seconds
+    return Published(count / seconds, (client_seconds + server_seconds(server.pid) - before) / count * 1e6)
 
 
 def transactions(report: Report, name: str, count: int, size: int) -> None:

@@ -19,6 +19,7 @@ import asyncio
 import json
 import math
 import mmap
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -170,18 +171,20 @@ def send_timers(program: Program, path: str, span: float, lead: float) -> int:
 
 
 def server_seconds(pid: int) -> float:
-    """Return the processor time of a server and of the processes that it has started; 0 without a server."""
-    spent = 0
+    """Return the processor time of a server and of the processes that it has started, also of those that have ended."""
+    spent, ended = 0, 0.0
     for folder in Path("/proc").iterdir() if pid else ():
         try:
-            parent = folder.name.isdigit() and int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            if folder.name == str(pid) or parent == pid:
+            fields = (folder / "stat").read_text().rpartition(")")[2].split() if folder.name.isdigit() else []
+            if folder.name == str(pid):
+                ended = sum(map(int, fields[13:15])) / os.sysconf("SC_CLK_TCK")
+            if folder.name == str(pid) or (fields and int(fields[1]) == pid):
                 spent += sum(
                     int((thread / "schedstat").read_text().split()[0]) for thread in (folder / "task").iterdir()
                 )
         except OSError:
             continue  # it has ended
-    return spent / NANOSECONDS
+    return spent / NANOSECONDS + ended
 
 
 def publish_together(program: Program, count: int, kind: str, server: int) -> None:

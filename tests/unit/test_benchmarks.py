@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.core import importing
+from benchmarks.measure import Report
 from benchmarks.peers import protocol, registry, setup
 from benchmarks.peers.harness import (
     Contestant,
@@ -50,6 +52,19 @@ def no_environments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def folder() -> Iterator[Host]:
     with host("sqlite") as found:
         yield found
+
+
+# ---- the core ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("FACE-5")
+def test_an_import_is_measured_beside_a_bare_interpreter(capsys: pytest.CaptureFixture[str]) -> None:
+    report = Report(as_json=True)
+    importing(report, interpreters=1)
+    found = [(figure["name"], figure["peer"]) for figure in report.figures]
+    both = [(name, peer) for name in ("import", "import-cpu") for peer in ("waypost", "raw")]
+    assert set(found) == {*both, ("import-over-raw", "waypost"), ("import-cpu-over-raw", "waypost")}
+    assert all(figure["unit"] == "ms" and figure["value"] for figure in report.figures)
 
 
 # ---- the peers and their environments --------------------------------------------------------------------
