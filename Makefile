@@ -9,6 +9,8 @@ PYTEST := $(RUN) -m pytest -q
 # or count processes are in one xdist group. All Spark tests run in one of them, which starts the one session.
 PARALLEL ?= -n 3 --dist loadgroup
 CODE := $(wildcard src tests benchmarks examples scripts)
+# Tests start thousands of interpreters: without compiled files each of them would compile the modules that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup check lint types imports unit conformance system test everything demo bench bench-setup faults simulate mutants docs format
@@ -48,13 +50,21 @@ system: .venv/ready
 
 # Left to `more`, so that every run stays well under 35 minutes on two cores.
 MORE := tests/spark/test_connect.py tests/spark/test_standalone.py tests/spark/test_large_backfill.py
-# On an older PostgreSQL and behind a pooler most of the conformance suite is left to it too: the functions are the same.
-FURTHER_PARTS := (postgres15 or pgbouncer) and test_conformance.py and not (TestClaims or TestPublishing or TestOutcomes)
+# On an older PostgreSQL, behind a pooler, on Redis 6.2 and on a Cluster most of the conformance suite is left to it too: the
+# functions and scripts are the same.
+FURTHER_PARTS := (postgres15 or pgbouncer or redis62 or cluster) and test_conformance.py and not (TestClaims or TestPublishing or TestOutcomes)
 MORE_STORES := ((postgres15 or pgbouncer or redis62 or cluster) and (async or group)) or ($(FURTHER_PARTS))
-MORE_TESTS := tests/conformance/test_planted_faults.py::test_a_planted_fault_is_found[ExtendsWithoutToken] \
+MORE_TESTS := tests/fault/test_schedulers.py::test_a_schedule_saved_after_the_standbys_started_is_fired_when_the_leader_is_killed_at_once[postgres-schedulers] \
+	tests/fault/test_schedulers.py::test_a_schedule_saved_after_the_standbys_started_is_fired_when_the_leader_is_killed_at_once[postgres-workers] \
+	tests/conformance/test_state_machine.py::test_a_store_and_the_model_give_the_same_results_in_any_program_about_groups[postgres] \
+	tests/upgrade/test_interrupted_upgrades.py::test_an_undo_that_is_killed_goes_on_when_it_is_run_again \
+	tests/upgrade/test_interrupted_upgrades.py::test_a_finish_that_is_killed_goes_on_when_it_is_run_again \
+	tests/conformance/test_planted_faults.py::test_a_planted_fault_is_found[ExtendsWithoutToken] \
 	tests/conformance/test_planted_faults.py::test_a_planted_fault_is_found[SettlesByState] \
 	tests/fault/test_figures.py::test_no_quick_figure_is_short[lake] \
 	tests/fault/test_figures.py::test_no_quick_figure_is_short[leases] \
+	tests/fault/test_figures.py::test_no_quick_figure_is_short[repeats] \
+	tests/fault/test_figures.py::test_no_quick_figure_is_short[schedulers] \
 	tests/spark/test_pipeline.py::test_one_id_in_two_queues_or_published_again_is_several_messages_wherever_the_history_is_cut \
 	tests/spark/test_object_store.py::test_a_pipeline_does_everything_in_an_object_store \
 	tests/spark/test_advise.py::test_planted_problems_are_named_proven_cured_by_their_advice_and_judged \
@@ -71,7 +81,7 @@ MORE_TESTS := tests/conformance/test_planted_faults.py::test_a_planted_fault_is_
 everything: .venv/ready system
 	$(PYTEST) $(PARALLEL) tests $(addprefix --ignore ,$(MORE)) $(addprefix --deselect ,$(MORE_TESTS)) -k "not ($(MORE_STORES))"
 
-more: .venv/ready system  ## What `test` leaves out: Spark Connect, a standalone Spark, kills of imports and migrations, two long searches for planted faults, async clients and groups on further servers, two long fault figures, 1,000,000 messages in a browser, Django 6, the wheel on each Python
+more: .venv/ready system  ## What `test` leaves out: Spark Connect, a standalone Spark, kills of imports and migrations, two long searches for planted faults, async clients and groups on further servers, four long fault figures, 1,000,000 messages in a browser, Django 6, the wheel on each Python
 	$(PYTEST) $(MORE) $(MORE_TESTS)
 	WAYPOST_TESTS_LARGE=1 $(PYTEST) tests/web/test_browser_large.py
 	$(PYTEST) $(PARALLEL) tests -k "$(MORE_STORES)"
