@@ -155,7 +155,7 @@ def test_no_row_of_a_removed_queue_is_left_in_the_tables(make_store: StoreMaker,
     with Bench(make_store, "sync") as bench, psycopg.connect(postgres.url, autocommit=True) as connection:
         store: Any = bench.store
         use_everything(bench)
-        names = {table: f"{store.names.namespace}_{table}" for table in tables()}
+        names = {table: f"{store.names.namespace}_{table}" for table in tables() if table != "record"}
         before = rows_left(connection.execute, names)
         assert {"entry", "window", "result", "completed", "rate", "arrival"} <= before.keys()
         assert bench.remove().existed
