@@ -291,20 +291,21 @@ BEGIN
             WHERE m.queue = q.number AND coalesce(m."group", '') = u.name AND m.group_rank IS NOT NULL AND m.state = {READY}
             ORDER BY m.group_rank, m.position, m.id LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED) c;
     ELSE
-        -- If another step has locked the first one of a group, that is left alone, as is one that is held since a moment ago.
-        SELECT array_agg(c.place), sum(c.size), bool_and(c.good) INTO places, size, v_plain FROM unnest(v_names) AS u (name)
-        CROSS JOIN LATERAL (
-            SELECT m.ctid AS place FROM {message} m
-            WHERE m.queue = q.number AND coalesce(m."group", '') = u.name AND m.group_rank = {RANK_ORDERED}
-                AND m.group_rank IS NOT NULL AND m.state = {READY}
-                AND (q.on_failure = 'pass' OR (
-                    SELECT true FROM {message} o
-                    WHERE o.queue = q.number AND coalesce(o."group", '') = u.name AND o.keeps_place LIMIT 1) IS NULL)
-            ORDER BY m.position, m.id LIMIT 1) h
-        CROSS JOIN LATERAL (
+        -- If another step has locked the first one of a group, that is left alone. None, if one is held since a moment ago.
+        WITH heads AS MATERIALIZED (
+            SELECT f.place FROM unnest(v_names) AS u (name)
+            CROSS JOIN LATERAL (
+                SELECT m.ctid AS place FROM {message} m
+                WHERE m.queue = q.number AND coalesce(m."group", '') = u.name AND m.group_rank = {RANK_ORDERED}
+                    AND m.group_rank IS NOT NULL AND m.state = {READY}
+                ORDER BY m.position, m.id LIMIT 1) f
+            WHERE q.on_failure = 'pass' OR (
+                SELECT true FROM {message} o WHERE o.queue = q.number AND o.keeps_place LIMIT 1) IS NULL
+        )
+        SELECT array_agg(c.place), sum(c.size), bool_and(c.good) INTO places, size, v_plain FROM (
             SELECT m.ctid AS place, length(m.data) AS size, (q.max_deliveries IS NULL OR m.deliveries < q.max_deliveries)
                 AND (m.expires_ms IS NULL OR m.expires_ms > p_now) AS good
-            FROM {message} m WHERE m.ctid = h.place LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED) c;
+            FROM heads h JOIN {message} m ON m.ctid = h.place FOR NO KEY UPDATE OF m SKIP LOCKED) c;
     END IF;
     IF v_plain IS NOT TRUE OR cardinality(places) < v_count OR size > p_left THEN
         places := NULL;
@@ -496,11 +497,12 @@ BEGIN
     IF q.group_mode < {MODE_ORDERED} AND q.group_max_running IS NULL AND NOT q.group_limited THEN
         RETURN 0;
     END IF;
-    IF coalesce(current_setting('waypost.in_transaction', true), '') <> 'on' AND NOT EXISTS (
-        SELECT 1 FROM {sleeper} s
-        WHERE s.queue = q.number AND s.until_ms > p_now AND s.name NOT LIKE '~%' AND (NOT s.awake OR s.woken_ms > p_now - 250))
+    IF coalesce(current_setting('waypost.in_transaction', true), '') <> 'on' AND (
+        SELECT bool_or(NOT s.awake OR coalesce(s.woken_ms > p_now - 250, false)) FROM {sleeper} s
+        WHERE s.queue = q.number AND s.until_ms > p_now AND s.name NOT LIKE '~%') IS FALSE
     THEN
-        -- As on every busy queue: there is no sleeper, as `wake` would find out.
+        -- As on every busy queue: there is no sleeper, as `wake` would find out. Without any row the record of sleepers is lost,
+        -- and `wake` notifies all workers.
         RETURN 0;
     END IF;
     -- Scalar queries, so that none of them is turned into a join.

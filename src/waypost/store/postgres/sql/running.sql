@@ -271,6 +271,7 @@ DECLARE
     n {queue};
     v_now bigint := {clock}(p_clock);
     v_held record;
+    v_alone boolean;
 BEGIN
     q := {open_queue}(p_queue);
     IF q.conversion IS NOT NULL OR p_changes ?| ARRAY[
@@ -320,8 +321,14 @@ BEGIN
         changes = CASE WHEN n IS DISTINCT FROM q THEN {add_change}(t.changes, v_now, 'configured', p_text) ELSE t.changes END
     WHERE t.number = q.number;
     IF n.conversion IS NOT NULL AND n.conversion IS DISTINCT FROM q.conversion THEN
-        -- A short queue is converted at once; claims go on with a long one, and look for what others store meanwhile.
-        n.conversion := n.conversion || CASE WHEN n.conversion ? 'after' THEN '{"old": ["configure"]}' ELSE '{}' END::jsonb;
+        -- A short queue is converted at once; claims go on with a long one, and look for what others store meanwhile. While no
+        -- other transaction stores messages, one that waits here for a moment reads the new settings, and nothing is looked for.
+        IF n.conversion ? 'after' THEN
+            SELECT count(*) <= {CHUNK_MESSAGES_MAX} INTO v_alone
+            FROM (SELECT 1 FROM {message} t WHERE t.queue = q.number LIMIT {CHUNK_MESSAGES_MAX} + 1) o;
+            v_alone := v_alone AND pg_try_advisory_xact_lock({lock_key}('removal'), hashtext(p_queue));
+            n.conversion := n.conversion || CASE WHEN v_alone THEN '{"old": []}' ELSE '{"old": ["configure"]}' END::jsonb;
+        END IF;
         FOR i IN 1 .. 4 LOOP
             n := {convert_queue}(n, {CONVERT_MAX});
             EXIT WHEN n.conversion IS NULL OR n.conversion ? 'waits';
