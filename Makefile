@@ -56,7 +56,6 @@ FURTHER_PARTS := (postgres15 or pgbouncer or redis62 or cluster) and test_confor
 MORE_STORES := ((postgres15 or pgbouncer or redis62 or cluster) and (async or group)) or ($(FURTHER_PARTS))
 MORE_TESTS := tests/fault/test_schedulers.py::test_a_schedule_saved_after_the_standbys_started_is_fired_when_the_leader_is_killed_at_once[postgres-schedulers] \
 	tests/fault/test_schedulers.py::test_a_schedule_saved_after_the_standbys_started_is_fired_when_the_leader_is_killed_at_once[postgres-workers] \
-	tests/conformance/test_state_machine.py::test_a_store_and_the_model_give_the_same_results_in_any_program_about_groups[postgres] \
 	tests/upgrade/test_interrupted_upgrades.py::test_an_undo_that_is_killed_goes_on_when_it_is_run_again \
 	tests/upgrade/test_interrupted_upgrades.py::test_a_finish_that_is_killed_goes_on_when_it_is_run_again \
 	tests/conformance/test_planted_faults.py::test_a_planted_fault_is_found[ExtendsWithoutToken] \
