@@ -434,7 +434,7 @@ class TestGroupOrder:
         assert bench.woken in ({}, {QUEUE: ["anna"]})  # the timer may be the earliest one
 
     @pytest.mark.promise("QUEUE-5", "WAKE-2")
-    def test_a_settle_that_frees_a_group_wakes_all_workers_if_the_record_of_sleepers_is_gone(self, bench: Bench) -> None:
+    def test_a_settle_that_frees_a_group_wakes_all_workers_without_a_record_of_sleepers(self, bench: Bench) -> None:
         bench.configure(order="group", lease=300)
         fill(bench, "aa")
         lease = bench.claim_one()
