@@ -17,7 +17,6 @@ a retry policy or a time limit by those of its handler. Nothing is pickled.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import date, datetime, time, timedelta
@@ -25,7 +24,7 @@ from decimal import Decimal
 from enum import Enum
 from functools import lru_cache, partial
 from types import UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, overload
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, overload
 from uuid import UUID
 
 import msgspec
@@ -215,6 +214,11 @@ def _check_encoded(encoded: Encoded) -> Encoded:
     return encoded
 
 
+def is_dataclass(kind: type) -> bool:
+    """Return whether a class is a dataclass, without the module `dataclasses`, which imports `inspect`."""
+    return hasattr(kind, "__dataclass_fields__")
+
+
 def type_name_of(body: object) -> str | None:
     """Return the name of a body's own type, None for plain JSON values."""
     return name_of_class(type(body))
@@ -222,7 +226,7 @@ def type_name_of(body: object) -> str | None:
 
 def name_of_class(kind: type) -> str | None:
     """Return the type name that bodies of a class are published with, None for classes of plain JSON values."""
-    if dataclasses.is_dataclass(kind) or issubclass(kind, msgspec.Struct) or hasattr(kind, "model_validate_json"):
+    if is_dataclass(kind) or issubclass(kind, msgspec.Struct) or hasattr(kind, "model_validate_json"):
         return f"{kind.__module__}.{kind.__qualname__}"
     return None
 
@@ -304,7 +308,7 @@ def _difference(given: Any, restored: Any, place: str, *, in_own_type: bool) -> 
     if isinstance(given, float) and not math.isfinite(given):
         return f"{place} is NaN or infinity, which JSON cannot carry"
     kind = type(given)
-    if dataclasses.is_dataclass(kind) or isinstance(given, msgspec.Struct):
+    if is_dataclass(kind) or isinstance(given, msgspec.Struct):
         if type(restored) is kind:
             names = given.__struct_fields__ if isinstance(given, msgspec.Struct) else kind.__dataclass_fields__
             parts = ((getattr(given, name), getattr(restored, name), f"{place}.{name}") for name in names)
@@ -388,8 +392,10 @@ def _holds_non_finite(body: object) -> bool:
         return any(map(_holds_non_finite, body))
     if isinstance(body, msgspec.Struct):
         return any(_holds_non_finite(getattr(body, name)) for name in body.__struct_fields__)
-    if dataclasses.is_dataclass(body):
-        return any(_holds_non_finite(getattr(body, field.name)) for field in dataclasses.fields(body))
+    if is_dataclass(type(body)):
+        import dataclasses
+
+        return any(_holds_non_finite(getattr(body, field.name)) for field in dataclasses.fields(cast(Any, body)))
     return False
 
 
@@ -748,7 +754,7 @@ def _json_shape(as_type: Any) -> Literal["object", "array"] | None:
     kind = get_origin(as_type) or as_type
     if not isinstance(kind, type) or issubclass(kind, str | bytes):
         return None
-    if issubclass(kind, dict | Mapping | msgspec.Struct) or dataclasses.is_dataclass(kind):
+    if issubclass(kind, dict | Mapping | msgspec.Struct) or is_dataclass(kind):
         return "object"
     if hasattr(kind, "model_validate_json"):
         return "object"

@@ -9,8 +9,6 @@ from __future__ import annotations
 import typing
 from base64 import b64encode
 from collections.abc import Mapping
-from dataclasses import fields as dataclass_fields
-from dataclasses import is_dataclass
 from datetime import datetime, timedelta
 from functools import cache
 from typing import Any
@@ -604,8 +602,11 @@ def _json_names(cls: type) -> tuple[tuple[str, str], ...]:
 
     In place of private fields stand the properties by which they are read.
     """
+    import dataclasses
+
     hints = typing.get_type_hints(cls)
-    names = [one.name for one in dataclass_fields(cls)] if is_dataclass(cls) else list(cls.__struct_fields__)  # type: ignore[attr-defined]
+    is_dataclass = dataclasses.is_dataclass(cls)
+    names = [one.name for one in dataclasses.fields(cls)] if is_dataclass else list(cls.__struct_fields__)  # type: ignore[attr-defined]
     public = [name for name in names if not name.startswith("_")]
     if len(public) < len(names):
         for name, member in vars(cls).items():
@@ -635,8 +636,9 @@ def to_json(value: Any) -> Any:
         return {str(name): to_json(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
         return [to_json(one) for one in value]
-    if isinstance(value, Struct) or (is_dataclass(value) and not isinstance(value, type)):
-        found = {short: to_json(getattr(value, name)) for name, short in _json_names(type(value))}
+    kind: type = type(value)
+    if isinstance(value, Struct) or hasattr(kind, "__dataclass_fields__"):
+        found = {short: to_json(getattr(value, name)) for name, short in _json_names(kind)}
         if found.get("token") is not None:
             found["token"] = str(found["token"])
         return found

@@ -38,6 +38,24 @@ def test_importing_waypost_loads_no_driver_and_no_event_loop() -> None:
     assert len([name for name in loaded if name.startswith("waypost.")]) < 60
 
 
+ALONE = """
+import sys
+sys.modules["typing_extensions"] = None
+import waypost
+print(*(name for name in sys.modules))
+"""
+
+
+@pytest.mark.promise("FACE-5")
+def test_importing_waypost_does_not_load_inspect() -> None:
+    # msgspec imports typing_extensions where it is installed, which imports inspect: a fifth of the whole import.
+    environment = {**os.environ, "PYTHONPATH": str(Path(waypost.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, check=True, env=environment)
+    loaded = set(done.stdout.split())
+    assert "waypost.client" in loaded
+    assert loaded.isdisjoint({"inspect", "dataclasses", "dis", "calendar"})
+
+
 LATER = """
 import sys
 from waypost import AsyncWaypost

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import os
 import sys
@@ -96,7 +95,7 @@ from waypost.values import (
 )
 from waypost.views import BulkAction, BulkActions
 from waypost.wake.wakeups import Wakeups
-from waypost.worker.handler import HandledQueues, Handler
+from waypost.worker.handler import HandledQueues, Handler, is_coroutine_function
 from waypost.worker.signals import is_stop_request
 
 if TYPE_CHECKING:
@@ -179,7 +178,7 @@ class BaseClient:
         check_function("clock", clock, ConfigurationError)
         if store is not None and not all(hasattr(store, name) for name in ("connect", "connect_async", "kind")):
             raise ConfigurationError(f"store= is a store of waypost, not {show(store)}; a URL is given without a name")
-        if on_event is not None and (not callable(on_event) or inspect.iscoroutinefunction(on_event)):
+        if on_event is not None and (not callable(on_event) or is_coroutine_function(on_event)):
             raise ConfigurationError("on_event is a plain function of one event; it is not awaited")
         # A store must remember results longer than any repeat of ours can come.
         replay_ttl_ms = int((2 * retry_budget + 60) * 1000)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -192,7 +191,7 @@ def _blockers(after: str | Published | Iterable[str | Published]) -> tuple[str, 
 
 NO_OPTIONS = PublishOptions()
 #: The keywords of `publish`.
-OPTIONS = frozenset((*inspect.signature(PublishOptions).parameters, "transaction"))
+OPTIONS = frozenset((*(PublishOptions.__init__.__kwdefaults__ or ()), "transaction"))
 
 
 def validate_options(keywords: Mapping[str, Any]) -> PublishOptions:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from calendar import monthrange
 from collections.abc import Sequence
 from datetime import date, datetime, timedelta
 from functools import lru_cache
@@ -112,11 +111,18 @@ class Cron:
             if year > 9999:
                 return None
             if month in self.months:
-                for number in range(first, monthrange(year, month)[1] + 1):
+                for number in range(first, _days_in(year, month) + 1):
                     if self.on(date(year, month, number)):
                         return date(year, month, number)
             year, month, first = (year, month + 1, 1) if month < 12 else (year + 1, 1, 1)
         return None
+
+
+def _days_in(year: int, month: int) -> int:
+    # Not `calendar.monthrange`: importing that module, with `locale`, takes longer than importing all schedules.
+    if month == 2:
+        return 29 if year % 4 == 0 and (year % 100 != 0 or year % 400 == 0) else 28
+    return 30 if month in (4, 6, 9, 11) else 31
 
 
 def read_cron(pattern: str) -> Cron:

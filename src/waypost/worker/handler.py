@@ -13,12 +13,11 @@ none:
 from __future__ import annotations
 
 import importlib
-import inspect
 import os
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
 
 from waypost import codec
@@ -32,6 +31,8 @@ from waypost.times import Duration
 from waypost.values import Lease
 
 if TYPE_CHECKING:
+    import inspect
+
     from waypost.store.port import Store
     from waypost.worker.handler_calls import Slot
 
@@ -59,6 +60,8 @@ class Signature:
         self._read()
 
     def _read(self) -> None:
+        import inspect  # here and below when it is used: it is a tenth of the time of importing waypost
+
         try:
             parameters = inspect.signature(self._function).parameters.values()
         except (TypeError, ValueError):
@@ -102,6 +105,8 @@ class Signature:
         )
 
     def _annotation(self, parameter: inspect.Parameter) -> Any:
+        import inspect
+
         annotation = parameter.annotation
         if annotation is inspect.Parameter.empty:
             return None
@@ -237,7 +242,7 @@ class Handler:
             raise ConfigurationError(f"a handler is a function, not {type(function).__name__}")
         self.function = function
         self.name: str = name or getattr(function, "__qualname__", None) or type(function).__qualname__
-        self.is_async = _is_async(function)
+        self.is_async = is_coroutine_function(function)
         #: The names of the types of the messages that it takes; empty: those that no other handler of the queue takes.
         self.types = check_types(self.name, types)
         #: The same object for all queues of one function, which share its concurrency by their weights; None: it has
@@ -406,7 +411,7 @@ class Handler:
             raise ConfigurationError(
                 f"handler {self.name} is async and runs on the event loop; process=True is for functions that compute"
             )
-        if not inspect.isfunction(self.function) or "<" in self.name:
+        if not isinstance(self.function, FunctionType) or "<" in self.name:
             raise ConfigurationError(
                 f"handler {self.name}: with process=True a handler is found by its name in another process, so it must "
                 "be a function at the top of its module, not a lambda, a method or a function inside another"
@@ -461,7 +466,10 @@ def find_object(module: str, qualname: str) -> Any:
     return found
 
 
-def _is_async(function: Callable[..., Any]) -> bool:
+def is_coroutine_function(function: Callable[..., Any]) -> bool:
+    """Return whether a function, or an object that is called as one, has to be awaited."""
+    import inspect
+
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 
