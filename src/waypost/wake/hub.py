@@ -2,7 +2,7 @@
 
 A `Hub` keeps the listeners by topic and calls them. `ThreadHub` adds a thread, which is started with the first
 listener and ends with the last. It keeps a `Transport`, the connection itself, alive: it checks whether the other side
-still answers, and opens a new one when it does not. Listeners are told to poll whenever notifications may have been
+still answers, and opens a new one when it does not. Listeners are notified to poll whenever notifications may have been
 missed.
 """
 

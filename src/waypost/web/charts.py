@@ -14,7 +14,7 @@ from waypost.charts.time_chart import Kind, Unit, Values
 from waypost.formatting import printable
 from waypost.web.documents import BacklogPoint, Minute, Percentiles, SettingsEvent, Timeline
 
-#: The most points of a chart: more are not told apart.
+#: The most points of a chart: more cannot be distinguished by eye.
 POINTS_MAX = 72
 #: The least part of a timeline that a span has, so that it can be seen and pointed at.
 SPAN_MIN = 0.004

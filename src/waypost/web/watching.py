@@ -54,7 +54,7 @@ LIST_SECONDS, SCHEDULES_SECONDS = 3.0, 15.0
 TICK_SECONDS = 1.0
 #: Open pages that are kept up to date at the same time, of all browsers.
 STREAMS_MAX = 100
-#: Notifications that wait for a slow page. When it is full, the page is told to read everything anew.
+#: Notifications that wait for a slow page. When it is full, the page is sent a request to read everything anew.
 NOTIFICATIONS_MAX = 32
 #: A stream without news sends a line so often, so that both ends notice when the other is gone.
 HEARTBEAT_SECONDS = 15.0
