@@ -49,6 +49,19 @@ def is_built(inside: Inside) -> bool:
     return fields in ([b"T", None], [None, None])
 
 
+@pytest.mark.promise("QUEUE-7", "PUB-7")
+def test_a_publish_may_drop_more_messages_than_a_command_takes(plain_bench: Bench) -> None:
+    groups = 36
+    plain_bench.configure(fair=True)
+    fill(plain_bench, groups * 300, groups)
+    # The first publish after both limits drops so many of each group that it publishes into, and of the longest ones.
+    plain_bench.configure(max_pending=100, group_max_pending=2, overload="drop_oldest")
+    for _ in range(4):
+        fill(plain_bench, groups, groups)
+    ledger = plain_bench.ledger()
+    assert (ledger.balance, ledger.ready <= 100) == (0, True)
+
+
 @pytest.mark.promise("QUEUE-6", "STORE-1")
 def test_a_queue_that_is_not_grouped_has_no_key_of_groups(plain_bench: Bench, inside: Inside) -> None:
     fill(plain_bench, 20)

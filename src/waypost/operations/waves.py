@@ -157,8 +157,7 @@ class Wave:
             self._waiting.extendleft(reversed([chunk, *ready]))
             ready.clear()
             return
-        # Errors of Valkey have no line breaks, so a name with one is not found. A chunk of one draft tells the group.
-        group = (chunk[0].group if len(chunk) == 1 else None) or full.group
+        group = full.group
         of_group = [draft for draft in chunk if draft.group == group]
         if not of_group or (drops_oldest and len(of_group) > 1):
             # A group takes as many as it has room for and ready ones to drop, which is not known here.

@@ -117,7 +117,7 @@ class SlotMoving(StoreUnavailable):
 def _ours(code: str, details: str, queue: str, verb: str) -> WaypostError:
     if code == "FULL":
         waiting, cap, *group = details.split(" ", 2)
-        return queue_full(queue, int(waiting), int(cap), *group)
+        return queue_full(queue, int(waiting), int(cap), *(bytes.fromhex(name).decode() for name in group))
     if code == "FOREIGN":
         return _foreign(details.partition(" ")[2])
     if code == "DENIED":

@@ -676,6 +676,15 @@ class TestGroupLimits:
         with pytest.raises(QueueFull):
             fill(bench, "a")
 
+    @pytest.mark.promise("QUEUE-7", "PUB-8")
+    @pytest.mark.parametrize("group", ["a, on @b", "a script: b", "é\n%s", "x" * 128])
+    def test_a_full_group_is_named_whatever_its_name_contains(self, bench: Bench, group: str) -> None:
+        bench.configure(group_max_pending=1)
+        bench.publish(group=group)
+        with pytest.raises(QueueFull) as refused:
+            bench.publish(group=group)
+        assert (refused.value.group, refused.value.room) == (group, 0)
+
     @pytest.mark.promise("QUEUE-7", "PUB-7")
     def test_a_full_group_drops_its_own_oldest(self, bench: Bench) -> None:
         bench.configure(group_max_pending=2, overload="drop_oldest")

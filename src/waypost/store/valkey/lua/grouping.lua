@@ -103,7 +103,7 @@ local function follow_groups()
       configured and call('HGET', SETTINGS, name))
   end
 
-  -- Read the records of many groups at once: at most a chunk.
+  -- Read the records of many groups, as many at a time as a command may have arguments.
   local function read_groups(names)
     local missing, number = {}, 0
     for i = 1, #names do
@@ -116,9 +116,12 @@ local function follow_groups()
     end
     if number == 0 then return end
     write_added()
-    local packed, depths = call('HMGET', GROUPS, unpack(missing)), call('ZMSCORE', DEPTHS, unpack(missing))
-    local settings = configured and call('HMGET', SETTINGS, unpack(missing)) or {}
-    for i = 1, number do read_group(missing[i], packed[i], depths[i], settings[i]) end
+    for first = 1, number, 1000 do
+      local last = min(first + 999, number)
+      local packed, depths = call('HMGET', GROUPS, unpack(missing, first, last)), call('ZMSCORE', DEPTHS, unpack(missing, first, last))
+      local settings = configured and call('HMGET', SETTINGS, unpack(missing, first, last)) or {}
+      for i = 1, #packed do read_group(missing[first + i - 1], packed[i], depths[i], settings[i]) end
+    end
   end
 
   -- ---- limits --------------------------------------------------------------------------------------------------------

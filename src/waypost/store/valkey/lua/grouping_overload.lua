@@ -41,7 +41,11 @@ function grouping.over_caps(added, concerned)
     local over = g.max_pending and min(pending + number - g.max_pending, number + BURY_MAX) or 0
     if over > 0 then
       local chosen = policy.overload == 'drop_oldest' and droppable(g, over, concerned) or {}
-      if #chosen < over then error(format('WP-FULL %.0f %.0f %s', pending, g.max_pending, g.name)) end
+      if #chosen < over then
+        -- In hexadecimal digits: servers cut and change the text of errors.
+        local name = string.gsub(g.name, '.', function(one) return format('%02x', byte(one)) end)
+        error(format('WP-FULL %.0f %.0f %s', pending, g.max_pending, name))
+      end
       for j = 1, #chosen do
         doomed[#doomed + 1] = chosen[j]
         concerned[chosen[j]] = true
@@ -51,15 +55,17 @@ function grouping.over_caps(added, concerned)
   return doomed
 end
 
--- How many ready messages of each group an overload must not drop, and how many messages that may concern.
+-- How many ready messages of each group an overload must not drop, and how many messages were looked at for that.
 local function spared_of(concerned)
   local ids, spared = {}, {}
   for id in pairs(concerned) do ids[#ids + 1] = id end
-  if #ids == 0 then return spared, 0 end
-  local raws, scores = call('HMGET', STATE, unpack(ids)), call('ZMSCORE', READY, unpack(ids))
-  for i = 1, #ids do
-    local group = scores[i] and group_in(raws[i])
-    if group then spared[group] = (spared[group] or 0) + 1 end
+  for first = 1, #ids, 1000 do
+    local last = min(first + 999, #ids)
+    local raws, scores = call('HMGET', STATE, unpack(ids, first, last)), call('ZMSCORE', READY, unpack(ids, first, last))
+    for i = 1, #raws do
+      local group = scores[i] and group_in(raws[i])
+      if group then spared[group] = (spared[group] or 0) + 1 end
+    end
   end
   return spared, #ids
 end
