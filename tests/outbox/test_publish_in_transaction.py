@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
+import psycopg
 import pytest
 
 from tests.outbox.conftest import Place
 from tests.outbox.transaction_kinds import Step
-from waypost import Published
+from tests.waiting import until
+from waypost import Published, Waypost
 from waypost.errors import InvalidInput, KeyInUse, PartialPublish, QueueFull
 from waypost.identity import Session
 from waypost.testing.clock import ClockTime
+from waypost.testing.postgres import PostgresServer
 from waypost.values import Settlement
 
 
@@ -259,6 +263,75 @@ def test_many_letters_are_redriven_in_one_transaction(place: Place) -> None:
     assert sorted(by_id.moved) == sorted(ids[:20])
     assert (sorted(rest.moved), rest.more) == (sorted(ids[20:]), False)
     assert (place.reader.ledger("orders").ready, place.reader.ledger("orders").balance) == (600, 0)
+
+
+@pytest.mark.promise("BOX-6", "DEAD-2")
+def test_letters_that_stay_duplicates_do_not_keep_a_redrive_going(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("waypost.operations.in_transaction.CHUNK_MESSAGES_MAX", 5)
+    dead = [one.id for one in place.reader.publish_many("orders", range(12), key=str)]
+    bury_all(place)
+    place.reader.publish_many("orders", range(12), key=str)
+    by_any, by_reason, limited = place.kind.run([
+        ("redrive", ("orders",), {}), ("redrive", ("orders",), {"reason": "duplicate"}),
+        ("redrive", ("orders",), {"reason": "duplicate", "limit": 7}),
+    ])  # fmt: skip
+    assert (by_any.moved, sorted(by_any.duplicates), by_any.more) == ([], sorted(dead), False)
+    # These come again and again: it looks at a part, and says that there are more.
+    assert (by_reason.moved, len(by_reason.duplicates), by_reason.more) == ([], 5, True)
+    assert (limited.moved, len(limited.duplicates), limited.more) == ([], 5, True)
+    assert place.reader.ledger("orders").balance == 0
+
+
+@pytest.mark.promise("BOX-6", "DEAD-2")
+def test_a_key_published_during_a_redrive_does_not_abort_the_transaction(post: Waypost, server: PostgresServer) -> None:
+    letter = post.publish("orders", "letter", key="k")
+    other = post.publish("orders", "other")
+    for _ in range(2):
+        with post.receive("orders") as message:
+            assert message is not None
+            message.dead("wrong")
+    with psycopg.connect(server.url) as theirs, psycopg.connect(server.url) as mine, ThreadPoolExecutor(1) as threads:
+        post.publish("orders", "newer", key="k", transaction=theirs)
+        mine.execute("INSERT INTO shop (n) VALUES (77)")
+        redriving = threads.submit(post.redrive, "orders", transaction=mine)
+        waits = "SELECT count(*) FROM pg_stat_activity WHERE pid = %s AND wait_event_type = 'Lock'"
+        with psycopg.connect(server.url, autocommit=True) as third:
+            until(lambda: third.execute(waits, (mine.info.backend_pid,)).fetchone() == (1,))
+        theirs.commit()
+        redriven = redriving.result(timeout=60)
+        assert (redriven.moved, redriven.duplicates) == ([other.id], [letter.id])
+        assert mine.execute("DELETE FROM shop WHERE n = 77").rowcount == 1
+        mine.commit()
+    ledger = post.ledger("orders")
+    assert (ledger.ready, ledger.dead_kept, ledger.redriven, ledger.balance) == (2, 1, 1, 0)
+
+
+@pytest.mark.promise("BOX-1", "QUEUE-5")
+def test_a_transaction_that_reads_by_an_old_snapshot_fails_if_the_settings_have_changed(
+    post: Waypost, server: PostgresServer
+) -> None:
+    post.publish("orders", 1, group="a")
+    with psycopg.connect(server.url) as connection:
+        connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        connection.execute("SELECT 1")
+        post.publish("orders", 2, group="a", transaction=connection)
+        connection.commit()
+        connection.execute("SELECT 1")
+        post.configure("orders", fair=True)
+        # By the old settings its message would have no place in the turns.
+        with pytest.raises(psycopg.errors.SerializationFailure):
+            post.publish("orders", 3, group="a", transaction=connection)
+        connection.rollback()
+        post.publish("orders", 4, group="a", transaction=connection)
+        connection.commit()
+    bodies = []
+    for _ in range(3):
+        with post.receive("orders") as message:
+            assert message is not None
+            bodies.append(message.body)
+    assert (bodies, post.ledger("orders").balance) == ([1, 2, 4], 0)
 
 
 @pytest.mark.promise("BOX-6")

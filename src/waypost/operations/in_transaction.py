@@ -13,7 +13,7 @@ from typing import TypeVar
 from waypost.errors import InvalidInput
 from waypost.identity import Operation
 from waypost.operations.flow import AfterCommit, ClientContext, Flow
-from waypost.operations.manage import new_due_time, one_target
+from waypost.operations.manage import new_due_time, one_target, redrive_progressed
 from waypost.policy import CHUNK_MESSAGES_MAX
 from waypost.store.port import Call, Woken
 from waypost.values import CancelStatus, Redriven, RescheduleStatus
@@ -63,16 +63,19 @@ def redrive(
     """Make dead letters ready again, chunk by chunk. None of them can die again before the commit."""
     if rate is not None:
         raise InvalidInput("a redrive in your transaction makes no pauses: give it a limit instead of a rate")
-    moved, duplicates = list[str](), list[str]()
+    moved: list[str] = []
+    duplicates: dict[str, None] = {}
     by_id, more = bool(ids), True
     while more and (limit is None or len(moved) + len(duplicates) < limit):
         count = min(CHUNK_MESSAGES_MAX, CHUNK_MESSAGES_MAX if limit is None else limit - len(moved) - len(duplicates))
         chosen, ids = ids[:count], ids[count:]
         part = yield from _run(context, queue, _redrive_call(context, queue, count, chosen, reason), after_commit)
         moved += part.moved
-        duplicates += part.duplicates
-        more = bool(ids) if by_id else part.more and bool(part.moved or part.duplicates)
-    return Redriven(moved, duplicates, more)
+        duplicates.update(dict.fromkeys(part.duplicates))
+        more = bool(ids) if by_id else part.more
+        if not by_id and not redrive_progressed(part, reason):
+            break
+    return Redriven(moved, list(duplicates), more)
 
 
 def _redrive_call(

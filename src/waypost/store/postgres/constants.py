@@ -30,6 +30,8 @@ CONVERT_MAX = 3_000
 CONVERTED_OFFSET = 2**46
 #: Changes of groups that a claim folds at a time.
 FOLDED_MAX = 512
+#: How often a redrive in the caller's transaction looks again because a key was taken meanwhile.
+REDRIVE_TRIES = 5
 #: The client's part of an operation is one value: session, mark, stamp (an int8) and, for a claim, nonce.
 STAMP_BYTES = 8
 
@@ -62,6 +64,7 @@ CONSTANTS: dict[str, int | str] = {
     "CONVERT_MAX": CONVERT_MAX,
     "CONVERTED_OFFSET": CONVERTED_OFFSET,
     "FOLDED_MAX": FOLDED_MAX,
+    "REDRIVE_TRIES": REDRIVE_TRIES,
     "CHANNEL_HASH_DIGITS": CHANNEL_HASH_DIGITS,
     "DEFAULT_LEASE_MS": policy.DEFAULT_POLICY.lease_ms or 0,
     # Ranks rise where priorities fall, so that an index lists the most urgent first.

@@ -26,6 +26,21 @@ BEGIN
     RETURN q;
 END $body$;
 
+-- In a transaction of the caller's that reads by an old snapshot: fail, as any write in such a transaction does, if the
+-- settings of the queue have changed since. The lock is given up at once, so that no change waits for the transaction:
+-- from now on a change knows of it by its lock against removal.
+CREATE OR REPLACE FUNCTION {check_snapshot}(p_number bigint) RETURNS void LANGUAGE plpgsql AS $body$
+BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        BEGIN
+            PERFORM FROM {queue} t WHERE t.number = p_number FOR SHARE;
+            RAISE SQLSTATE 'WPUND';
+        EXCEPTION WHEN SQLSTATE 'WPUND' THEN
+            NULL;
+        END;
+    END IF;
+END $body$;
+
 -- Something is added to a name: from now on it is a queue. If another transaction is making it, this one does not wait.
 CREATE OR REPLACE FUNCTION {make_queue}(q {queue}) RETURNS {queue} LANGUAGE plpgsql AS $body$
 BEGIN

@@ -271,7 +271,8 @@ BEGIN
             SELECT t AS whole, t.*, h.id AS held FROM {group} t
             LEFT JOIN LATERAL (
                 SELECT m.id FROM {message} m
-                WHERE m.queue = q.number AND coalesce(m."group", '') = t.name AND m.keeps_place AND q.on_failure = 'hold'
+                WHERE m.queue = q.number AND coalesce(m."group", '') = t.name AND m.keeps_place AND q."order" IS NOT NULL
+                    AND q.on_failure = 'hold'
                 ORDER BY m.position, m.id LIMIT 1) h ON true
             WHERE t.queue = q.number AND t.name >= coalesce(p_after, '') AND t.name IS DISTINCT FROM p_after
                 AND (p_group IS NULL OR t.name = p_group)

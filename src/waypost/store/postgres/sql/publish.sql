@@ -38,6 +38,7 @@ BEGIN
         q := {open_queue}(p_queue);
     END IF;
     IF p_ttl IS NULL THEN
+        PERFORM {check_snapshot}(q.number);
         PERFORM set_config('waypost.in_transaction', 'on', true);
     END IF;
     IF p_ttl IS NULL AND (q.max_pending IS NOT NULL OR q.group_capped) THEN
@@ -173,8 +174,10 @@ BEGIN
             SET number = excluded.number, until_ms = excluded.until_ms, result = excluded.result
             WHERE o.number < excluded.number;
     END IF;
-    IF NOT FOUND OR v.max_pending IS NOT NULL OR NOT v_in_time OR NOT v.plain THEN
-        -- A new queue, one with a cap, a repeat, or one that is to be refused.
+    IF NOT FOUND OR v.max_pending IS NOT NULL OR NOT v_in_time OR NOT v.plain
+        OR p_ttl IS NULL AND current_setting('transaction_isolation') <> 'read committed'
+    THEN
+        -- A new queue, one with a cap, a repeat, one that is to be refused, or read by an old snapshot.
         RETURN {publish}(
             p_queue, p_clock, p_session, p_number, p_ttl, ARRAY[p_envelope], ARRAY[p_priority], ARRAY[p_group], NULL,
             NULL, ARRAY[p_copy], NULL, NULL, NULL, NULL);

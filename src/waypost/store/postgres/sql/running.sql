@@ -16,11 +16,13 @@ DECLARE
     v_duplicates text[];
     v_keys text[];
     v_fresh bigint;
+    v_tries integer := 0;
 BEGIN
     -- Before the row is read: messages are stored by its settings, as a publish does.
     PERFORM pg_advisory_xact_lock_shared({lock_key}('removal'), hashtext(p_queue));
     q := {open_queue}(p_queue);
     IF p_ttl IS NULL THEN
+        PERFORM {check_snapshot}(q.number);
         PERFORM set_config('waypost.in_transaction', 'on', true);
     ELSE
         v_first := {first_result}(q.number, q.removed_ms, p_session, p_number, v_now, p_ttl);
@@ -45,6 +47,10 @@ BEGIN
             SELECT t.id FROM {message} t WHERE t.queue = q.number AND t.state = {DEAD} AND t.reason <> 'duplicate'
             ORDER BY t.ended_ms, t.id LIMIT p_limit + 1 FOR UPDATE SKIP LOCKED) c;
     END IF;
+    LOOP
+    -- A key that another transaction has published and not committed is not seen, and waited for at its index. When that
+    -- commits, the letter is a duplicate like others; the transaction of the caller goes on.
+    BEGIN
     WITH chosen AS MATERIALIZED (
         SELECT u.n, nextval('{sequence}') AS position, t.* FROM unnest(v_ids[:p_limit]) WITH ORDINALITY AS u (id, n) CROSS JOIN LATERAL (
             SELECT m.ctid AS place, m.key, m.key IS NOT NULL AND (
@@ -55,14 +61,14 @@ BEGIN
             FROM {message} m WHERE m.queue = q.number AND m.id = u.id OFFSET 0) t
     ), judged AS MATERIALIZED (
         -- Of two with one key the first takes it.
-        SELECT c.n, c.place, c.position,
+        SELECT c.n, c.place, c.position, c.key,
             c.taken OR c.key IS NOT NULL AND row_number() OVER (PARTITION BY c.key, c.taken ORDER BY c.n) > 1 AS duplicate
         FROM chosen c
     ), back AS MATERIALIZED (
         UPDATE {message} t SET state = {READY}, position = j.position, ready_ms = v_now, deliveries = 0, attempts = 0,
             reason = NULL, error_type = NULL, error = NULL, ended_ms = NULL, cause = 'redriven', expires_ms = NULL,
             cancel_requested = false, group_rank = {group_rank}(q.group_mode, t."group", t.rank)
-        FROM (SELECT * FROM judged o ORDER BY o.n) j WHERE t.ctid = j.place AND NOT j.duplicate
+        FROM (SELECT * FROM judged o ORDER BY o.key, o.n) j WHERE t.ctid = j.place AND NOT j.duplicate
         RETURNING j.n, t.id, t.key, t."group", t.rank, t.token, t.claims, length(t.data) AS size, t.chain, t.key_mode
     ), stay AS MATERIALIZED (
         UPDATE {message} t SET reason = 'duplicate' FROM judged j WHERE t.ctid = j.place AND j.duplicate
@@ -85,6 +91,14 @@ BEGIN
         coalesce((SELECT array_agg(s.id ORDER BY s.n) FROM stay s), '{}'),
         (SELECT array_agg(b.key) FROM back b WHERE b.key_mode = {LIVE_OR_DEAD})
     INTO v_moved, v_duplicates, v_keys;
+    EXIT;
+    EXCEPTION WHEN unique_violation THEN
+        v_tries := v_tries + 1;
+        IF p_ttl IS NOT NULL OR v_tries >= {REDRIVE_TRIES} THEN
+            RAISE;
+        END IF;
+    END;
+    END LOOP;
     IF v_keys IS NOT NULL THEN
         DELETE FROM {window} w WHERE w.queue = q.number AND w.key = ANY (v_keys) AND w.message_id = ANY (v_moved);
     END IF;
@@ -321,12 +335,14 @@ BEGIN
         changes = CASE WHEN n IS DISTINCT FROM q THEN {add_change}(t.changes, v_now, 'configured', p_text) ELSE t.changes END
     WHERE t.number = q.number;
     IF n.conversion IS NOT NULL AND n.conversion IS DISTINCT FROM q.conversion THEN
-        -- A short queue is converted at once; claims go on with a long one, and look for what others store meanwhile. While no
-        -- other transaction stores messages, one that waits here for a moment reads the new settings, and nothing is looked for.
+        -- A short queue is converted at once. Claims go on with a long one, and convert at the end what other transactions have
+        -- stored by the old settings. If no other transaction stores messages now, there is nothing of that kind: one
+        -- that begins to waits for this lock, and then reads the new settings.
         IF n.conversion ? 'after' THEN
             SELECT count(*) <= {CHUNK_MESSAGES_MAX} INTO v_alone
             FROM (SELECT 1 FROM {message} t WHERE t.queue = q.number LIMIT {CHUNK_MESSAGES_MAX} + 1) o;
-            v_alone := v_alone AND pg_try_advisory_xact_lock({lock_key}('removal'), hashtext(p_queue));
+            -- A conversion that is under way already does not begin anew, so what it passed is looked at again.
+            v_alone := v_alone AND n.conversion ->> 'after' = '' AND pg_try_advisory_xact_lock({lock_key}('removal'), hashtext(p_queue));
             n.conversion := n.conversion || CASE WHEN v_alone THEN '{"old": []}' ELSE '{"old": ["configure"]}' END::jsonb;
         END IF;
         FOR i IN 1 .. 4 LOOP
