@@ -262,12 +262,16 @@ def redrive(
         # The store stopped searching before it found as many as it may move, or whether there is one more.
         undecided = cursor is not None and not part.more
         left -= len(part.moved) + len(part.duplicates) if undecided else count
-        # Letters that stay dead are found again and again; if none moves, stop.
-        if not undecided and (left == 0 or not more or not (part.moved or ids or cursor)):
+        if not undecided and (left == 0 or not more or not (ids or cursor or redrive_progressed(part, reason))):
             break
         if pause and (part.moved or part.duplicates):
             yield Sleep(pause)
     return Redriven(moved, list(duplicates), more)
+
+
+def redrive_progressed(part: Redriven, reason: str | None) -> bool:
+    """Whether the next chunk has other letters: those that stay dead as duplicates are found again by that reason."""
+    return bool(part.moved or (part.duplicates and reason != "duplicate"))
 
 
 def _redrive_chunk(
