@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -351,6 +352,44 @@ def test_a_full_group_of_another_store_does_not_hold_up_the_others(
     if ordered:
         assert found == ids
     assert sum(getattr(one, "event", None) == "relay_group_full" for one in caplog.records) >= 1
+
+
+@pytest.mark.promise("QUEUE-7")
+def test_messages_of_a_group_that_stays_full_return_less_and_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1_000.0
+    monkeypatch.setattr(relay_module, "time", SimpleNamespace(monotonic=lambda: now))
+    with Waypost("memory://pauses") as post:
+        relay = post.relay("orders", to="memory://pauses-target#orders")
+        pauses = []
+        for _ in range(6):
+            # What is refused before the first ones return is snoozed for as long as these.
+            pauses.append({relay._group_pause("g") for _ in range(3)})
+            now += pauses[-1].copy().pop()
+        assert pauses == [{5.0}, {10.0}, {20.0}, {40.0}, {60.0}, {60.0}]
+        assert relay._group_pause("h") == 5.0
+
+
+@pytest.mark.promise("QUEUE-7")
+def test_the_command_line_reports_what_waits_because_a_group_is_full(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, target = f"sqlite:///{tmp_path}/a.db", f"sqlite:///{tmp_path}/b.db"
+    with Waypost(source) as post, Waypost(target) as other:
+        other.configure("copies", group_max_pending=1)
+        post.publish_many("orders", [1, 2, 3], group="g")
+        assert main(["relay", source, "--queue", "orders", "--to", f"{target}#copies", "--until-empty"]) == 1
+        assert (other.ledger("copies").ready, post.ledger("orders").delayed) == (1, 2)
+    assert "group g of queue copies holds 0 messages that wait and its max_pending is 1" in capsys.readouterr().err
+
+
+def test_a_batch_whose_keys_repeat_is_sent_whole(caplog: pytest.LogCaptureFixture) -> None:
+    """Each repeated key begins a new chunk, and these are more than one sending takes."""
+    with Waypost("memory://keys-source") as post, Waypost("memory://keys-target") as other:
+        post.publish_many("orders", range(300))
+        post.relay("orders", to="memory://keys-target#orders", key=lambda message: f"{message.body % 2}", batch=300)
+        relayed(post)
+        assert (post.ledger("orders").done, other.ledger("orders").published) == (300, 2)
+    assert [one for one in caplog.records if getattr(one, "event", None) == "relay_unconfirmed"] == []
 
 
 def test_a_batch_larger_than_a_group_that_drops_its_oldest_arrives() -> None:

@@ -58,4 +58,7 @@ def run(options: argparse.Namespace) -> int:
             f"waypost: {relay.description} does not accept messages ({relay.failure}); {left} wait in {options.queue}"
         )
         return FOUND
+    if options.until_empty and left and (note := relay.note()):
+        write_stderr(f"waypost: {note}; {left} wait in {options.queue}")
+        return FOUND
     return 0 if report.complete else LEFT

@@ -38,8 +38,11 @@ HeadersOf = Mapping[str, str] | Callable[[Message[Any]], Mapping[str, str]]
 
 #: The pauses between two tries: short for a brief failure, and bounded so that a target is used soon after it is back.
 PAUSE_FIRST_SECONDS, PAUSE_MAX_SECONDS = 0.1, 10.0
-#: How long messages of a full group are snoozed: a short wait until it has room, without claiming them all the time.
-GROUP_PAUSE_SECONDS = 5.0
+#: How long messages of a full group are snoozed: at first a short wait until it has room, then twice as long each time,
+#: so that a large backlog of the group is not claimed again and again before those of other groups.
+GROUP_PAUSE_SECONDS, GROUP_PAUSE_SECONDS_MAX = 5.0, 60.0
+#: For so many full groups the pause is remembered; then it begins anew.
+FULL_GROUPS_MAX = 10_000
 #: The longest wait for a target to close.
 CLOSE_SECONDS = 10.0
 
@@ -78,6 +81,8 @@ class Relay:
         #: The last refusal because a group is full, and until when it counts: messages that are snoozed for it return.
         self._full_group: str | None = None
         self._full_group_until = 0.0
+        #: Of each group that was full: how long its messages are snoozed, and when that is over.
+        self._pauses: dict[str | None, tuple[float, float]] = {}
 
     def __repr__(self) -> str:
         return f"Relay({self.queue!r}, {self.description})"
@@ -193,11 +198,13 @@ class Relay:
                 case None:
                     # Set now, so that it is settled even if this call is cancelled later.
                     message.done()
+                    self._pauses.pop(record.group, None)
                 case Refused():
                     self._refuse(message, confirmation)
                 case Unconfirmed(is_group_full=True) if not message.at_most_once:
-                    self._report_full_group(self._redact(confirmation.error))
-                    message.snooze(GROUP_PAUSE_SECONDS)
+                    pause = self._group_pause(record.group)
+                    self._report_full_group(self._redact(confirmation.error), pause)
+                    message.snooze(pause)
                 case Unconfirmed():
                     left.append((message, record))
                     failure = failure or self._redact(confirmation.error)
@@ -237,14 +244,25 @@ class Relay:
             )
         self.failure = error
 
-    def _report_full_group(self, error: str) -> None:
+    def _group_pause(self, group: str | None) -> float:
+        """Return how long the messages of a full group are snoozed: all that return meanwhile for as long."""
+        now = time.monotonic()
+        pause, until = self._pauses.get(group, (0.0, 0.0))
+        if now >= until:
+            if len(self._pauses) >= FULL_GROUPS_MAX:
+                self._pauses.clear()
+            pause = min(max(GROUP_PAUSE_SECONDS, 2 * pause), GROUP_PAUSE_SECONDS_MAX)
+            self._pauses[group] = pause, now + pause
+        return pause
+
+    def _report_full_group(self, error: str, pause: float) -> None:
         now = time.monotonic()
         if now >= self._full_group_until:
             log.warning(
                 "the relay of queue %s: %s has no room for a group, whose messages are snoozed and sent again (%s)",
                 self.queue, self.description, error, extra={"event": "relay_group_full", "queue": self.queue},
             )  # fmt: skip
-        self._full_group, self._full_group_until = error, now + 2 * GROUP_PAUSE_SECONDS
+        self._full_group, self._full_group_until = error, max(self._full_group_until, now + 2 * pause)
 
     # ---- a message ---------------------------------------------------------------------------------------
 

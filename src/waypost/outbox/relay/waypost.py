@@ -92,16 +92,24 @@ def _publish(context: ClientContext, queue: str, records: Sequence[RelayRecord])
         except InvalidInput as error:
             confirmations[record.id] = Refused("rejected", error_text(error))
     wave = Wave(queue, split_drafts(drafts), in_order=True)
+    stored: set[str] = set()
     try:
         policy = yield from context.policy(queue)
         room = None if policy.overload == "drop_oldest" else (yield from free_room(context, queue))
-        yield from wave.send(context, room)
+        # One `send` takes a bounded number of chunks: go on while it gets on and nothing was refused.
+        answered = yield from wave.send(context, room)
+        while answered:
+            stored.update(draft.id for chunk, _ in answered for draft in chunk)
+            if wave.refusals or len(wave) == 0 or (room is not None and len(stored) >= room):
+                break
+            answered = yield from wave.send(context, None if room is None else room - len(stored))
         failure = f"queue {queue} of the target has reached its max_pending"
     except WaypostError as error:
         failure = error_text(error)
-    for draft in wave.left():
-        full = wave.refusals.get(draft.group)
-        confirmations[draft.id] = Unconfirmed(error_text(full), True) if draft.group and full else Unconfirmed(failure)
+    for draft in drafts:
+        if draft.id not in stored:
+            full = wave.refusals.get(draft.group) if draft.group else None
+            confirmations[draft.id] = Unconfirmed(failure) if full is None else Unconfirmed(error_text(full), True)
     return [confirmations.get(record.id) for record in records]
 
 
