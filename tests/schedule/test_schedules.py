@@ -166,6 +166,27 @@ def test_a_worker_that_declares_schedules_starts_beside_one_of_a_newer_release(h
     assert harness.remove_schedule("newer") is True
 
 
+@pytest.mark.promise("STORE-7")
+def test_a_worker_starts_although_a_newer_release_has_fired_its_schedule(
+    harness: Harness, caplog: pytest.LogCaptureFixture
+) -> None:
+    @cast(Waypost, harness.post).every(3600, queue="reports", name="tick")
+    def tick() -> None: ...
+
+    with harness.working():
+        pass
+    context = harness.post._context
+    listing = harness.done(harness.post._run(context.attempt(context.store.schedules("reports"))))
+    (found,) = listing.schedules
+    newer = msgspec.structs.replace(found, version="v1", state=msgspec.msgpack.encode({"planted": 1}))
+    call = context.store.save_schedule("reports", newer, version=found.version, next_ms=found.next_ms)
+    harness.done(harness.post._run(context.attempt(call)))
+    caplog.clear()
+    with harness.working():
+        pass
+    assert "schedule_unreadable" in [getattr(one, "event", None) for one in caplog.records]
+
+
 def _save_declared(harness: Harness, name: str) -> Any:
     from waypost.operations.schedules import save
 

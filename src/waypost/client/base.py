@@ -49,7 +49,15 @@ from waypost.client.options import (
     SparkJobOptions,
 )
 from waypost.client.registry import Registry, split_weights
-from waypost.errors import ConfigurationError, ForkedClient, InvalidInput, InvalidName, InvalidTime, QueueDrained
+from waypost.errors import (
+    ConfigurationError,
+    ForkedClient,
+    InvalidInput,
+    InvalidName,
+    InvalidTime,
+    QueueDrained,
+    SchemaTooNew,
+)
 from waypost.identity import Session
 from waypost.message import Message, MessagePage, Queue, StoredMessage, queue_name, queue_type
 from waypost.middleware import Middleware, Outgoing, observed_by, published_through
@@ -546,8 +554,16 @@ class BaseClient:
         """At the start of a worker: save what is declared for its queues, and name what is declared no more."""
         mine = set(queues)
         for one in self._declared.values():
-            if one.queue in mine:
+            if one.queue not in mine:
+                continue
+            try:
                 yield from schedules.save(context, one.queue, one.key, one.spec)
+            except SchemaTooNew as error:
+                # A worker of a newer release wrote it, and schedulers of that release fire it. This worker can work.
+                log.warning(
+                    "schedule %r of queue %s is left as it is: %s", one.key, one.queue, error,
+                    extra={"event": "schedule_unreadable", "queue": one.queue, "schedule": one.key},
+                )  # fmt: skip
         if not self._declared:
             return
         for queue, listing in (yield from schedules.listings(context, None)).items():

@@ -332,6 +332,14 @@ class Scheduler:
         # Set before the request, so that a refresh during it is not lost.
         self._poll_at = now + seconds
         self._polls_soon = False
+        try:
+            yield from self._read_changes(now, seconds)
+        except BaseException:
+            # What it was to find out is not known yet: poll again as soon as the scheduler tries again.
+            self._poll_at = now
+            raise
+
+    def _read_changes(self, now: float, seconds: float) -> Flow[None]:
         numbers = yield from self.context.attempt(self.context.store.scheduled())
         if now >= self._read_at:
             self._read_at = now + max(READ_SECONDS, seconds)
