@@ -20,6 +20,7 @@ from waypost.operations import receive
 from waypost.operations.flow import drive
 from waypost.testing.servers import ValkeyServer
 from waypost.wake import hub as hubs
+from waypost.wake import sqlite as watching
 from waypost.wake.hub import Hub, ThreadHub
 from waypost.wake.port import ALL_SLEEPERS, POLL_NOW, Topic
 from waypost.wake.sqlite import FileHub, SocketTransport, WatchingTransport
@@ -420,4 +421,27 @@ def test_where_the_path_is_too_long_for_a_socket_the_file_itself_is_watched(fold
         notes.notifications.clear()
         post.publish("orders", 1)
         assert notes.wait_for("sleepy")
+        hub.stop()
+
+
+@pytest.mark.promise("WAKE-4", "CRON-7")
+def test_schedulers_of_a_file_that_is_watched_read_after_a_write(
+    folder: Path, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from waypost import Waypost
+
+    monkeypatch.setattr(watching, "SCHEDULES_SECONDS", 0.01)
+    path = folder / ("x" * 80) / "orders.db"
+    path.parent.mkdir()
+    with Waypost(f"sqlite:///{path}", namespace=namespace) as post:
+        hub = post.wakeups.channel
+        assert isinstance(hub, FileHub)
+        post.policy("orders")
+        notes = listen(hub, Topic(namespace, "schedules", "*"), None)
+        assert until(lambda: POLL_NOW in notes.notifications)
+        assert isinstance(hub._transport, WatchingTransport)
+        for every in (60, 90):
+            notes.notifications.clear()
+            post.save_schedule("rollup", queue="reports", every=every)
+            assert notes.wait_for(POLL_NOW)
         hub.stop()

@@ -40,6 +40,8 @@ log = logging.getLogger("waypost")
 SOCKET_PATH_BYTES_MAX = 100
 DATAGRAM_BYTES_MAX = 60_000
 WATCH_SECONDS = 0.02
+#: After a write to a file that is watched without sockets, schedulers read at most so often.
+SCHEDULES_SECONDS = 5.0
 #: How long a query waits for the file; the next one is soon.
 WATCH_BUSY_SECONDS = 0.02
 #: The times of a file are exact to some milliseconds.
@@ -342,13 +344,18 @@ class SocketTransport(InterruptibleTransport):
 
 
 class WatchingTransport(InterruptibleTransport):
-    """Watches the file for every write: listeners that are no registered sleepers were woken, or have yet to poll."""
+    """Watches the file for every write: listeners that are no registered sleepers were woken, or have yet to poll.
+
+    Whether a write changed a schedule is not seen: after any write schedulers read, at most once in a few seconds.
+    """
 
     def __init__(self, path: str, watch: FileWatch) -> None:
         super().__init__()
         self._file = path
         self._watch = watch
         self._topics: set[Topic] = set()
+        self._schedules_may_differ = False
+        self._schedules_at = 0.0
 
     def open(self) -> None:
         if not os.path.exists(self._file):
@@ -366,15 +373,27 @@ class WatchingTransport(InterruptibleTransport):
     def wait(self, seconds: float) -> list[tuple[Topic, list[str]]]:
         until = time.monotonic() + seconds
         while True:
+            received: list[tuple[Topic, list[str]]] = []
             if self._watch.has_changed():
+                self._schedules_may_differ = True
                 # A renewal is a write itself: a worker that renewed at every write would never stop.
                 ready = [topic for topic in self._topics if topic.kind == "ready"]
                 received = [(topic, names) for topic in ready if (names := self._watch.woken(topic))]
-                if received:
-                    return received
+            received += self._schedules_to_read()
+            if received:
+                return received
             left = until - time.monotonic()
             if left <= 0 or self.interrupted(min(WATCH_SECONDS, left)):
                 return []
+
+    def _schedules_to_read(self) -> list[tuple[Topic, list[str]]]:
+        """Return the topics of schedulers if there was a write, and they have not read for a while."""
+        topics = [topic for topic in self._topics if topic.kind == "schedules"]
+        now = time.monotonic()
+        if not (topics and self._schedules_may_differ) or now < self._schedules_at:
+            return []
+        self._schedules_may_differ, self._schedules_at = False, now + SCHEDULES_SECONDS
+        return [(topic, [POLL_NOW]) for topic in topics]
 
     def interrupted(self, seconds: float) -> bool:
         """Pause; return whether the pause was interrupted."""
