@@ -401,8 +401,8 @@ def late_saves(place: Place, kills: int) -> Iterator[Figure]:
     def start_schedulers(number: int) -> SchedulerProcesses:
         return SchedulerProcesses(place.url, "takeover", 3, number, 0.0, 0.0, 15)
 
-    for kind, start in (("schedulers", start_schedulers), ("workers", start_workers)):
-        report = run_late_saves(place.url, "takeover", start, kills=kills, every=2.0)
+    for first, (kind, start) in enumerate((("schedulers", start_schedulers), ("workers", start_workers))):
+        report = run_late_saves(place.url, "takeover", start, kills=kills, every=2.0, first=first * kills)
         yield Figure(
             f"{place.store} {kind}, {report.kills} leaders killed after a save",
             f"missed {report.missed}, double fires {report.doubles}, latest fire {report.latest.total_seconds():.1f} s",
