@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 VERSION = "0.2.0.dev0"
+
+
+def minor_of(version: str) -> tuple[str, ...]:
+    """Return what releases have in common that differ by patches only: they use the same tables and functions."""
+    return tuple(version.split(".")[:2])
+
+
 #: The version of the data: grows with a release that writes what the release before cannot use. 1: release 0.1.
 #: Queues get settings of this version when an upgrade is finished: then no process of the release before is left.
 DATA_VERSION = 2

@@ -13,6 +13,7 @@ from tests.servers.pgbouncer import PgBouncer
 from tests.waiting import until
 from waypost import AsyncWaypost, Waypost
 from waypost.store.postgres import PostgresStore, migrate
+from waypost.store.postgres.schema import Names, take_lock
 from waypost.testing.bench import Bench, fresh_namespace
 from waypost.testing.postgres import PostgresServer
 
@@ -69,6 +70,17 @@ def test_thirty_clients_share_four_server_connections(
             post.close()
     # In session mode the fifth client would have waited for the first to disconnect.
     assert 0 < most <= 4
+
+
+@pytest.mark.promise("STORE-7", "BOX-5")
+def test_a_migration_through_pgbouncer_leaves_no_lock(bouncer: PgBouncer, database: Any) -> None:
+    name = fresh_namespace()
+    assert migrate(bouncer.url, namespace=name) == 0
+    # The connection of the pooler to the server is still open.
+    lock = take_lock("pg_try_advisory_lock", Names("public", name))
+    assert database.execute(f"SELECT {lock}").fetchone() == (True,)
+    database.execute("SELECT pg_advisory_unlock_all()")
+    assert migrate(bouncer.url, namespace=name) == migrate(bouncer.url, namespace=name)
 
 
 @pytest.mark.promise("STORE-2", "LEASE-14")

@@ -17,7 +17,8 @@ import pytest
 from tests.upgrade.fleet import Fleet
 from tests.waiting import until
 from waypost import Waypost
-from waypost.errors import StoreUnavailable
+from waypost.errors import StoreUnavailable, WaypostError
+from waypost.release import VERSION as RELEASE
 from waypost.store.postgres import migrate, migrating, schema
 from waypost.testing.bench import fresh_namespace
 from waypost.testing.postgres import PostgresServer
@@ -117,6 +118,41 @@ def test_calls_of_an_older_version_are_noted_once_a_minute(fleet: Fleet, databas
     assert noted() == [schema.VERSION] * 2
     database.execute(f'SELECT "{fleet.namespace}_clock_{NEXT}"(NULL)'.encode())
     assert len(noted()) == 2
+    database.execute(f'DELETE FROM "{fleet.namespace}_used"'.encode())
+    with database.transaction():
+        database.execute("SET LOCAL ROLE pg_monitor")  # may not write
+        assert database.execute(clock).fetchone() is not None
+    assert noted() == []
+
+
+@pytest.mark.promise("STORE-7")
+def test_releases_that_differ_by_a_patch_are_one_release(
+    fleet: Fleet, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = schema.Names("public", fleet.namespace)
+
+    def registered(*, mine: bool) -> int:
+        with database.cursor() as cursor:
+            return len(migrating._workers_of(cursor, names, mine=mine))
+
+    with Waypost(fleet.url, namespace=fleet.namespace) as post:
+
+        @post.handler("orders")
+        def handle(body: object) -> None: ...
+
+        with post.worker():
+            until(lambda: registered(mine=True) == 1, "a registered worker")
+            monkeypatch.setattr(migrating, "RELEASE", ".".join([*RELEASE.split(".")[:2], "77"]))
+            assert (registered(mine=True), registered(mine=False)) == (1, 0)
+            monkeypatch.setattr(migrating, "RELEASE", "77.7.0")
+            assert (registered(mine=True), registered(mine=False)) == (0, 1)
+
+
+@pytest.mark.promise("STORE-7")
+def test_a_grant_to_a_role_that_is_not_there_migrates_nothing(fleet: Fleet, database: Database) -> None:
+    code, printed = fleet.migrate("next", "--grant", "nobody_there")
+    assert (code != 0, "nothing was done" in printed) == (True, True), printed
+    assert versions(database, fleet) == [schema.VERSION]
 
 
 # ---- rights ------------------------------------------------------------------------------------------------------
@@ -222,6 +258,18 @@ def test_a_script_ends_with_the_first_step_that_does_not_get_its_lock(fleet: Fle
     assert fleet.migrate("next", "--check")[0] == 0
 
 
+@pytest.mark.promise("STORE-7")
+def test_a_script_for_tables_that_have_changed_meanwhile_changes_nothing(fleet: Fleet, database: Database) -> None:
+    begin(fleet)
+    script = fleet.migrate("next", "--finish", "--force", "--sql")[1]
+    assert fleet.migrate("next", "--undo")[0] == 0
+    done = run_psql(fleet, script)
+    assert (done.returncode, "have changed since this script was printed" in done.stderr) == (3, True), done.stderr
+    assert versions(database, fleet) == [schema.VERSION]
+    with Waypost(fleet.url, namespace=fleet.namespace) as post:
+        assert post.publish("orders", 1).status == "queued"
+
+
 # ---- locks -------------------------------------------------------------------------------------------------------
 
 WAITING = schema.Step("a column", "ALTER TABLE planted ADD COLUMN IF NOT EXISTS more text;")
@@ -255,7 +303,7 @@ def test_a_step_tries_to_get_its_lock_again_while_others_continue(
             held.rollback()
 
     monkeypatch.setattr("waypost.store.postgres.migrating.time.sleep", pause)
-    migrating._run_step(database, WAITING, patient=True, report=lambda text: None)
+    migrating._run_step(migrating._Turn(database, database), WAITING, patient=True, report=lambda text: None)
     assert pauses == [0.05, 0.1, 0.2]
     assert database.execute("SELECT count(*), count(more) FROM planted").fetchone() == (3, 0)
 
@@ -266,7 +314,50 @@ def test_a_step_that_never_gets_its_lock_is_an_error_with_the_way_out(
 ) -> None:
     monkeypatch.setattr(migrating, "LOCK_ATTEMPTS", 2)
     with pytest.raises(StoreUnavailable, match=r"step 'a column' did not get its lock in 2 attempts.*run this again"):
-        migrating._run_step(database, WAITING, patient=True, report=lambda text: None)
+        migrating._run_step(migrating._Turn(database, database), WAITING, patient=True, report=lambda text: None)
+
+
+@pytest.mark.promise("STORE-7")
+def test_an_index_that_is_still_built_for_a_killed_migration_is_waited_for(
+    postgres_url: str, held: Database, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = 'CREATE INDEX CONCURRENTLY IF NOT EXISTS "planted_n" ON "public"."planted" (n);'
+    step = schema.Step("concurrently an index", script)
+    held.execute("INSERT INTO planted VALUES (1)")
+    here, sleep, waits = threading.get_ident(), time.sleep, 0
+
+    def pause(seconds: float) -> None:
+        nonlocal waits
+        if threading.get_ident() == here:
+            waits += 1
+            held.commit()
+        sleep(seconds)
+
+    with psycopg.connect(postgres_url, autocommit=True) as killed:
+        building = threading.Thread(target=killed.execute, args=(script.encode(),))
+        building.start()
+        progress = "SELECT FROM pg_stat_progress_create_index WHERE relid = 'planted'::regclass"
+        until(lambda: database.execute(progress).fetchone() is not None, "an index that is being built")
+        monkeypatch.setattr("waypost.store.postgres.migrating.time.sleep", pause)
+        migrating._run_step(migrating._Turn(database, database), step, patient=True, report=lambda text: None)
+        building.join(SECONDS)
+    found = database.execute("SELECT indisvalid FROM pg_index WHERE indexrelid = 'planted_n'::regclass").fetchone()
+    assert (waits > 0, found) == (True, (True,))
+
+
+@pytest.mark.promise("STORE-7")
+def test_no_step_runs_after_the_lock_of_migrations_was_lost(postgres_url: str, database: Database) -> None:
+    names = schema.Names("public", fresh_namespace())
+    step = schema.Step("a table", "CREATE TABLE planted_late (n integer);")
+
+    def run(turn: migrating._Turn) -> None:
+        (pid,) = turn.lock.execute("SELECT pg_backend_pid()").fetchall()[0]
+        database.execute("SELECT pg_terminate_backend(%s, 10000)", (pid,))
+        migrating._run_step(turn, step, patient=True, report=lambda text: None)
+
+    with pytest.raises(WaypostError):
+        migrating._with_lock(postgres_url, names, 3.0, run)
+    assert database.execute("SELECT to_regclass('planted_late')").fetchone() == (None,)
 
 
 # ---- kills -------------------------------------------------------------------------------------------------------
@@ -334,7 +425,7 @@ def test_an_undo_that_is_killed_goes_on_when_it_is_run_again(fleet: Fleet, datab
     before = triggers(database, fleet)
     begin(fleet)
     assert len(triggers(database, fleet)) == len(before) + 1
-    for point in (1, 3):
+    for point in (0, 1):
         kill(fleet, point, "--undo")
         with Waypost(fleet.url, namespace=fleet.namespace) as post:
             assert post.publish("orders", point).status == "queued"
@@ -358,9 +449,13 @@ def test_an_interrupted_migration_is_reverted(fleet: Fleet, database: Database) 
 @pytest.mark.promise("STORE-7")
 def test_a_finish_that_is_killed_goes_on_when_it_is_run_again(fleet: Fleet, database: Database) -> None:
     begin(fleet)
-    for point in (1, 3, 5):
+    for point in (1, 3, 5, 7):
         kill(fleet, point, "--finish", "--force")
         assert fleet.configure("next", "orders", lease=5)[0] == 0
+        if point < 7:
+            # What it removes from tables does not return.
+            code, printed = fleet.migrate("next", "--undo")
+            assert (code != 0, "cannot be taken back: run it again" in printed) == (True, True), printed
     assert versions(database, fleet) == [NEXT]
     code, printed = fleet.migrate("next", "--finish")
     assert (code, printed.endswith("has nothing to remove\n")) == (0, True), printed

@@ -159,7 +159,7 @@ def test_a_step_in_batches_goes_on_until_nothing_is_left_and_reports_its_rows(
     chosen = "SELECT n FROM planted WHERE NOT filled ORDER BY n LIMIT 500"
     step = schema.Step("in batches planted", f"UPDATE planted SET filled = true WHERE n IN ({chosen})")
     reported: list[str] = []
-    migrating._run_step(database, step, patient=True, report=reported.append)
+    migrating._run_step(migrating._Turn(database, database), step, patient=True, report=reported.append)
     assert reported == [f"in batches planted: {rows} rows" for rows in ("500", "1,000", "1,200")]
     assert database.execute("SELECT count(*) FROM planted WHERE NOT filled").fetchone() == (0,)
 

@@ -36,7 +36,7 @@ CODES = {
     UNREACHABLE: "the store cannot be reached, or denies access to this user",
     FAILED: "the store refused, is full, or its reply was lost; the message says what is known",
     LEFT: "a worker or relay stopped and left something unsettled; it is delivered again",
-    BEHIND: "the tables are missing, older or different: run waypost migrate",
+    BEHIND: "the tables are missing or older: run waypost migrate; or different: undo the change that --check names",
     AHEAD: "the tables belong to a newer release: update waypost",
     INTERRUPTED: "ended by Ctrl-C",
 }

@@ -14,7 +14,7 @@ from waypost.cli.exit_codes import AHEAD, BEHIND, FOUND
 from waypost.cli.options import add_command, get_namespace, get_url, open_client
 from waypost.cli.output import write, write_json, write_stderr
 from waypost.errors import ConfigurationError
-from waypost.release import DATA_VERSION, FINISHED
+from waypost.release import DATA_VERSION, FINISHED, minor_of
 from waypost.release import VERSION as RELEASE
 from waypost.times import format_datetime
 
@@ -85,7 +85,7 @@ def migrate_data(options: argparse.Namespace) -> int:
         found = post.records(kind, names=[name]).records
         is_finished = bool(found) and int(found[0].data) >= DATA_VERSION
         needed = [f"worker {one.name} of release {one.version} is registered" for one in post.workers()
-                  if one.version != RELEASE and options.finish and not options.force]  # fmt: skip
+                  if minor_of(one.version) != minor_of(RELEASE) and options.finish and not options.force]  # fmt: skip
         if options.finish and not is_finished and not needed:
             post.save_record(kind, name, b"%d" % DATA_VERSION)
     facts: dict[str, Any] = {"version": DATA_VERSION, "finished": is_finished, "changed": False}

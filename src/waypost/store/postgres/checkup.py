@@ -103,7 +103,7 @@ def check_drift(connection: Any, names: Names) -> Findings:
                    "finished", version=found.version)  # fmt: skip
         return
     for difference in found.differences:
-        yield wrong("schema", difference, f"undo the change, or let {command_for(names)} make it anew",
+        yield wrong("schema", difference, "undo the change; `waypost migrate --sql` prints how this release makes it",
                     difference=difference)  # fmt: skip
     if not found.differences:
         yield ok("schema", f"tables and functions are as this release makes them, version {found.version}",

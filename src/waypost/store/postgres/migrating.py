@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -20,6 +21,7 @@ import psycopg
 
 from waypost.errors import ConfigurationError, StoreUnavailable
 from waypost.release import VERSION as RELEASE
+from waypost.release import minor_of
 from waypost.store.postgres import schema
 from waypost.store.postgres.schema import (
     LOCK_TIMEOUT_MS,
@@ -51,6 +53,8 @@ LOCK_ATTEMPTS: Final = 60
 LOCK_PAUSE_SECONDS_MAX: Final = 2.0
 #: How often a migration asks whether another one has ended.
 LOCK_POLL_SECONDS: Final = 0.1
+#: How often one that waits for another one says so.
+WAITING_SECONDS: Final = 1.0
 #: The pause between two batches of a step, in times of the batch before it, and the longest one: others have the disk
 #: and the processors in between.
 BATCH_PAUSE_TIMES: Final = 3.0
@@ -60,6 +64,18 @@ REPORT_SECONDS: Final = 5.0
 
 Report = Callable[[str], None]
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """The turn of one migration: the connection that it uses, and one whose transaction holds the lock meanwhile."""
+
+    connection: psycopg.Connection[Any]
+    lock: psycopg.Connection[Any]
+
+    def confirm(self) -> None:
+        """Raise an error if the lock was lost with its connection."""
+        self.lock.execute("SELECT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,24 +106,26 @@ def migrate(
     names = Names(schema, namespace)
     granted = "" if grant is None else grants(grant, schema=schema, namespace=namespace)
 
-    def run(connection: psycopg.Connection[Any]) -> int:
-        with connection.cursor() as cursor:
+    def run(turn: _Turn) -> int:
+        with turn.connection.cursor() as cursor:
             before = version_in(cursor, names) or 0
             _refuse_newer(before, names)
+            if grant is not None:
+                cursor.execute("SELECT %s::regrole", (f'"{grant}"',))  # fails before anything was done
             if before < _version():
                 for step in steps(names, before):
                     report(step.name)
-                    _run_step(connection, step, patient=before >= SIDE_BY_SIDE, report=report)
+                    _run_step(turn, step, patient=before >= SIDE_BY_SIDE, report=report)
             if granted:
                 cursor.execute(granted)
         return before
 
-    return _with_lock(url, names, start_timeout, run)
+    return _with_lock(url, names, start_timeout, run, report)
 
 
 def migrate_in(cursor: Any, names: Names) -> int:
     """Do what `migrate` does in the transaction of a cursor, which the caller commits; return the version before."""
-    _take_lock(cursor, names, "pg_try_advisory_xact_lock")
+    _take_lock(cursor, names)
     version = version_in(cursor, names) or 0
     _refuse_newer(version, names)
     if version < _version():
@@ -168,8 +186,8 @@ def finish_sql(
     """
     names = Names(schema, namespace)
     planner = _plan_undo if back else _plan_finish
-    plan = _with_lock(url, names, start_timeout, lambda connection: planner(connection, names, force))
-    return for_psql(plan.steps, names, has_clients=True), plan.outcome
+    plan = _with_lock(url, names, start_timeout, lambda turn: planner(turn.connection, names, force))
+    return for_psql(plan.steps, names, only_from=(_version(),)), plan.outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,14 +206,14 @@ def _run_plan(
     start_timeout: float,
     report: Report,
 ) -> Finished:
-    def run(connection: psycopg.Connection[Any]) -> Finished:
-        plan = planner(connection, names, force)
+    def run(turn: _Turn) -> Finished:
+        plan = planner(turn.connection, names, force)
         for step in plan.steps:
             report(step.name)
-            _run_step(connection, step, patient=True, report=report)
+            _run_step(turn, step, patient=True, report=report)
         return plan.outcome
 
-    return _with_lock(url, names, start_timeout, run)
+    return _with_lock(url, names, start_timeout, run, report)
 
 
 def _plan_finish(connection: psycopg.Connection[Any], names: Names, force: bool) -> _Plan:
@@ -212,7 +230,9 @@ def _plan_finish(connection: psycopg.Connection[Any], names: Names, force: bool)
         )  # fmt: skip
         if needed:
             return _Plan(Finished((), needed))
-    steps = finish_steps(names, older[0])
+    # From here on it can be finished, but not taken back: what was removed from tables does not return.
+    steps = [Step("begin", names.fill(f"UPDATE {{interface}} SET restore = '' WHERE version < {_version()};"))]
+    steps += finish_steps(names, older[0])
     steps.append(Step("older functions", drop_functions(names, functions_of(names, f"i.version < {_version()}"))))
     steps.append(Step("version", names.fill(
         f"DELETE FROM {{interface}} WHERE version < {_version()};\nDELETE FROM {{used}};\n{confirm_version()}"
@@ -235,12 +255,16 @@ def _plan_undo(connection: psycopg.Connection[Any], names: Names, force: bool) -
         # The release before wrote how its triggers and its clock are made: those of this release may be others.
         cursor.execute(names.fill("SELECT restore FROM {interface} WHERE version = %s"), (older[-1],))
         ((restore,),) = cursor.fetchall()
+        if not restore:
+            raise ConfigurationError(
+                "an interrupted `waypost migrate URL --finish` has begun to remove what only the release before uses, "
+                "which cannot be taken back: run it again"
+            )
     back = names.fill(
         f"UPDATE {{schema}} SET version = {older[-1]};\nDELETE FROM {{interface}} WHERE version = {_version()};\n"
     ) + drop_functions(names, listed_functions(names))
-    # The functions go last: while they are there, undo can be run again.
-    steps = (Step("triggers and clock", restore), Step("version and newer functions", back))
-    return _Plan(Finished((_version(),)), steps)
+    # One step: half of it would leave an older release whose calls are not noted, beside triggers of neither.
+    return _Plan(Finished((_version(),)), (Step("triggers, clock, version and newer functions", f"{restore}\n{back}"),))
 
 
 def _version() -> int:
@@ -252,39 +276,53 @@ def _refuse_newer(version: int, names: Names) -> None:
         raise too_new(version, names)
 
 
-def _with_lock(url: str, names: Names, start_timeout: float, run: Callable[[psycopg.Connection[Any]], T]) -> T:
-    """Run on a connection that holds the lock of migrations; it ends with the connection, however that ends."""
-    connection = connect(url, start_timeout)
+def _with_lock(
+    url: str, names: Names, start_timeout: float, run: Callable[[_Turn], T], report: Report = lambda text: None
+) -> T:
+    """Run while no other migration does.
+
+    The lock is that of a transaction on a connection of its own, which ends with the process. A lock of a session
+    would stay with the server process of a pooler, and not exclude those that get another one.
+    """
     try:
-        connection.autocommit = True
-        with connection.cursor() as cursor:
-            _take_lock(cursor, names, "pg_try_advisory_lock")
-        return run(connection)
+        with closing(connect(url, start_timeout)) as lock, closing(connect(url, start_timeout)) as connection:
+            connection.autocommit = True
+            # Without a snapshot between its statements: an index that is built concurrently waits for the end of those.
+            lock.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+            with lock.cursor() as cursor:
+                cursor.execute(
+                    "SELECT set_config(s.name, '0', true) FROM pg_settings s "
+                    "WHERE s.name IN ('idle_in_transaction_session_timeout', 'transaction_timeout')"
+                )
+                _take_lock(cursor, names, report)
+            return run(_Turn(connection, lock))
     except psycopg.Error as error:
         raise failure(error, names) from None
-    finally:
-        connection.close()
 
 
-def _take_lock(cursor: Any, names: Names, function: str) -> None:
-    """Take the lock of migrations, by asking for it again and again.
+def _take_lock(cursor: Any, names: Names, report: Report = lambda text: None) -> None:
+    """Take the lock of migrations for a transaction, by asking for it again and again.
 
     A statement that waits for it has a snapshot, for whose end an index that is built concurrently waits: the one that
     has the lock and those that wait for it would wait for each other.
     """
+    said = time.monotonic()
     while True:
-        cursor.execute(f"SELECT {take_lock(function, names)}")
+        cursor.execute(f"SELECT {take_lock('pg_try_advisory_xact_lock', names)}")
         (has_lock,) = cursor.fetchone()
         if has_lock:
             return
+        if time.monotonic() - said >= WAITING_SECONDS:
+            said = time.monotonic()
+            report("another migration of this namespace is running; this one waits for its end")
         time.sleep(LOCK_POLL_SECONDS)
 
 
-def _run_step(connection: psycopg.Connection[Any], step: Step, *, patient: bool, report: Report) -> None:
+def _run_step(turn: _Turn, step: Step, *, patient: bool, report: Report) -> None:
     """Run one step. With `patient` it waits for locks in short turns, between which others go on."""
     rows, began = 0, time.monotonic()
     reported = began
-    while (changed := _run_once(connection, step, patient=patient)) and step.in_batches:
+    while (changed := _run_once(turn, step, patient=patient)) and step.in_batches:
         rows += changed
         now = time.monotonic()
         if now - reported >= REPORT_SECONDS:
@@ -294,10 +332,11 @@ def _run_step(connection: psycopg.Connection[Any], step: Step, *, patient: bool,
         began = time.monotonic()
 
 
-def _run_once(connection: psycopg.Connection[Any], step: Step, *, patient: bool) -> int:
+def _run_once(turn: _Turn, step: Step, *, patient: bool) -> int:
     """Run the script of a step; return how many rows it changed."""
-    pause = 0.05
+    connection, pause = turn.connection, 0.05
     for _ in range(LOCK_ATTEMPTS):
+        turn.confirm()
         try:
             if not step.in_transaction:
                 _drop_leftover(connection, step)
@@ -322,8 +361,11 @@ def _run_once(connection: psycopg.Connection[Any], step: Step, *, patient: bool)
 
 def _drop_leftover(connection: psycopg.Connection[Any], step: Step) -> None:
     """Remove the index that a step makes if an interrupted one left it unfinished."""
-    if step.drop_leftover is None:
+    if step.drop_leftover is None or step.being_built is None:
         return
+    # The server goes on with the statement of a process that was killed: it may still become whole.
+    while connection.execute(step.being_built.encode()).fetchone() is not None:
+        time.sleep(LOCK_POLL_SECONDS)
     for (statement,) in connection.execute(step.drop_leftover.encode()).fetchall():
         connection.execute(statement.encode())
 
@@ -342,7 +384,9 @@ def _workers_of(cursor: psycopg.Cursor[Any], names: Names, *, mine: bool) -> tup
     cursor.execute(names.fill("SELECT name, record, at_ms, until_ms, request, request_ms FROM {workers}(NULL, 1000)"))
     found = [registered(*row) for row in cursor.fetchall()]
     return tuple(
-        f"worker {one.name} of release {one.version} is registered" for one in found if (one.version == RELEASE) == mine
+        f"worker {one.name} of release {one.version} is registered"
+        for one in found
+        if (minor_of(one.version) == minor_of(RELEASE)) == mine
     )
 
 

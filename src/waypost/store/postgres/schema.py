@@ -167,6 +167,15 @@ class Step(NamedTuple):
             f"WHERE i.indrelid = '{named[2]}'::regclass AND c.relname = '{named[1]}' AND NOT i.indisvalid"
         )
 
+    @property
+    def being_built(self) -> str | None:
+        """A query that returns a row while another session builds an index of the same table."""
+        named = INDEX.search(self.script)
+        return named and (
+            "SELECT p.pid FROM pg_stat_progress_create_index p "
+            f"WHERE p.relid = '{named[2]}'::regclass AND p.pid <> pg_backend_pid()"
+        )
+
     def _repeated(self, then: str) -> str:
         return f"DO $batches$ BEGIN LOOP\n{self.script.strip()}\nEXIT WHEN NOT FOUND;{then}\nEND LOOP; END $batches$;"
 
@@ -246,16 +255,17 @@ def _clock_with_record(names: Names) -> str:
     """Return the clock of an older version, which every verb calls, as one that records that it was used.
 
     Rows are only added, so that no transaction of a user waits for another; a version that is in use gets about one in
-    a minute, or one from each transaction that cannot see those of the others yet.
+    a minute, or one from each transaction that cannot see those of the others yet. Roles that may only read add none.
     """
     clock = f'"{names.schema}"."{names.namespace}_clock_<version>"'
     return (
         f"CREATE OR REPLACE FUNCTION {clock}(p_clock bigint) RETURNS bigint LANGUAGE plpgsql VOLATILE AS $code$\n"
         f"DECLARE v_now bigint := {NOW_MS};\n"
         "BEGIN\n"
-        "    IF current_setting('transaction_read_only') = 'off' AND NOT EXISTS (\n"
-        "        SELECT FROM {used} u WHERE u.version = <version> AND u.at_ms > v_now - 60000) THEN\n"
-        "        INSERT INTO {used} (version, at_ms) VALUES (<version>, v_now);\n"
+        "    IF current_setting('transaction_read_only') = 'off' AND has_table_privilege('{used}', 'INSERT') THEN\n"
+        "        IF NOT EXISTS (SELECT FROM {used} u WHERE u.version = <version> AND u.at_ms > v_now - 60000) THEN\n"
+        "            INSERT INTO {used} (version, at_ms) VALUES (<version>, v_now);\n"
+        "        END IF;\n"
         "    END IF;\n"
         "    RETURN coalesce(p_clock, v_now);\n"
         "END $code$"
@@ -278,16 +288,19 @@ def sql(*, schema: str = "public", namespace: str = "wp", since: int = 0) -> str
 def sql_in_steps(*, schema: str = "public", namespace: str = "wp", since: int = 0) -> str:
     """Return the same as a script for psql, each step in its own transaction."""
     names = Names(schema, namespace)
-    return for_psql(steps(names, since), names, has_clients=since > 0)
+    # A script that was interrupted is run again.
+    return for_psql(steps(names, since), names, only_from=(since, VERSION) if since else ())
 
 
-def for_psql(steps: Iterable[Step], names: Names, *, has_clients: bool) -> str:
-    """Return steps as a script for psql. Where there are clients, no step waits long for a lock.
+def for_psql(steps: Iterable[Step], names: Names, *, only_from: tuple[int, ...]) -> str:
+    """Return steps as a script for psql, for tables that are of one of these versions; of none if there are no tables.
 
-    There it ends with the first error, and at once if another migration is running.
+    Where there are tables, there may be clients: no step waits long for a lock. The script ends with the first error,
+    and at once if another migration is running, or if the tables have changed since it was printed.
     """
+    has_clients = bool(only_from)
     text = "".join(f"-- step: {step.name}\n{_for_psql(step, has_clients)}\n\n" for step in steps)
-    return (f"{_begin_psql(names)}\n{text}" if has_clients and text else text).removesuffix("\n")
+    return (f"{_begin_psql(names, only_from)}\n{text}" if has_clients and text else text).removesuffix("\n")
 
 
 def take_lock(function: str, names: Names) -> str:
@@ -295,13 +308,19 @@ def take_lock(function: str, names: Names) -> str:
     return f"{function}(hashtext('waypost migrate'), hashtext('{names.of('')}'))"
 
 
-def _begin_psql(names: Names) -> str:
+def _begin_psql(names: Names, only_from: tuple[int, ...]) -> str:
+    versions = ", ".join(map(str, only_from))
     return (
         "\\set ON_ERROR_STOP on\n"
-        "-- step: alone\n"
-        f"DO $body$ BEGIN IF NOT {take_lock('pg_try_advisory_lock', names)} THEN\n"
+        "-- step: alone, and on the tables for which this was printed\n"
+        "DO $body$ BEGIN\n"
+        f"IF NOT {take_lock('pg_try_advisory_lock', names)} THEN\n"
         "    RAISE EXCEPTION 'another migration is running; when it has ended, print this script again';\n"
-        "END IF; END $body$;\n"
+        "END IF;\n"
+        f"IF NOT EXISTS (SELECT FROM {names.of('schema')} WHERE version IN ({versions})) THEN\n"
+        "    RAISE EXCEPTION 'the tables have changed since this script was printed; print it again';\n"
+        "END IF;\n"
+        "END $body$;\n"
     )
 
 
@@ -454,7 +473,7 @@ def failure(error: psycopg.Error, names: Names) -> Exception:
     if error.sqlstate == "42501":
         return AccessDenied(
             f"{text}; to migrate, a user must own waypost's tables and may create some in schema {names.schema}, and "
-            "to check them, make temporary ones; nothing was done"
+            "to check them, make temporary ones; with these rights run it again, it goes on where it stopped"
         )
     return map_error(error.sqlstate, text, "", "migrate")
 
