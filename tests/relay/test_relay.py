@@ -392,6 +392,75 @@ def test_a_batch_whose_keys_repeat_is_sent_whole(caplog: pytest.LogCaptureFixtur
     assert [one for one in caplog.records if getattr(one, "event", None) == "relay_unconfirmed"] == []
 
 
+def test_a_full_group_among_many_chunks_holds_up_no_others(caplog: pytest.LogCaptureFixture) -> None:
+    """Each repeated key begins a new chunk: the full group is found in the first of several sendings."""
+
+    def key_of(message: Message[Any]) -> str:
+        return f"full {message.id}" if message.group == "full" else "a"
+
+    with Waypost("memory://chunks-source") as post, Waypost("memory://chunks-target") as other:
+        other.configure("orders", group_max_pending=300)
+        other.configure_group("orders", "full", max_pending=1)
+        other.publish("orders", "first", group="full")
+        for number in range(300):
+            post.publish("orders", number, group="full" if number in (3, 290) else "a")
+        post.relay("orders", to="memory://chunks-target#orders", key=key_of, batch=300)
+        with post.worker():
+            until(lambda: post.ledger("orders").done == 298)
+        assert post.ledger("orders").delayed == 2
+    assert [one for one in caplog.records if getattr(one, "event", None) == "relay_unconfirmed"] == []
+
+
+def test_a_full_group_does_not_use_the_room_of_a_nearly_full_queue(caplog: pytest.LogCaptureFixture) -> None:
+    with Waypost("memory://room-source") as post, Waypost("memory://room-target") as other:
+        other.configure("orders", max_pending=11, group_max_pending=100)
+        other.configure_group("orders", "full", max_pending=1)
+        other.publish("orders", "first", group="full")
+        post.publish_many("orders", range(12), group="full")
+        post.publish_many("orders", range(10), group="a")
+        post.relay("orders", to="memory://room-target#orders")
+        with post.worker():
+            until(lambda: post.ledger("orders").done == 10)
+        assert (post.ledger("orders").delayed, other.ledger("orders").ready) == (12, 11)
+    assert [one for one in caplog.records if getattr(one, "event", None) == "relay_unconfirmed"] == []
+
+
+def test_a_batch_larger_than_a_queue_that_drops_its_oldest_arrives() -> None:
+    with Waypost("memory://drops-all-source") as post, Waypost("memory://drops-all-target") as other:
+        other.configure("orders", max_pending=100, overload="drop_oldest")
+        post.publish_many("orders", list(range(1000)))
+        post.relay("orders", to="memory://drops-all-target#orders", batch=500)
+        relayed(post)
+        assert (post.ledger("orders").done, other.ledger("orders").dropped, other.ledger("orders").ready) == (
+            1000,
+            900,
+            100,
+        )
+        with other.receive("orders") as message:
+            assert message is not None
+            assert message.body == 900
+
+
+def test_a_target_is_not_reported_as_back_before_it_confirms(caplog: pytest.LogCaptureFixture) -> None:
+    with Waypost("memory://not-back") as post:
+        relay = post.relay("orders", to=ListTarget(lambda records: [Unconfirmed("refused")] * len(records)), hold=0.0)
+
+        @relay
+        def body(message: Message[Any]) -> object:
+            if message.body == "two":
+                raise Drop
+            return message.body
+
+        post.publish("orders", "one")
+        with post.worker():
+            until(lambda: relay.failure == "refused")
+            post.publish("orders", "two")
+            until(lambda: post.ledger("orders").dropped == 1)
+            # Nothing of the batch with the second one was sent.
+            assert relay.failure == "refused"
+    assert [one for one in caplog.records if getattr(one, "event", None) == "relay_recovered"] == []
+
+
 def test_a_batch_larger_than_a_group_that_drops_its_oldest_arrives() -> None:
     with Waypost("memory://drops-source") as post, Waypost("memory://drops-target") as other:
         other.configure("orders", group_max_pending=5, overload="drop_oldest")

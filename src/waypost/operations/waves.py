@@ -152,6 +152,10 @@ class Wave:
 
     def _refuse(self, chunk: list[Draft], full: QueueFull, ready: deque[list[Draft]], *, drops_oldest: bool) -> None:
         """Hold what there is no room for, and let the rest of a refused chunk be sent next."""
+        if full.group is None and drops_oldest and len(chunk) > 1:
+            # The same of a queue: a chunk is stored whole, and may need more room than can be made by dropping.
+            ready.extendleft(reversed(_halves(chunk)))
+            return
         if full.group is None:
             self.refusals[None] = full
             self._waiting.extendleft(reversed([chunk, *ready]))

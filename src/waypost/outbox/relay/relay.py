@@ -158,10 +158,12 @@ class Relay:
             if record is not None:
                 waiting.append((message, record))
         deadline, failures = time.monotonic() + self._hold, 0
+        confirms = False
         while waiting:
             count = len(waiting)
             waiting, error = await self._send(connection, waiting)
             if error is None:
+                confirms = True
                 break
             failures = 0 if len(waiting) < count else failures + 1
             self._report_failure(error, len(waiting))
@@ -173,7 +175,7 @@ class Relay:
                 return
             await asyncio.sleep(pause)
             waiting = [(message, record) for message, record in waiting if not message.lease_lost]
-        if self.failure is not None:
+        if confirms and self.failure is not None:
             self.failure = None
             log.warning(
                 "the relay of queue %s: %s confirms messages again", self.queue, self.description,

@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Sequence
 
 from waypost.checks import check_namespace, check_queue, check_text
-from waypost.errors import InvalidInput, WaypostError
+from waypost.errors import InvalidInput, QueueFull, WaypostError
 from waypost.identity import Session
 from waypost.message import error_text
 from waypost.operations.flow import ClientContext, Flow, drive_async
@@ -93,23 +93,26 @@ def _publish(context: ClientContext, queue: str, records: Sequence[RelayRecord])
             confirmations[record.id] = Refused("rejected", error_text(error))
     wave = Wave(queue, split_drafts(drafts), in_order=True)
     stored: set[str] = set()
+    full: dict[str | None, QueueFull] = {}
+    failure = f"queue {queue} of the target has reached its max_pending"
     try:
         policy = yield from context.policy(queue)
         room = None if policy.overload == "drop_oldest" else (yield from free_room(context, queue))
-        # One `send` takes a bounded number of chunks: go on while it gets on and nothing was refused.
-        answered = yield from wave.send(context, room)
-        while answered:
-            stored.update(draft.id for chunk, _ in answered for draft in chunk)
-            if wave.refusals or len(wave) == 0 or (room is not None and len(stored) >= room):
-                break
+        gets_on = True
+        # One `send` takes a bounded number of chunks, and tries full groups: go on while there are others to send.
+        while gets_on and None not in full and any(draft.group not in full for draft in wave.left()):
             answered = yield from wave.send(context, None if room is None else room - len(stored))
-        failure = f"queue {queue} of the target has reached its max_pending"
+            stored.update(draft.id for chunk, _ in answered for draft in chunk)
+            gets_on = bool(answered) or not wave.refusals.keys() <= full.keys()
+            full |= wave.refusals
     except WaypostError as error:
         failure = error_text(error)
     for draft in drafts:
         if draft.id not in stored:
-            full = wave.refusals.get(draft.group) if draft.group else None
-            confirmations[draft.id] = Unconfirmed(failure) if full is None else Unconfirmed(error_text(full), True)
+            refusal = full.get(draft.group) if draft.group else None
+            confirmations[draft.id] = (
+                Unconfirmed(failure) if refusal is None else Unconfirmed(error_text(refusal), True)
+            )
     return [confirmations.get(record.id) for record in records]
 
 
