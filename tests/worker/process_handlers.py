@@ -65,6 +65,11 @@ def reads_itself(message: Message[Any]) -> None:
     message.decode(Order)
 
 
+def reads_all_themselves(messages: list[Message[Any]]) -> None:
+    for message in messages:
+        message.decode(Order)
+
+
 def end(name: str, message: Message[Any]) -> Outcome | str | None:
     outcomes: dict[str, Outcome | None] = {
         "retry": Retry(60, "later"), "snooze": Snooze(60), "dead": Dead("bad address", "no such street"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -10,7 +11,9 @@ import pytest
 
 from tests.waiting import until
 from tests.worker.harness import Harness
+from waypost import Waypost
 from waypost.errors import OutcomeUnknown
+from waypost.operations.receive import settle_and_claim
 from waypost.store.port import AsyncExecutor, Call
 
 COUNT = 30
@@ -142,3 +145,18 @@ def test_a_worker_that_runs_until_a_queue_is_empty_ends_after_the_last_message_o
     harness.run()
     assert sorted(handled) == list(range(COUNT))
     assert harness.ended("orders") == COUNT
+
+
+@pytest.mark.promise("LEASE-10", "LEASE-11")
+def test_outcomes_that_a_claim_took_along_are_returned_if_it_is_cancelled_before_it_is_sent() -> None:
+    answers: list[tuple[str, object]] = []
+    with Waypost("memory://cancelled-claims") as post:
+        # A client that does not know the store's time asks for it first.
+        flow = settle_and_claim(
+            post._context, "orders", [], lambda answer, operation: answers.append((type(answer).__name__, operation)), 1
+        )
+        first: Any = next(flow)
+        assert first.name == "time"
+        with pytest.raises(asyncio.CancelledError):
+            flow.throw(asyncio.CancelledError())
+    assert answers == [("CancelledError", None)]

@@ -190,6 +190,19 @@ def test_batches_are_read_and_settled_one_by_one() -> None:
         assert harness.result("orders", published[7].id) == 7
 
 
+@pytest.mark.promise("FACE-1", "LEASE-8")
+@pytest.mark.parametrize("handler", ["many", "reads_all_themselves"])
+def test_a_batch_of_which_no_message_can_be_read_does_not_end_the_worker(handler: str) -> None:
+    with Harness("sync", f"memory://processes-unreadable-{handler}") as harness:
+        harness.handler("orders", process=True, batch=20)(getattr(process_handlers, handler))
+        harness.publish("orders", {"id": "x"})
+        harness.run()
+        harness.publish("orders", {"id": 1})
+        harness.run()
+        assert (harness.ledger("orders").done, harness.ledger("orders").dead) == (1, 1)
+        assert [letter.reason for letter in harness.dead_letters("orders")] == ["undecodable"]
+
+
 @pytest.mark.promise("DEAD-1")
 def test_a_body_that_the_handler_itself_cannot_read_is_undecodable_too() -> None:
     with Harness("sync", "memory://processes-reads-itself") as harness:

@@ -294,7 +294,7 @@ def settle_and_claim(
     context: ClientContext,
     queue: str,
     settlements: Sequence[Settlement],
-    answered: Callable[[Woken[list[SettleStatus]] | BaseException, Operation], None],
+    answered: Callable[[Woken[list[SettleStatus]] | BaseException, Operation | None], None],
     limit: int,
     *,
     sleeper: str | None = None,
@@ -302,10 +302,14 @@ def settle_and_claim(
 ) -> Flow[Claimed]:
     """Settle deliveries, then claim, both in one round trip: the settle may free the group of the next message.
 
-    Each has its own operation and its own answer. `answered` gets that of the settle; one that failed is not repeated
-    here. The claim is repeated by `claim`.
+    Each has its own operation and its own answer. `answered` gets that of the settle, and its operation (None: it was
+    not sent); one that failed is not repeated here. The claim is repeated by `claim`.
     """
-    yield from context.know_time()
+    try:
+        yield from context.know_time()
+    except BaseException as error:
+        answered(error, None)
+        raise
     store, windows = context.store, context.replay_windows
     settle_operation, claim_operation = windows.begin(queue), windows.begin(queue)
     sent, sent_at = context.monotonic(), lease_clock.now()

@@ -650,6 +650,8 @@ class Consumer:
         ending: Ending | None = None
         if slot.ending is not None:
             ending, error = slot.take_ending(error, messages)
+        if not messages:
+            return  # none of a batch could be read, and each is settled already
         if error is None and not isinstance(result, Outcome):
             # In the handler's transaction or process the result is already kept.
             refusal = self.handler.keep_result(messages[0], result) or codec.refusal_of(messages[0]._result)

@@ -65,8 +65,8 @@ class Settler:
         self.request_claim: Callable[[], bool] | None = None
         #: Whether the claim loop takes what waits here.
         self.waits_for_claim = False
-        #: What the claim loop has sent and was not answered, with its operation, which is sent again here.
-        self._unanswered: list[tuple[list[Message[Any]], list[Settlement], Operation]] = []
+        #: What the claim loop took and was not answered, to send it again here; with its operation if it was sent.
+        self._unanswered: list[tuple[list[Message[Any]], list[Settlement], Operation | None]] = []
         self._has_outgoing = False
         self._idle: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
@@ -127,9 +127,9 @@ class Settler:
             # More than fits into one call is too much to wait for the next claim.
             self._end_idle()
 
-        def answered(answer: Woken[list[SettleStatus]] | BaseException, operation: Operation) -> None:
+        def answered(answer: Woken[list[SettleStatus]] | BaseException, operation: Operation | None) -> None:
             self.sending_with_claim = []
-            if isinstance(answer, BaseException):
+            if isinstance(answer, BaseException) or operation is None:
                 self._unanswered.append((messages, settlements, operation))
                 self._end_idle()
                 return
