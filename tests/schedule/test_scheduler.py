@@ -739,6 +739,29 @@ def test_a_deputy_that_stops_hands_over(world: World) -> None:
     assert world.executor.run(world.store.elect(DEPUTY_ROLE, "c", 1_000)).leader == "c"
 
 
+@pytest.mark.promise("CRON-8")
+def test_schedules_of_a_full_queue_do_not_keep_a_deputy_from_others(world: World) -> None:
+    world.save("first", every=1)
+    world.save("second", every=1)
+    spec = operations.make_spec("other", every=1)
+    drive(world.executor, operations.save(world.context, "other", operations.derived_key(spec), spec))
+    world.executor.run(world.store.configure(QUEUE, {"max_pending": 1}))
+    leader, standby = world.scheduler("a", ttl_ms=600_000), world.scheduler("b", by_polls=True)
+    for _ in range(30):
+        world.clock.advance(0.1)
+        world.tick(leader)
+        world.tick(standby)
+
+    def fired() -> int:
+        return len(world.executor.run(world.store.peek("other", "ready", 1_000)).messages)
+
+    before = fired()
+    for _ in range(100):  # the leader has died, and its lease does not end for long
+        world.clock.advance(0.1)
+        world.tick(standby)
+    assert fired() - before >= 7, "the first one after two seconds, then each"
+
+
 @pytest.mark.promise("CRON-7", "WAKE-5")
 def test_a_standby_elected_by_polls_leads_when_a_poll_elects_it(world: World) -> None:
     leader, standby = world.scheduler("a"), world.scheduler("b", by_polls=True)

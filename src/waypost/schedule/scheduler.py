@@ -198,17 +198,24 @@ class Scheduler:
         is_deputy = now < self._deputy_until
         late_ms = 0 if self._acting else DEPUTY_LATE_MS if is_deputy else self._standby_ms
         late = self._due(late_ms, waiting=self._acting or is_deputy) if now >= self._standby_at else []
-        if late:
-            run_at = late[0].run_at
-            tick = yield from self._fire(late[:1], tick)
+        # Those that could not fire before come last.
+        late = sorted(late, key=lambda known: known.reported)[:FIRES_PER_FLUSH]
+        for number, known in enumerate(late, 1):
+            run_at = known.run_at
+            tick = yield from self._fire([known], tick)
             if tick.fires or tick.missed or tick.overlaps:
-                tick = yield from self._fire(late[1:FIRES_PER_FLUSH], tick)
+                tick = yield from self._fire(late[number:], tick)
                 self._act(now)
-            elif late[0].run_at == run_at:
+                break
+            if known.retry_at > now and number < len(late):
+                continue  # It could not fire, as for a full queue: that says nothing of the leader.
+            if known.retry_at <= now and known.run_at == run_at:
                 # Another was faster. (A run that goes on, for which a fire waits, says nothing of the leader.)
                 self._acting = False
+            if not self._acting and known.run_at == run_at:
                 self._standby_at = now + (DEPUTY_SECONDS if is_deputy else STANDBY_SECONDS)
                 yield from self._elect_deputy(now)
+            break
         sleep = min(self._until(self._poll_at), self._until(self.candidate.elect_at))
         waiting = self._acting or now < self._deputy_until
         fire = self._next_fire_seconds(0 if self._acting else late_ms, waiting=waiting)
