@@ -257,10 +257,14 @@ def test_an_open_transaction_that_publishes_keeps_its_queue(make_store: StoreMak
             with post.receive("orders") as message:
                 assert message.id == published.id
         with psycopg.connect(postgres.url) as connection:
-            # A snapshot from before the removal: the message is in the queue all the same.
             connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
             connection.execute("SELECT 1")
             assert post.remove_queue("orders")
+            # A snapshot from before the removal has the settings that the queue had then.
+            with pytest.raises(psycopg.errors.SerializationFailure):
+                post.publish("orders", 3, transaction=connection)
+            connection.rollback()
+            assert post.queues() == []
             published = post.publish("orders", 3, transaction=connection)
             connection.commit()
         assert post.queues() == ["orders"]
