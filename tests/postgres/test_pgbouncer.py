@@ -73,7 +73,7 @@ def test_thirty_clients_share_four_server_connections(
 
 
 @pytest.mark.promise("STORE-7", "BOX-5")
-def test_a_migration_through_pgbouncer_leaves_no_lock(bouncer: PgBouncer, database: Any) -> None:
+def test_a_migration_through_pgbouncer_keeps_no_lock(bouncer: PgBouncer, database: Any) -> None:
     name = fresh_namespace()
     assert migrate(bouncer.url, namespace=name) == 0
     # The connection of the pooler to the server is still open.

@@ -346,6 +346,23 @@ def test_an_index_that_is_still_built_for_a_killed_migration_is_waited_for(
 
 
 @pytest.mark.promise("STORE-7")
+def test_a_migration_that_waits_for_another_one_reports_it(
+    postgres_url: str, held: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = schema.Names("public", fresh_namespace())
+    held.execute(f"SELECT {schema.take_lock('pg_advisory_xact_lock', names)}".encode())
+    monkeypatch.setattr(migrating, "WAITING_SECONDS", 0.0)
+    reported: list[str] = []
+
+    def report(text: str) -> None:
+        reported.append(text)
+        held.commit()  # the other one has ended
+
+    assert migrating._with_lock(postgres_url, names, 3.0, lambda turn: "ran", report) == "ran"
+    assert reported == ["another migration of this namespace is running; this one waits for its end"]
+
+
+@pytest.mark.promise("STORE-7")
 def test_no_step_runs_after_the_lock_of_migrations_was_lost(postgres_url: str, database: Database) -> None:
     names = schema.Names("public", fresh_namespace())
     step = schema.Step("a table", "CREATE TABLE planted_late (n integer);")

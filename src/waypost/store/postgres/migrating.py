@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -295,7 +295,11 @@ def _with_lock(
                     "WHERE s.name IN ('idle_in_transaction_session_timeout', 'transaction_timeout')"
                 )
                 _take_lock(cursor, names, report)
-            return run(_Turn(connection, lock))
+            try:
+                return run(_Turn(connection, lock))
+            finally:
+                with suppress(psycopg.Error):
+                    lock.rollback()  # a pooler ends the transaction of a closed connection some time later
     except psycopg.Error as error:
         raise failure(error, names) from None
 
@@ -306,14 +310,14 @@ def _take_lock(cursor: Any, names: Names, report: Report = lambda text: None) ->
     A statement that waits for it has a snapshot, for whose end an index that is built concurrently waits: the one that
     has the lock and those that wait for it would wait for each other.
     """
-    said = time.monotonic()
+    reported_at = time.monotonic()
     while True:
         cursor.execute(f"SELECT {take_lock('pg_try_advisory_xact_lock', names)}")
         (has_lock,) = cursor.fetchone()
         if has_lock:
             return
-        if time.monotonic() - said >= WAITING_SECONDS:
-            said = time.monotonic()
+        if time.monotonic() - reported_at >= WAITING_SECONDS:
+            reported_at = time.monotonic()
             report("another migration of this namespace is running; this one waits for its end")
         time.sleep(LOCK_POLL_SECONDS)
 
