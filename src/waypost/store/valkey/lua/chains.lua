@@ -3,7 +3,8 @@
 -- Included by every script that can end a message, after everything else: steps without effects on chains do not pay for
 -- it. Keys, all derived in the slot of the queue:
 --   chain:<id>           hash    a chain, kept in the queue of its first message: until, open (how many members have a count
---                                that is not 0), last, failed (member NUL reason), watched ('1' if there are watchers), and
+--                                that is not 0), last (the member whose end was counted last), last_leaf (the same, of members that
+--                                sent nothing on), failed (member NUL reason), watched ('1' if there are watchers), and
 --                                each member (queue/id) with its count: + 1 when it began, - 1 when it ended
 --   chains               set     the chains of this queue that have not finished: a queue with some is not removed
 --   watchers:<id>        set     messages (queue/id) that wait for this chain
@@ -113,6 +114,8 @@ if #news > 0 then
     for i = 1, #begun do open = open + count_member(key, begun[i], 1) end
     local finished = notice.failed or open == 0
     call('HSET', key, 'until', finished and now + ENDED_TTL_MS or NO_END_MS, 'open', open, 'last', notice.member)
+    -- Notices may arrive out of order: the end of a message that was sent on may be counted before the end of its sender.
+    if #begun == 0 then call('HSET', key, 'last_leaf', notice.member) end
     if notice.failed then call('HSET', key, 'failed', notice.member .. '\0' .. notice.failed) end
     if finished then
       call('PEXPIRE', key, ENDED_TTL_MS)

@@ -29,13 +29,14 @@ local function register(key)
   call('PEXPIRE', key, WAITER_TTL_MS)
 end
 
--- Nothing if there is no such chain, or the number of its open members, its failure and its last member.
+-- Nothing if there is no such chain, or the number of its open members, its failure and its last member. The result of a
+-- chain that is complete is that of a member that sent nothing on.
 local function chain_state(key)
   must_be('hash', key)
-  local fields = call('HMGET', key, 'until', 'open', 'failed', 'last')
+  local fields = call('HMGET', key, 'until', 'open', 'failed', 'last', 'last_leaf')
   local open = tonumber(fields[2] or '')
   if not open or (tonumber(fields[1] or 0) or 0) <= now then return {} end
-  return {open, fields[3] or '', fields[4] or ''}
+  return {open, fields[3] or '', open == 0 and fields[5] or fields[4] or ''}
 end
 
 if verb == 'watch_chain' then
