@@ -4,8 +4,8 @@ Checked with psycopg 3.2.1 and 3.3.8, which bound the extras in pyproject.toml. 
 oldest version, `make test` with the one of constraints.txt. When a new version comes:
 
 - `psycopg/generators.py`: `send(pgconn)` yields until everything is written, `fetch_many(pgconn)` until all results
-have arrived, and returns them. Both yield a `Wait` (`psycopg/waiting.py`) and are sent what is ready, or 0 after a
-while.
+  have arrived, and returns them. Both yield a `Wait` (`psycopg/waiting.py`) and are sent what is ready, or 0 after a
+  while.
 - `psycopg/connection.py`: `connection.wait(generator)` drives such a generator, `connection.lock` excludes others.
 - `psycopg/_connection_base.py`: `_num_transactions` counts the open `transaction()` blocks.
 
