@@ -181,8 +181,7 @@ class NotificationListener:
         self._held = wakeups.listen("held", self._queue, None, self._stop)
 
     def follow_session(self) -> None:
-        """Use another name if this process is a copy of another one, such as on a cloned machine, which has the same
-        name.
+        """Use another name if this process is a copy of another one with the same name, as on a cloned machine.
 
         A poll would find the sleeper of the other process in its wait, and mistake it for this one.
         """
