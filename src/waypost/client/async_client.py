@@ -640,29 +640,30 @@ class AsyncWaypost(BaseClient):
     def handler(self, queue: HandledQueues, *, batch: int | None = None, **options: Unpack[HandlerOptions]) -> Any:
         """Register a function for the messages of a `queue`, or of several; a worker runs it.
 
-        It is given the body, as the annotated type of its first parameter, and by annotation or name the `Message`, the
-        `headers` and the client's `state`. An async function runs on the worker's event loop, any other in a thread,
-        or with `process=True` in a process of its own, which is killed where a coroutine would be cancelled.
-        It ends by returning (done), by returning or raising `Retry`, `Snooze`, `Dead` or `Drop`, or by an error, for
-        which `retry` decides (`Exponential()`). `manual=True`: unless it settles by `message.done()` and the like, it
-        is retried.
+        It gets the body, as the annotated type of its first parameter, and by annotation or name the `Message`, the
+        `headers` and the client's `state`. An async function runs on the worker's event loop, any other in a thread, or
+        with `process=True` in a separate process, which is killed where a coroutine would be cancelled. It ends by
+        returning (done), by returning or raising `Retry`, `Snooze`, `Dead` or `Drop`, or by an error, for which `retry`
+        decides (`Exponential()`). With `manual=True` the message is retried unless the function settles it by
+        `message.done()` or a similar method.
 
-        `concurrency` calls (10) run at once in a worker. `timeout` ends a handler that can be stopped, which then has
-        failed; `max_run` (an hour) does so too, and also ends the renewal of its lease. With `batch` it is given lists
-        of up to so many. Several queues share the concurrency: a list, or a mapping to weights as in
-        `{"urgent": 3, "normal": 1}`, by which turns are divided among those with work. With `types`, classes or their
-        names, it takes only messages of these types: a queue may have several such handlers, and one without for all
-        other types; without that one, other types are left for other workers.
+        `concurrency` calls (10) run at once in a worker. `timeout` stops a handler that can be stopped, which then has
+        failed; `max_run` (an hour) does so too, and also ends the renewal of its lease. With `batch` it gets lists of
+        up to this number. Several queues share the concurrency: pass a list, or a mapping to weights as in `{"urgent":
+        3, "normal": 1}`, by which turns are divided among the queues with messages. With `types`, classes or their
+        names, it handles only messages of these types: a queue may have several such handlers, and one without `types`
+        for all other types; without that one, other workers handle the other types.
 
-        `on_lease_lost` is called with a message whose lease was lost while it was handled. With `result_ttl` what it
-        returns is kept as the result of the message for so long (`wait_result`).
+        `on_lease_lost` is called with a message whose lease was lost while it was handled. With `result_ttl` its return
+        value is kept as the result of the message for this time (`wait_result`).
 
-        A parameter annotated as a session or connection of SQLAlchemy, psycopg or sqlite3 is given a transaction of the
-        store's database, committed together with the settle; `engine` is where SQLAlchemy's come from, an engine or a
-        maker of sessions, if it is not the client's own.
+        A parameter annotated as a session or connection of SQLAlchemy, psycopg or sqlite3 gets a transaction of the
+        store's database, committed together with the settle; `engine` is an engine or a session maker of SQLAlchemy, if
+        it is not the client's own.
 
-        The function stays what it is and gets a method `publish`, which publishes to its queue, if it has one, with the
-        handler's body type. Raises `ConfigurationError` for options or parameters that cannot be combined.
+        The function is unchanged, except for a new method `publish`, which publishes to its queue, if it has a single
+        one, with the handler's body type. Raises `ConfigurationError` for options or parameters that cannot be
+        combined.
 
             @post.handler(Queue("orders", Order), concurrency=50, timeout=30)
             async def charge(order: Order, message: Message[Order]) -> None: ...

@@ -159,7 +159,7 @@ class Signature:
         )
 
     def _set_body_type(self, kind: ParameterKind, annotation: Any) -> None:
-        """Return the type of the body: the annotation of the body, or `T` of `Message[T]`."""
+        """Set the type of the body: the annotation of the body, or `T` of `Message[T]`."""
         if self._batch and annotation is not None:
             if typing.get_origin(annotation) not in (list, typing.get_origin(typing.Sequence[int])):
                 if annotation in (Any, list):

@@ -93,12 +93,12 @@ class PollSoon:
         return min(POLL_SOON_SECONDS_MAX, max(POLL_SOON_SECONDS_MIN, self._claim_seconds))
 
     def begin(self, may_sleep: bool) -> bool:
-        """A claim begins: return whether another follows soon. Never after one that found nothing."""
+        """A claim begins: return whether another one follows soon. Never after a claim that found nothing."""
         self._began = self._now()
         before = self._polls_soon
         self._polls_soon = may_sleep and self._found > 0 and self.is_busy
         if self._polls_soon:
-            # From the begin of this claim until the next one, which renews it, is committed.
+            # From the beginning of this claim until the commit of the next one, which renews it.
             self.poll_soon_ms = math.ceil((self.seconds + 2 * self._claim_seconds) * 1000 * SPARE) + SPARE_MS
             self._late_commit_polls = list(LATE_COMMIT_POLL_SECONDS)
         else:
@@ -111,7 +111,7 @@ class PollSoon:
 
     @property
     def is_busy(self) -> bool:
-        """Return whether messages come so often that the next one is not worth a wake-up."""
+        """Return whether messages are so frequent that the next one is not worth a wake-up."""
         self._fade(self._now())
         per_second = self._messages / MEMORY_SECONDS
         if self._arrivals >= ARRIVALS_MIN:

@@ -392,7 +392,7 @@ class AsyncPostgresExecutor(_Common):
         return read(wanted, result)
 
     async def run_many(self, calls: Iterable[Call[T]]) -> list[T | Exception]:
-        """One after the other on one connection; the next is put together while the server works on this one.
+        """Run calls one after the other on one connection; the next is prepared while the server works on this one.
 
         A settle and the claim that follows it are one statement.
         """
@@ -409,7 +409,7 @@ class AsyncPostgresExecutor(_Common):
             try:
                 connection = await self._take()
             except StoreError as error:
-                # There is no server: nothing of the rest was sent either.
+                # There is no server: the remaining calls were not sent either.
                 return [*results, error, *(error for _ in coming)]
             try:
                 prepared = self._prepared.of(connection)
@@ -493,7 +493,7 @@ class AsyncPostgresExecutor(_Common):
         return await self._take()
 
     async def take_back(self, connection: psycopg.AsyncConnection[Any]) -> None:
-        """The transaction is over."""
+        """Take the connection back at the end of the transaction."""
         await self._keep(connection)
 
     async def close(self) -> None:

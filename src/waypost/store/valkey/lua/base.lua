@@ -5,24 +5,24 @@
 -- message.py and scripts.py: the loader replaces them by their values, so that each is defined once.
 --
 -- KEYS, the same list for every script, all in one slot:
---   1 queue      hash    version (of the layout, that a client must know to use the queue), policy, paused, counts (those of the
---                        minute under way at their end),
---                        over_cap: messages accepted although `max_pending` was reached, changes: the last ones of its settings,
---                        m<slot>: counters of one of the last 1,440 minutes before it; removed: when a queue of this name was
---                        removed (8) and the mark of the operation that did it; gone: it is no queue (any more), and expires;
---                        groups, groups_at, group_turn: see grouping.lua; expiring: there may be members in expires
+--   1 queue      hash    version (of the layout that a client must know to use the queue), policy, paused, counts (at their end
+--                        those of the current minute),
+--                        over_cap: messages accepted although `max_pending` was reached, changes: the last changes of settings,
+--                        m<slot>: counters of one of the 1,440 minutes before the current one; removed: when a queue of this
+--                        name was removed (8) and the mark of the operation that did it; gone: the name is no queue (any more),
+--                        and the key expires; groups, groups_at, group_turn: see grouping.lua; expiring: expires may have members
 --   2 messages   hash    id -> published_ms (8 bytes) priority (1) envelope; never rewritten, so a body is stored once
 --   3 state      hash    id -> packed state (below); a plain ready message that was never claimed has none
 --   4 ready      zset    id by (9 - priority) * 2^49 + position
 --   5 due        zset    id by due time
 --   6 leases     zset    id by lease end
 --   7 keys       hash    key -> owner id, then the id of the parked next generation if there is one
---   8 waiting    zset    ids that are parked behind their key, or wait for chains
+--   8 waiting    zset    ids of messages that wait for their key, or for chains
 --   9 dead       zset    id by time of death
 --  10 errors     hash    id -> {reason, error type, error} of a dead letter or of the last failed attempt
 --  11 journal    stream  entry id = number of its last event; field e = the events of one step
 --  12 readers    hash    name -> number read to
---  13 sleepers   zset    name by the end of its registration; '' ends last: while it is there, the memory is whole;
+--  13 sleepers   zset    name by the end of its registration; '' ends last: while it exists, the list is complete;
 --                        ~<worker>: until when it polls again at the latest; !<name>: is in a blocking wait
 --  14 rate       list    "at:count" of the claims inside the rate's window
 --  15 completed  list    finished messages, newest first
@@ -31,18 +31,19 @@
 --  18 operations hash    number -> mark (8) and first result, of one session; newest -> newest number and when the hash
 --                        expires
 --  19 never              on a Cluster only: never written, so that no script begins in a slot that is moving
--- and, derived in the same slot: damaged, a zset of ids that a step took out of their place because their record cannot be
--- used, by that time (`doctor` lists and mends them); expires, a zset of the messages that lapse by that time, of leased ones with EXPIRY_ASIDE more,
--- so that they are behind all others; window:<key>, result:<id>, both with a TTL (a window not, if
--- it is that of a dead letter whose key is in use); unblock:<sleeper>, a list with a TTL that ends a blocking wait;
--- schedules, a hash (see save_schedule.lua); those of chains.lua; and those of grouping.lua. Of a queue whose name another had that was removed, keys
--- that expire by themselves have the time of that removal in their names, so that it does not find those of the other.
+-- and, derived in the same slot: damaged, a zset of the ids that were set aside because their record cannot be used, by the
+-- time of that (`doctor` lists and repairs them); expires, a zset of messages by their expiry, plus EXPIRY_ASIDE while they are
+-- leased, so that these are after all others; window:<key>, result:<id>, both with a TTL (except the window of a dead letter
+-- whose key is in use); unblock:<sleeper>, a list with a TTL that ends a blocking wait;
+-- schedules, a hash (see save_schedule.lua); those of chains.lua; and those of grouping.lua. If an earlier queue of the same
+-- name was removed, the names of keys with a TTL contain the time of that removal, so that the keys of the earlier queue are
+-- not found.
 --
 -- State, 65 bytes and up to four texts: status (1: R D W L X) token (4) nonce (12) claimed_ms (8) lease_ms (4) deliveries (4)
 -- attempts (4) flags (1: 1 cancel requested, 2 awaited, 4 of a chain, 8 waits for chains, 16 lapses,
 -- 32 its key is free once it is claimed, 64 its key is in use while it is dead, 128 has an extension) cause (1)
 -- published_ms (8) priority (1) ready_ms (8) size (4) key, group and worker lengths (2, 2, 1), key, group, worker; then of a chain
--- its length (1) and id; last the extension, length (2) and bytes: what a later release keeps of a message, passed on unread.
+-- its length (1) and id; last the extension, length (2) and bytes: data of a later release, kept unread.
 --
 -- ARGV begins with: 1 the clock of a test or '', 2 operation number or '', 3 the operation: session (8) number (4) mark
 -- (8) stamp (8), or '', 4 for how many milliseconds after its stamp an operation may be repeated.
