@@ -45,7 +45,7 @@ class Registry:
         return name
 
     def check_handled(self, queue: str | Queue[Any]) -> None:
-        """Check the queue of a handler, and declare it if it is a handle or no list of queues was given."""
+        """Raise `UnknownQueue` for a handler's queue that is neither a `Queue` nor in a strict client's list."""
         name = queue_name(queue)
         if self.strict and self._given and not isinstance(queue, Queue) and name not in self._declared:
             raise self._unknown(name)
