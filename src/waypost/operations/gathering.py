@@ -1,8 +1,8 @@
-"""Calls together: single publishes, or single settles, that are made at the same time share calls.
+"""Shared calls: single publishes, or single settles, that are made at the same time are sent in one call.
 
-While a publish of a queue is under way, further ones of the same client form a line. When the call has been answered,
-the first in line sends all of them as one call, and each gets its own result. One that finds no call under way is sent
-at once: nothing waits for company. Tasks of one event loop share a line, and so do threads of one client.
+While a publish to a queue is in progress, further ones of the same client wait in line. When its reply has come, the
+first in line sends all of them as one call, and each gets its own result. A publish that finds no call in progress is
+sent at once: it never waits for others. Tasks of one event loop share a line, and so do threads of one client.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-#: A call that is not answered within this time, as on a broken connection, holds back nothing: the line goes on.
+#: A call without a reply within this time, as on a broken connection, no longer delays the line.
 OVERTAKE_SECONDS = 0.25
 
-#: How many places in line are considered for one call: a very long line is not read whole for each.
+#: How many places in line are considered for one call: a very long line is not read completely for each call.
 PLACES_READ_MAX = 2 * CHUNK_MESSAGES_MAX
 
 
 class Shared(Protocol[Item, Result]):
     """A call that takes one item or many, and returns their results in order."""
 
-    #: Doing it twice is harmless, because a lease guards it.
+    #: Whether to run it twice is harmless, because a lease guards it.
     fenced: bool
 
     def call(
@@ -49,7 +49,7 @@ class Shared(Protocol[Item, Result]):
         ...
 
     def key(self, item: Item) -> Hashable:
-        """Return what only one item of a call may have, or None."""
+        """Return the key that only one item of a call may have, or None."""
         ...
 
     def size(self, item: Item) -> int:
@@ -58,7 +58,7 @@ class Shared(Protocol[Item, Result]):
 
 
 class _Place(Turn, Generic[Item, Result]):
-    """An item in line. Its wait ends with a result, an error, or something to do."""
+    """An item in line. Its wait ends with a result, an error, or the duty to send the next call."""
 
     __slots__ = ("alone", "batch", "error", "gone", "item", "leads", "result")
 
@@ -67,18 +67,18 @@ class _Place(Turn, Generic[Item, Result]):
         self.item = item
         self.result: Result | None = None
         self.error: Exception | None = None
-        #: It is the first in line and sends the next call.
+        #: Whether it is the first in line and sends the next call.
         self.leads = False
-        #: A call that it has to send, begun by itself or by a caller that was cancelled.
+        #: A call that it must send, begun by itself or by a caller that was cancelled.
         self.batch: _Batch[Item, Result] | None = None
-        #: It is sent in a call of its own: the store refused the call with all.
+        #: Whether it is sent in a separate call: the store refused the call with all items.
         self.alone = False
-        #: Its caller was cancelled.
+        #: Whether its caller was cancelled.
         self.gone = False
 
     @property
     def is_decided(self) -> bool:
-        """Whether there is nothing to wait for any more."""
+        """Whether its wait has ended."""
         return self.alone or self.error is not None or self.result is not None or self.batch is not None
 
 
@@ -106,7 +106,7 @@ class _Batch(Generic[Item, Result]):
 
 
 class Line(Generic[Item, Result]):
-    """The items for one queue that wait for the call under way."""
+    """The items for one queue that wait for the call in progress."""
 
     __slots__ = ("_lock", "_on_loop", "_owner", "_since", "_timer", "_under_way", "_waiting", "shared")
 
@@ -114,11 +114,11 @@ class Line(Generic[Item, Result]):
         self.shared = shared
         self._on_loop = on_loop
         self._lock = threading.Lock()
-        #: Calls that the line waits for: one, unless a slow one was overtaken.
+        #: Calls for which the line waits: one, unless the line did not wait any longer for a slow one.
         self._under_way = 0
         #: When the last of them began.
         self._since = 0.0
-        #: The thread that sends: what it publishes meanwhile, as in a log handler, must not wait for itself.
+        #: The thread that sends: a publish that it makes meanwhile, as in a log handler, must not wait for itself.
         self._owner = 0
         self._waiting: list[_Place[Item, Result]] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -131,14 +131,14 @@ class Line(Generic[Item, Result]):
                 self._begin()
                 return None
             place: _Place[Item, Result] = _Place(item, self._future() if self._on_loop else None)
-            # On a loop nothing else of this thread runs until the first step of a call has begun to wait.
+            # On an event loop nothing else of this thread runs until the first step of a call begins to wait.
             place.alone = not self._on_loop and self._owner == threading.get_ident()
             if not place.alone:
                 self._waiting.append(place)
             return place
 
     def next(self) -> None:
-        """The call under way has ended: the first in line sends the next one."""
+        """Let the first in line send the next call, because the call in progress has ended."""
         with self._lock:
             self._next()
 
@@ -162,7 +162,7 @@ class Line(Generic[Item, Result]):
         return places
 
     def withdraw(self, place: _Place[Item, Result]) -> None:
-        """The caller was cancelled: its item is not sent, or its call goes on without it."""
+        """Withdraw the item of a cancelled caller: it is not sent, or its call continues without it."""
         with self._lock:
             place.gone = True
             if place in self._waiting:
@@ -173,7 +173,7 @@ class Line(Generic[Item, Result]):
                 self._next()
 
     def hand_on(self, batch: _Batch[Item, Result]) -> None:
-        """The sender was cancelled: another caller of the batch goes on."""
+        """Let another caller of the batch continue, because the sender was cancelled."""
         with self._lock:
             self._hand_on(batch)
 
@@ -222,7 +222,7 @@ class Line(Generic[Item, Result]):
         return loop.create_future()
 
     def _on_timer(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Let the first in line go if the call under way takes long. Rings at most every `OVERTAKE_SECONDS`."""
+        """Let the first in line go if the call in progress takes long. Runs at most once per `OVERTAKE_SECONDS`."""
         with self._lock:
             self._timer = None
             if not self._waiting:
@@ -253,7 +253,7 @@ class Lines(Generic[Item, Result]):
 
 
 class _Lead:
-    """The right to send, passed on once: when the first attempt has ended, or by a caller that gives up before."""
+    """The right to send, passed on once: when the first attempt has ended, or by a caller that gives up earlier."""
 
     __slots__ = ("_line", "_passed")
 
@@ -270,8 +270,8 @@ class _Lead:
 def shares_calls(context: ClientContext, key: str | None) -> bool:
     """Return whether a message with this key, or without one, may share a call.
 
-    In the user's own database an open transaction of a caller may hold a key, or the whole file: others that shared the
-    call would wait for it too, and its own caller may be one of them.
+    In the user's own database an open transaction of a caller may lock a key, or the whole file: others in the same
+    call would wait for it too, and the caller itself may be one of them.
     """
     transactions = context.store.transactions
     return transactions is None or (key is None and transactions.on_busy is None)
@@ -361,7 +361,7 @@ def _send(
     except WaypostError as error:
         refused = error.outcome == "not done" and not isinstance(error, StoreUnavailable)
         if isinstance(error, QueueFull) or (refused and not batch.sending.may_have_run):
-            # What can be done is found by sending each alone: the others are refused one by one.
+            # Each is sent alone to find which of them can be stored: the others are refused one by one.
             for place in batch.places:
                 place.alone = True
         else:
