@@ -17,9 +17,12 @@ import pytest
 from tests.upgrade.fleet import Fleet
 from tests.waiting import until
 from waypost import Waypost
-from waypost.errors import StoreUnavailable, WaypostError
+from waypost.errors import SchemaTooOld, StoreUnavailable, WaypostError
+from waypost.policy import WORKERS_MAX
 from waypost.release import VERSION as RELEASE
+from waypost.store.port import Heartbeat
 from waypost.store.postgres import migrate, migrating, schema
+from waypost.store.register import pack
 from waypost.testing.bench import fresh_namespace
 from waypost.testing.postgres import PostgresServer
 from waypost.testing.servers import program_of
@@ -69,8 +72,10 @@ def test_finish_waits_until_calls_have_been_noted_for_15_minutes(fleet: Fleet) -
         doctor = fleet.run("next", "-m", "waypost.cli.main", "doctor", fleet.url, "--namespace", fleet.namespace)[1]
         assert f"--finish`, from {until_text} on" in " ".join(doctor.split())
         post.publish("orders", 2)
-    code, printed = fleet.migrate("next", "--finish", "--force")
-    assert (code, printed.startswith("removed the functions")) == (0, True), printed
+        code, printed = fleet.migrate("next", "--finish", "--force")
+        assert (code, printed.startswith("removed the functions")) == (0, True), printed
+        with pytest.raises(SchemaTooOld, match="if an upgrade to a newer release was finished, update waypost here"):
+            post.publish("orders", 3)
 
 
 @pytest.mark.promise("STORE-7")
@@ -146,6 +151,19 @@ def test_releases_that_differ_by_a_patch_are_one_release(
             assert (registered(mine=True), registered(mine=False)) == (1, 0)
             monkeypatch.setattr(migrating, "RELEASE", "77.7.0")
             assert (registered(mine=True), registered(mine=False)) == (0, 1)
+
+
+@pytest.mark.promise("STORE-7")
+def test_the_last_worker_of_a_full_register_is_found(fleet: Fleet, database: Database) -> None:
+    database.execute(
+        f'INSERT INTO "{fleet.namespace}_worker" (name, record, at_ms, until_ms) '
+        "SELECT n, CASE WHEN n = %s THEN %s::bytea ELSE %s::bytea END, 0, 9e15 "
+        "FROM (SELECT lpad(g::text, 8, '0') AS n FROM generate_series(1, %s) g) n".encode(),
+        (f"{WORKERS_MAX:08}", *(pack(Heartbeat("w", version=one)) for one in ("0.0.9", RELEASE)), WORKERS_MAX),
+    )
+    with database.cursor() as cursor:
+        found = migrating._workers_of(cursor, schema.Names("public", fleet.namespace), mine=False)
+    assert found == (f"worker {WORKERS_MAX:08} of release 0.0.9 is registered",)
 
 
 @pytest.mark.promise("STORE-7")

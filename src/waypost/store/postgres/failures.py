@@ -74,7 +74,8 @@ def map_error(state: str, text: str, queue: str, verb: str) -> WaypostError:
     if state in MISSING:
         return SchemaTooOld(
             f"a table or function that {verb} needs is missing ({text[:160]}); `waypost migrate URL --check` "
-            "lists what, and `waypost migrate URL` makes the tables of a new namespace"
+            "lists what, and `waypost migrate URL` makes it; if an upgrade to a newer release was finished, update "
+            "waypost here"
         )
     return StoreFailed(f"the server answered {verb} on queue {queue} with an error: {state} {text[:300]}")
 

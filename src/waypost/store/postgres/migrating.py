@@ -20,8 +20,9 @@ from typing import Any, Final, TypeVar
 import psycopg
 
 from waypost.errors import ConfigurationError, StoreUnavailable
+from waypost.policy import WORKERS_MAX
+from waypost.release import DATA_VERSION, FINISHED, minor_of
 from waypost.release import VERSION as RELEASE
-from waypost.release import minor_of
 from waypost.store.postgres import schema
 from waypost.store.postgres.schema import (
     LOCK_TIMEOUT_MS,
@@ -29,6 +30,7 @@ from waypost.store.postgres.schema import (
     UNUSED_MINUTES,
     Names,
     Step,
+    command_for,
     confirm_version,
     drop_functions,
     failure,
@@ -222,10 +224,14 @@ def _plan_finish(connection: psycopg.Connection[Any], names: Names, force: bool)
         found = version_in(cursor, names) or 0
         _refuse_newer(found, names)
         if found < _version():
-            raise ConfigurationError("the new version is not there yet: run `waypost migrate URL` first")
+            raise ConfigurationError(f"the new version is not there yet: run {command_for(names)} first")
         older = older_versions(cursor, names)
         if not older:
-            return _Plan(Finished(()), (Step("version", names.fill(confirm_version())),))
+            # The release before uses the same functions, or was finished already.
+            if _is_confirmed(cursor, names):
+                return _Plan(Finished(()))
+            needed = () if force else _workers_of(cursor, names, mine=False)
+            return _Plan(Finished((), needed), () if needed else (Step("version", names.fill(confirm_version())),))
         needed = () if force else (
             *_workers_of(cursor, names, mine=False), *_recent_calls(cursor, names, older), *_too_early(cursor, names),
         )  # fmt: skip
@@ -386,9 +392,18 @@ def _has_functions(cursor: psycopg.Cursor[Any], names: Names) -> bool:
     return cursor.fetchone() is not None
 
 
+def _is_confirmed(cursor: psycopg.Cursor[Any], names: Names) -> bool:
+    """Whether every process is known to know the data of this release."""
+    cursor.execute(names.fill("SELECT data FROM {record} WHERE kind = %s AND name = %s"), FINISHED)
+    found = cursor.fetchone()
+    return found is not None and int(found[0]) >= DATA_VERSION
+
+
 def _workers_of(cursor: psycopg.Cursor[Any], names: Names, *, mine: bool) -> tuple[str, ...]:
     """Return one sentence about each registered worker of this release, or of all others."""
-    cursor.execute(names.fill("SELECT name, record, at_ms, until_ms, request, request_ms FROM {workers}(NULL, 1000)"))
+    cursor.execute(
+        names.fill(f"SELECT name, record, at_ms, until_ms, request, request_ms FROM {{workers}}(NULL, {WORKERS_MAX})")
+    )
     found = [registered(*row) for row in cursor.fetchall()]
     return tuple(
         f"worker {one.name} of release {one.version} is registered"
