@@ -14,6 +14,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from tests.postgres.test_versions import make
 from tests.upgrade.fleet import Fleet
 from tests.waiting import until
 from waypost import Waypost
@@ -243,6 +244,23 @@ def test_roles_may_use_what_is_new(fleet: Fleet, strict: Database, way: Callable
     assert fleet.configure("next", "orders", lease=5)[0] == 0
     with Waypost(fleet.url, namespace=fleet.namespace) as post:
         assert post.publish("orders", 1).status == "queued"
+
+
+@pytest.mark.promise("STORE-2", "STORE-7")
+def test_the_owner_of_the_tables_may_use_what_another_role_adds(fleet: Fleet, strict: Database) -> None:
+    role, superuser = strict.info.dbname, fleet.url
+    strict.execute(f'GRANT CREATE ON SCHEMA public TO "{role}"'.encode())
+    owner = re.sub("//.*@", f"//{role}:{role}@", fleet.url)
+    with psycopg.connect(owner) as connection:
+        make(connection, 15, fleet.namespace)
+    assert migrate(superuser, namespace=fleet.namespace) == 15
+    with Waypost(owner, namespace=fleet.namespace) as post:
+        post.configure("orders", fair=True)
+        assert post.publish("orders", 1, group="eu").status == "queued"
+        begin(fleet)
+        assert post.publish("orders", 2, group="eu").status == "queued"
+    fleet.url = owner
+    assert fleet.configure("next", "orders", lease=5)[0] == 0
 
 
 # ---- scripts for psql --------------------------------------------------------------------------------------------

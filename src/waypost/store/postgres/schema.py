@@ -369,8 +369,9 @@ def _grant_functions(names: Names, clients: str) -> str:
 def _rights_as_before(names: Names) -> str:
     """Return the script that gives clients the rights for new tables and functions.
 
-    Clients are the roles that may add messages; functions may be called by the roles that may call those of an older
-    version. Functions run with the rights of their caller, so the right to call them allows nothing by itself.
+    Clients are the roles that may add messages, and the owner of the tables if another role migrates; functions may be
+    called by the roles that may call those of an older version. Functions run with the rights of their caller, so the
+    right to call them allows nothing by itself.
     """
     role = "CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END"
     tables = "\n".join(f"        EXECUTE 'GRANT {right} TO ' || clients;" for right in _rights(names))
@@ -379,8 +380,10 @@ DO $body$
 DECLARE
     clients text;
 BEGIN
-    SELECT string_agg(DISTINCT {role}, ', ') INTO clients FROM pg_class c CROSS JOIN LATERAL aclexplode(c.relacl) a
-    WHERE c.oid = '{{message}}'::regclass AND a.privilege_type = 'INSERT' AND a.grantee <> c.relowner;
+    SELECT string_agg(DISTINCT {role}, ', ') INTO clients
+    FROM pg_class c CROSS JOIN LATERAL aclexplode(coalesce(c.relacl, acldefault('r', c.relowner))) a
+    WHERE c.oid = '{{message}}'::regclass AND a.privilege_type = 'INSERT'
+        AND a.grantee <> (SELECT r.oid FROM pg_roles r WHERE r.rolname = current_user);
     IF clients IS NOT NULL THEN
 {tables}
     {_grant_functions(names, "clients")}
