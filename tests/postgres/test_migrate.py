@@ -14,7 +14,7 @@ import pytest
 
 from waypost import Waypost, errors
 from waypost.cli.main import main
-from waypost.store.postgres import check, migrate, schema
+from waypost.store.postgres import check, migrate, schema, undo
 from waypost.testing.bench import fresh_namespace
 from waypost.testing.postgres import PostgresServer
 
@@ -79,6 +79,46 @@ def test_tables_of_an_older_release_are_brought_up_to_date_and_keep_their_messag
     assert (code, json.loads(out)["before"], json.loads(out)["version"]) == (0, before, before + 1)
     with Waypost(server.url, namespace=namespace) as post:
         assert [message.id for message in post.peek("orders")] == [id]
+
+
+@pytest.mark.promise("STORE-7")
+def test_functions_of_two_versions_are_apart_under_the_longest_name(
+    server: PostgresServer, monkeypatch: pytest.MonkeyPatch, database: Any
+) -> None:
+    name = fresh_namespace().ljust(48, "n")
+    assert migrate(server.url, namespace=name) == 0
+
+    def count_functions() -> int:
+        (found,) = database.execute("SELECT count(*) FROM pg_proc WHERE starts_with(proname, %s)", (name,)).fetchone()
+        return int(found)
+
+    one_version = count_functions()
+    with Waypost(server.url, namespace=name) as post:
+        post.publish("orders", 1, key="order:1")
+        with monkeypatch.context() as patched:
+            for module in ("schema", "schema_check"):
+                patched.setattr(f"waypost.store.postgres.{module}.VERSION", schema.VERSION + 1)
+            assert migrate(server.url, namespace=name) == schema.VERSION - 1
+            assert count_functions() == 2 * one_version
+            assert post.publish("orders", 2, key="order:2").status == "queued"
+            assert undo(server.url, namespace=name).removed == (schema.VERSION,)
+        assert count_functions() == one_version
+        assert check(server.url, namespace=name).is_current
+        assert [message.body for message in post.messages("orders", state="ready")] == [1, 2]
+        with post.receive("orders") as message:
+            assert message is not None
+
+
+@pytest.mark.parametrize(
+    ("setting", "reported"),
+    [("default_transaction_read_only%3Don", "is a replica"), ("default_transaction_read_only%3Doff", "")],
+)
+def test_a_server_that_may_not_be_written_is_named(
+    server: PostgresServer, command: Output, setting: str, reported: str
+) -> None:
+    url = f"{server.url}?options=-c%20{setting}"
+    code, _, err = command(url, "--namespace", fresh_namespace())
+    assert (code != 0, reported in err) == (bool(reported), True), err
 
 
 def test_tables_of_a_newer_release_are_left_alone(

@@ -20,11 +20,20 @@ from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import Any, NamedTuple
+from zlib import crc32
 
 import psycopg
 
 from waypost.checks import check_namespace
-from waypost.errors import AccessDenied, ConfigurationError, InvalidName, SchemaTooNew, SchemaTooOld, StoreError
+from waypost.errors import (
+    AccessDenied,
+    ConfigurationError,
+    InvalidName,
+    SchemaTooNew,
+    SchemaTooOld,
+    StoreError,
+    StoreUnavailable,
+)
 from waypost.release import DATA_VERSION, FINISHED
 from waypost.store.postgres.constants import inject
 from waypost.store.postgres.failures import map_connection_error, map_error
@@ -48,6 +57,8 @@ FUNCTIONS = (
 NOW_MS = "floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint"
 SCHEMA = re.compile(r"[A-Za-z_][A-Za-z0-9_$]{0,62}")
 NAME = re.compile(r"\{(#?)([a-z_]+)\}")
+#: PostgreSQL cuts off what is behind that.
+NAME_LENGTH_MAX = 63
 MADE = re.compile(r"^CREATE (?:OR REPLACE |UNLOGGED )?(TABLE|SEQUENCE|FUNCTION) \{([a-z_]+)\}", re.MULTILINE)
 #: The line before each step of a migration.
 STEP = re.compile(r"^-- step: (.+)\n", re.MULTILINE)
@@ -84,8 +95,15 @@ class Names:
 
     def bare(self, name: str) -> str:
         """Return the same without its schema, not quoted."""
-        version = f"_{VERSION}" if VERSION >= SIDE_BY_SIDE and name in function_names() else ""
-        return f"{self.namespace}_{name}{version}"
+        bare = f"{self.namespace}_{name}"
+        if VERSION < SIDE_BY_SIDE or name not in function_names():
+            return bare
+        version = f"_{VERSION}"
+        if len(bare) + len(version) > NAME_LENGTH_MAX:
+            # PostgreSQL would cut off the version.
+            mark = f"_{crc32(bare.encode()):08x}"
+            bare = bare[: NAME_LENGTH_MAX - len(version) - len(mark)] + mark
+        return f"{bare}{version}"
 
     def fill(self, text: str) -> str:
         """Return the text of one of our files with the names of this namespace."""
@@ -479,6 +497,16 @@ def failure(error: psycopg.Error, names: Names) -> Exception:
         return AccessDenied(
             f"{text}; to migrate, a user must own waypost's tables and may create some in schema {names.schema}, and "
             "to check them, make temporary ones; with these rights run it again, it goes on where it stopped"
+        )
+    if error.sqlstate == "25006":
+        return StoreUnavailable(
+            f"{text}: this server is a replica, or the transactions of this role are read-only; connect to the primary "
+            "server as a role that may write"
+        )
+    if error.sqlstate == "57014":
+        return StoreUnavailable(
+            f"{text}; run this again, it goes on where it stopped; if a statement_timeout of this role ended it behind "
+            "a pooler, connect to the server itself, where waypost lifts it"
         )
     return map_error(error.sqlstate, text, "", "migrate")
 

@@ -20,7 +20,7 @@ DECLARE
 BEGIN
     FOR f IN SELECT p.oid FROM pg_proc p JOIN pg_class c ON c.relnamespace = p.pronamespace
         WHERE c.oid = '{queue}'::regclass AND p.proname = ANY (ARRAY(
-            SELECT left(c.relname, -length('queue')) || n.name FROM unnest(ARRAY[
+            SELECT left(left(c.relname, -length('queue')) || n.name, 63) FROM unnest(ARRAY[
                 'accept', 'accept_conflict', 'accept_keyed', 'add_change', 'add_side_effect', 'announce_poll',
                 'apply_followups', 'begin_chains', 'block_messages', 'bury_blocked', 'bury_exhausted', 'cancel',
                 'cap_leases', 'channel', 'check', 'check_counts', 'check_removal', 'choose_sleepers', 'claim',
