@@ -7,12 +7,13 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import psycopg
 import pytest
 
 from tests.servers.pgbouncer import PgBouncer
 from tests.waiting import until
 from waypost import AsyncWaypost, Waypost
-from waypost.store.postgres import PostgresStore, migrate
+from waypost.store.postgres import PostgresStore, migrate, migrating
 from waypost.store.postgres.schema import Names, take_lock
 from waypost.testing.bench import Bench, fresh_namespace
 from waypost.testing.postgres import PostgresServer
@@ -81,6 +82,14 @@ def test_a_migration_through_pgbouncer_keeps_no_lock(bouncer: PgBouncer, databas
     assert database.execute(f"SELECT {lock}").fetchone() == (True,)
     database.execute("SELECT pg_advisory_unlock_all()")
     assert migrate(bouncer.url, namespace=name) == migrate(bouncer.url, namespace=name)
+
+
+@pytest.mark.promise("STORE-7", "BOX-5")
+def test_a_migration_through_pgbouncer_keeps_no_setting(bouncer: PgBouncer) -> None:
+    with psycopg.connect(bouncer.url, autocommit=True) as connection, connection.transaction():
+        connection.execute("SET LOCAL statement_timeout = '77s'")
+        migrating._lift_timeouts(connection)
+        assert connection.execute("SHOW statement_timeout").fetchone() == ("77s",)
 
 
 @pytest.mark.promise("STORE-2", "LEASE-14")

@@ -399,6 +399,30 @@ def test_a_migration_that_waits_for_another_one_reports_it(
 
 
 @pytest.mark.promise("STORE-7")
+def test_settings_of_the_role_do_not_end_or_change_steps(postgres_url: str) -> None:
+    settings = {"statement_timeout": "77s", "lock_timeout": "77s", "default_transaction_isolation": "serializable"}
+    options = "%20".join(f"-c%20{name}%3D{value}" for name, value in settings.items())
+
+    def run(turn: migrating._Turn) -> list[str]:
+        found = [turn.connection.execute(f"SHOW {name}").fetchall() for name in ("statement_timeout", "lock_timeout")]
+        with turn.connection.transaction():
+            found.append(turn.connection.execute("SHOW transaction_isolation").fetchall())
+        return [value for ((value,),) in found]
+
+    url = f"{postgres_url}{'&' if '?' in postgres_url else '?'}options={options}"
+    names = schema.Names("public", fresh_namespace())
+    assert migrating._with_lock(url, names, 3.0, run) == ["0", "0", "read committed"]
+
+
+@pytest.mark.promise("STORE-7")
+def test_a_step_in_a_transaction_has_no_timeout_of_statements(database: Database) -> None:
+    database.execute("SET statement_timeout = '77s'; CREATE TEMP TABLE planted_timeouts (found text)")
+    step = schema.Step("a setting", "INSERT INTO planted_timeouts SELECT current_setting('statement_timeout');")
+    migrating._run_step(migrating._Turn(database, database), step, patient=True, report=lambda text: None)
+    assert database.execute("SELECT found FROM planted_timeouts").fetchall() == [("0",)]
+
+
+@pytest.mark.promise("STORE-7")
 def test_no_step_runs_after_the_lock_of_migrations_was_lost(postgres_url: str, database: Database) -> None:
     names = schema.Names("public", fresh_namespace())
     step = schema.Step("a table", "CREATE TABLE planted_late (n integer);")

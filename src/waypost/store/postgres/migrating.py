@@ -296,6 +296,8 @@ def _with_lock(
     try:
         with closing(connect(url, start_timeout)) as lock, closing(connect(url, start_timeout)) as connection:
             connection.autocommit = True
+            connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+            _lift_timeouts(connection)
             # No snapshot between its statements: building an index concurrently waits for the end of older snapshots.
             lock.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
             with lock.cursor() as cursor:
@@ -311,6 +313,16 @@ def _with_lock(
                     lock.rollback()  # a pooler ends the transaction of a closed connection some time later
     except psycopg.Error as error:
         raise failure(error, names) from None
+
+
+def _lift_timeouts(connection: psycopg.Connection[Any]) -> None:
+    """Let a statement outside of a transaction take its time: an index that ended too early would be built anew.
+
+    Behind a pooler, whose process number is not that of the server's process, settings would stay with the latter.
+    """
+    (pid,) = connection.execute("SELECT pg_backend_pid()").fetchall()[0]
+    if pid == connection.info.backend_pid:
+        connection.execute("SELECT set_config('statement_timeout', '0', false), set_config('lock_timeout', '0', false)")
 
 
 def _take_lock(cursor: Any, names: Names, report: Report = lambda text: None) -> None:
@@ -355,6 +367,7 @@ def _run_once(turn: _Turn, step: Step, *, patient: bool) -> int:
                 _drop_leftover(connection, step)
                 return max(0, connection.execute(step.script.encode()).rowcount)
             with connection.transaction():
+                connection.execute("SET LOCAL statement_timeout = 0")
                 if patient:
                     connection.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT_MS}ms'".encode())
                 if step.in_batches:
