@@ -306,6 +306,29 @@ def test_a_script_for_tables_that_have_changed_meanwhile_changes_nothing(fleet: 
         assert post.publish("orders", 1).status == "queued"
 
 
+@pytest.mark.promise("STORE-7")
+def test_a_script_keeps_no_lock_in_a_session_with_other_settings(fleet: Fleet) -> None:
+    script = fleet.migrate("next", "--sql")[1]
+    kept = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid();"
+    # As in a session whose user has made these settings.
+    before = "\\set AUTOCOMMIT off\nSET statement_timeout = '50s';\nCOMMIT;\n"
+    done = run_psql(fleet, f"{before}{script}\n\\pset tuples_only on\n{kept}")
+    assert (done.returncode, done.stdout.split()) == (0, ["0"]), done.stderr
+    assert fleet.migrate("next", "--check")[0] == 0
+
+
+@pytest.mark.promise("STORE-7")
+def test_batches_of_a_script_do_not_wait_long_for_rows(held: Database, database: Database) -> None:
+    database.execute("SET statement_timeout = '20s'; INSERT INTO planted VALUES (1)")
+    held.execute("UPDATE planted SET n = 2")
+    step = schema.Step("in batches planted", "UPDATE planted SET n = 3 WHERE n = 1;")
+    with pytest.raises(psycopg.errors.LockNotAvailable):
+        database.execute(step.by_hand.encode())
+    held.rollback()
+    database.execute(step.by_hand.encode())
+    assert database.execute("SELECT n FROM planted").fetchall() == [(3,)]
+
+
 # ---- locks -------------------------------------------------------------------------------------------------------
 
 WAITING = schema.Step("a column", "ALTER TABLE planted ADD COLUMN IF NOT EXISTS more text;")

@@ -164,13 +164,16 @@ class Step(NamedTuple):
     @property
     def at_once(self) -> str:
         """The same as a part of one transaction, for which clients stop, or which creates the tables."""
-        return self._repeated("") if self.in_batches else self.script.replace("INDEX CONCURRENTLY ", "INDEX ")
+        return self._repeated() if self.in_batches else self.script.replace("INDEX CONCURRENTLY ", "INDEX ")
 
     @property
     def by_hand(self) -> str:
         """The same for psql, outside of a transaction."""
         if self.in_batches:
-            return self._repeated(f" COMMIT; PERFORM pg_sleep({PAUSE_BY_HAND_SECONDS});")
+            return self._repeated(
+                f"PERFORM set_config('lock_timeout', '{LOCK_TIMEOUT_MS}ms', true);\n",
+                f" COMMIT; PERFORM pg_sleep({PAUSE_BY_HAND_SECONDS});",
+            )
         leftover = self.drop_leftover
         return self.script if leftover is None else f"{leftover}\n\\gexec\n{self.script}"
 
@@ -196,8 +199,9 @@ class Step(NamedTuple):
             f"WHERE p.relid = '{named[2]}'::regclass AND p.pid <> pg_backend_pid()"
         )
 
-    def _repeated(self, then: str) -> str:
-        return f"DO $batches$ BEGIN LOOP\n{self.script.strip()}\nEXIT WHEN NOT FOUND;{then}\nEND LOOP; END $batches$;"
+    def _repeated(self, before: str = "", then: str = "") -> str:
+        script = self.script.strip()
+        return f"DO $batches$ BEGIN LOOP\n{before}{script}\nEXIT WHEN NOT FOUND;{then}\nEND LOOP; END $batches$;"
 
 
 def steps(names: Names, since: int) -> list[Step]:
@@ -320,7 +324,9 @@ def for_psql(steps: Iterable[Step], names: Names, *, only_from: tuple[int, ...])
     """
     has_clients = bool(only_from)
     text = "".join(f"-- step: {step.name}\n{_for_psql(step, has_clients)}\n\n" for step in steps)
-    return (f"{_begin_psql(names, only_from)}\n{text}" if has_clients and text else text).removesuffix("\n")
+    if has_clients and text:
+        text = f"{_begin_psql(names, only_from)}\n{text}{_end_psql(names)}\n"
+    return text.removesuffix("\n")
 
 
 def take_lock(function: str, names: Names) -> str:
@@ -332,6 +338,8 @@ def _begin_psql(names: Names, only_from: tuple[int, ...]) -> str:
     versions = ", ".join(map(str, only_from))
     return (
         "\\set ON_ERROR_STOP on\n"
+        "\\set AUTOCOMMIT on\n"
+        "SET statement_timeout = 0; SET lock_timeout = 0; SET default_transaction_isolation = 'read committed';\n"
         "-- step: alone, and on the tables for which this was printed\n"
         "DO $body$ BEGIN\n"
         f"IF NOT {take_lock('pg_try_advisory_lock', names)} THEN\n"
@@ -341,6 +349,15 @@ def _begin_psql(names: Names, only_from: tuple[int, ...]) -> str:
         "    RAISE EXCEPTION 'the tables have changed since this script was printed; print it again';\n"
         "END IF;\n"
         "END $body$;\n"
+    )
+
+
+def _end_psql(names: Names) -> str:
+    """Return what leaves a session that goes on as it was before the script."""
+    return (
+        "-- step: let other migrations run\n"
+        f"DO $body$ BEGIN PERFORM {take_lock('pg_advisory_unlock', names)}; END $body$;\n"
+        "RESET statement_timeout; RESET lock_timeout; RESET default_transaction_isolation;\n"
     )
 
 
