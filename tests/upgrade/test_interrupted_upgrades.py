@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psycopg
@@ -534,6 +535,25 @@ def test_an_undo_that_is_killed_goes_on_when_it_is_run_again(fleet: Fleet, datab
     assert fleet.migrate("next", "--undo")[1].endswith("has the functions of one version only\n")
     code, printed = fleet.migrate("this", "--check")
     assert (code, "are there too" in printed) == (0, False), printed
+
+
+@pytest.mark.promise("STORE-7")
+def test_an_undo_holds_nothing_that_calls_in_progress_wait_for(fleet: Fleet, database: Database) -> None:
+    begin(fleet)
+    held = (
+        "SELECT array_agg(h.relation::regclass::text) FILTER (WHERE h.granted AND h.mode = 'AccessExclusiveLock') "
+        "FROM pg_locks w JOIN pg_locks h ON h.pid = w.pid "
+        "WHERE NOT w.granted AND w.relation = %s::regclass HAVING count(*) > 0"
+    )
+    queue = f'"{fleet.namespace}_queue"'
+    with psycopg.connect(fleet.url) as call, ThreadPoolExecutor(1) as pool:
+        call.execute(f"SELECT count(*) FROM {queue}".encode())
+        undone = pool.submit(fleet.migrate, "next", "--undo")
+        assert until(lambda: database.execute(held, (queue,)).fetchone(), "an undo that waits") == (None,)
+        # The rest of such a call.
+        call.execute(f'LOCK TABLE "{fleet.namespace}_tally" IN ROW EXCLUSIVE MODE'.encode())
+        call.rollback()
+        assert undone.result()[0] == 0
 
 
 @pytest.mark.promise("STORE-7")

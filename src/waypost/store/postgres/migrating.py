@@ -267,12 +267,15 @@ def _plan_undo(connection: psycopg.Connection[Any], names: Names, force: bool) -
                 "an interrupted `waypost migrate URL --finish` has begun to remove what only the release before uses, "
                 "which cannot be taken back: run it again"
             )
+    # Every function reads the queue first: in another order, calls in progress and this step would wait for each other.
+    lock = names.fill("LOCK TABLE {queue} IN ACCESS EXCLUSIVE MODE;")
     back = names.fill(
         f"UPDATE {{schema}} SET version = {older[-1]};\nDELETE FROM {{interface}} WHERE version = {_version()};\n"
     ) + drop_functions(names, listed_functions(names))
     # One step: with half of it done, calls of an older release would not be recorded, and triggers would be
     # inconsistent.
-    return _Plan(Finished((_version(),)), (Step("triggers, clock, version and newer functions", f"{restore}\n{back}"),))
+    script = f"{lock}\n{restore}\n{back}"
+    return _Plan(Finished((_version(),)), (Step("triggers, clock, version and newer functions", script),))
 
 
 def _version() -> int:

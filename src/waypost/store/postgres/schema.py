@@ -7,8 +7,9 @@ release beside those of the release before, and `finish` removes the older ones.
 A migration from version 16 on only adds to tables (columns with defaults, tables, indexes), because the functions of
 the previous version continue to use them. Its file may consist of several steps; each begins with a line
 `-- step: NAME` and can be repeated. A step whose name begins with `concurrently` is one statement, which runs outside
-of a transaction. What `finish` removes from tables, such as a column or an index, is in a file of the same name that
-ends with `.finish`.
+of a transaction. A step that locks several tables begins with `queue`, which every function reads first: in another
+order, calls in progress and the step would wait for each other. What `finish` removes from tables, such as a column or
+an index, is in a file of the same name that ends with `.finish`.
 """
 
 from __future__ import annotations
