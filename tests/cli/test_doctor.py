@@ -19,7 +19,7 @@ from tests.cli.conftest import CommandRunner
 from tests.servers.valkey_setups import ClusterSetup
 from waypost import Waypost
 from waypost.cli.doctor_checks import check_store, queues
-from waypost.cli.doctor_checks.workers import check_served
+from waypost.cli.doctor_checks.workers import check_served, check_workers
 from waypost.cli.main import main
 from waypost.store.checkup import Finding
 from waypost.store.port import Heartbeat, ServedQueue
@@ -291,6 +291,17 @@ def test_unhealthy_workers_lagging_readers_and_dead_letters_are_reported(cli: Co
     assert (printed["readers"].level, printed["readers"].figures["lag"]) == ("wrong", 62)
     assert printed["dead letters"].figures == {"dead": 20}
     assert printed["paused"].figures == {"queues": ["orders"]}
+
+
+@pytest.mark.promise("STORE-7")
+@pytest.mark.parametrize(("other", "advised"), [("0.2.7", "by their patch only"), ("0.3.0", "--finish")])
+def test_releases_that_differ_by_a_patch_need_no_end_of_an_upgrade(
+    cli: CommandRunner, other: str, advised: str
+) -> None:
+    for name, version in (("a", "0.2.0"), ("b", other)):
+        cli.post._call(cli.post.store.heartbeat(Heartbeat(name, version=version), 30_000))
+    (finding,) = [finding for finding in check_workers(cli.post.workers()) if finding.check == "releases"]
+    assert advised in str(finding.advice)
 
 
 def test_a_wrong_clock_and_an_unbalanced_ledger_are_reported() -> None:

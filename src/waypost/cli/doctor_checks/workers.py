@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from waypost.cli.commands.workers import count_releases, describe_releases, list_unserved
 from waypost.formatting import format_age, format_count
+from waypost.release import minor_of
 from waypost.store.checkup import Findings, note, ok, wrong
 from waypost.views import RegisteredWorker, Stats
 
@@ -20,9 +21,11 @@ def check_workers(workers: Sequence[RegisteredWorker]) -> Findings:
         yield ok("workers", f"{format_count(len(workers), 'worker')} registered", workers=len(workers))
     releases = count_releases(workers)
     if len(releases) > 1:
+        is_upgrade = len({minor_of(release) for release in releases}) > 1
         yield note("releases", f"workers of several releases are registered: {describe_releases(releases)}",
                    "when the last process of the old release has stopped, end the upgrade with `waypost migrate URL "
-                   "--finish`", releases=releases)  # fmt: skip
+                   "--finish`" if is_upgrade else "they differ by their patch only, so nothing waits for one of them",
+                   releases=releases)  # fmt: skip
 
 
 def check_served(found: Sequence[Stats], workers: Sequence[RegisteredWorker]) -> Findings:
