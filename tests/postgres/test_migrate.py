@@ -197,6 +197,8 @@ def test_the_printed_script_makes_the_same_tables(server: PostgresServer, comman
         (("kafka://u:hunter2@host",), 2, "is not known"),
         (("postgresql://127.0.0.1:1/a", "--namespace", "a b"), 2, "is not allowed"),
         (("postgresql://127.0.0.1:1/a", "--schema", 'a"b'), 2, "a schema name has"),
+        (("postgresql://127.0.0.1:1/a", "--force"), 2, "--force belongs to --finish or --undo"),
+        (("postgresql://127.0.0.1:1/a", "--finish", "--grant", "clerk"), 2, "--grant belongs to a migration"),
     ],
 )
 def test_a_failure_is_one_line(

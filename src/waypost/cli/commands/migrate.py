@@ -64,6 +64,10 @@ def run(options: argparse.Namespace) -> int:
     options.namespace = get_namespace(options)
     if options.sql and options.check:
         raise ConfigurationError("--sql prints what would be run, and --check runs nothing: use one of them")
+    if options.force and not (options.finish or options.undo):
+        raise ConfigurationError("--force belongs to --finish or --undo")
+    if options.grant and (options.check or options.finish or options.undo):
+        raise ConfigurationError("--grant belongs to a migration, without --check, --finish and --undo")
     named = options.url or options.url_option or os.environ.get("WAYPOST_URL")
     # What is to be removed depends on what is there.
     needs_url = bool(named) or not options.sql or options.finish or options.undo
