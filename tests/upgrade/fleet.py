@@ -8,6 +8,7 @@ of an upgrade would measure imports.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -27,6 +28,8 @@ from waypost.store.postgres.schema import UNUSED_MINUTES
 TRAFFIC = Path(__file__).parent / "traffic.py"
 #: Messages a second of one publisher, if the caller does not say.
 RATE = 100.0
+#: A line of a command that takes long on a busy machine.
+PROGRESS = re.compile(r"^waypost: \d+ s: .*\n", re.MULTILINE)
 #: How much lower the priority of a starting process is.
 POLITE = 10
 
@@ -154,12 +157,14 @@ class Fleet:
         assert not ended, f"processes ended by themselves: {ended}"
 
     def migrate(self, release: str, *options: str, seconds: float | None = None) -> tuple[int, str]:
-        """Run `waypost migrate` of a release; return its exit code and what it printed.
+        """Run `waypost migrate` of a release; return its exit code and what it printed, without its progress.
 
         With `seconds` it may take that long, and its progress is shown.
         """
         place = ("--url", self.url, "--namespace", self.namespace)
-        return self._run(release, self._python, str(TRAFFIC), "command", "migrate", *place, *options, seconds=seconds)
+        command = ("command", "migrate", *place, *options)
+        code, printed = self._run(release, self._python, str(TRAFFIC), *command, seconds=seconds)
+        return code, PROGRESS.sub("", printed)
 
     def pass_time_without_calls(self) -> None:
         """Move back what PostgreSQL has noted about calls, as if older functions had none for 15 minutes."""

@@ -363,8 +363,10 @@ def test_a_step_tries_to_get_its_lock_again_while_others_continue(
             held.rollback()
 
     monkeypatch.setattr("waypost.store.postgres.migrating.time.sleep", pause)
-    migrating._run_step(migrating._Turn(database, database), WAITING, patient=True, report=lambda text: None)
+    reported: list[str] = []
+    migrating._run_step(migrating._Turn(database, database), WAITING, patient=True, report=reported.append)
     assert pauses == [0.05, 0.1, 0.2]
+    assert reported == ["a column: waits for a lock, because a transaction that uses these tables is open"] * 3
     assert database.execute("SELECT count(*), count(more) FROM planted").fetchone() == (3, 0)
 
 

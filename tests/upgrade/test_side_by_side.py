@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from tests.postgres.test_versions import make
 from tests.upgrade.fleet import Fleet
 from tests.upgrade.next_release import NEXT_RELEASE
+from tests.waiting import until
 from waypost import Waypost
 from waypost.cli.commands import migrate as migrate_command
 from waypost.cli.main import main
@@ -174,3 +176,17 @@ def test_a_migration_that_takes_long_reports_its_steps(
     assert printed.out.startswith("created namespace")
     assert printed.err.startswith("waypost: ")
     assert printed.err.endswith(" s: tables and functions\n")
+
+
+def test_one_step_that_takes_long_is_reported_while_it_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with migrate_command.Progress() as fast:
+        fast.report("a short step")
+    monkeypatch.setattr(migrate_command, "REPORT_AFTER_SECONDS", 0.05)
+    with migrate_command.Progress() as progress:
+        progress.report("an index")
+        first = until(lambda: capsys.readouterr().err, "a reported step")
+        progress.report("a column")
+        progress.report("a column")
+    assert re.findall(" s: (.*)", first + capsys.readouterr().err) == ["an index", "a column"]

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from waypost.cli.exit_codes import AHEAD, BEHIND, FOUND
 from waypost.cli.options import add_command, get_namespace, get_url, open_client
@@ -136,7 +137,8 @@ def migrate_tables(options: argparse.Namespace, url: str | None) -> int:
         return print_check(options, check(url, **place))
     if options.finish or options.undo:
         return finish_or_undo(options, url, place)
-    before = migrate(url, **place, grant=options.grant, report=Progress().report)
+    with Progress() as progress:
+        before = migrate(url, **place, grant=options.grant, report=progress.report)
     where = f"namespace {options.namespace} in schema {options.schema}"
     if before == VERSION:
         text = f"{where} is of version {VERSION} already"
@@ -148,15 +150,36 @@ def migrate_tables(options: argparse.Namespace, url: str | None) -> int:
 
 
 class Progress:
-    """Reports the steps of a migration that takes long."""
+    """Reports the steps of a migration that takes long on stderr, while it is entered."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
+        self._lock = threading.Lock()
+        #: The step that is under way, and the text that was written last.
+        self._step = self._written = ""
+        # One step may take all of the time: an index of a large table, or one that waits for a long transaction.
+        self._timer = threading.Timer(REPORT_AFTER_SECONDS, self._write)
+        self._timer.daemon = True
+
+    def __enter__(self) -> Self:
+        self._timer.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
 
     def report(self, text: str) -> None:
-        """Report a step on stderr."""
-        if (seconds := time.monotonic() - self._began) >= REPORT_AFTER_SECONDS:
-            write_stderr(f"waypost: {seconds:.0f} s: {text}")
+        """Report a step, at once or when the migration has taken long enough."""
+        with self._lock:
+            self._step = text
+        if time.monotonic() - self._began >= REPORT_AFTER_SECONDS:
+            self._write()
+
+    def _write(self) -> None:
+        with self._lock:
+            if self._step != self._written:
+                write_stderr(f"waypost: {time.monotonic() - self._began:.0f} s: {self._step}")
+                self._written = self._step
 
 
 def finish_or_undo(options: argparse.Namespace, url: str, place: dict[str, Any]) -> int:
@@ -168,7 +191,8 @@ def finish_or_undo(options: argparse.Namespace, url: str, place: dict[str, Any])
         if not done.needed:
             return print_sql(options, script, removed=list(done.removed), needed=[])
     else:
-        done = (finish if options.finish else undo)(url, **place, force=options.force)
+        with Progress() as progress:
+            done = (finish if options.finish else undo)(url, **place, force=options.force, report=progress.report)
     where = f"namespace {options.namespace} in schema {options.schema}"
     if done.needed:
         lines = "\n".join(f"  {reason}" for reason in done.needed)

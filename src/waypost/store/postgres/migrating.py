@@ -350,7 +350,7 @@ def _run_step(turn: _Turn, step: Step, *, patient: bool, report: Report) -> None
     """Run one step. With `patient` it waits for locks only for short times, so that others can continue."""
     rows, began = 0, time.monotonic()
     reported = began
-    while (changed := _run_once(turn, step, patient=patient)) and step.in_batches:
+    while (changed := _run_once(turn, step, patient=patient, report=report)) and step.in_batches:
         rows += changed
         now = time.monotonic()
         if now - reported >= REPORT_SECONDS:
@@ -360,7 +360,7 @@ def _run_step(turn: _Turn, step: Step, *, patient: bool, report: Report) -> None
         began = time.monotonic()
 
 
-def _run_once(turn: _Turn, step: Step, *, patient: bool) -> int:
+def _run_once(turn: _Turn, step: Step, *, patient: bool, report: Report) -> int:
     """Run the script of a step; return how many rows it changed."""
     connection, pause = turn.connection, 0.05
     for _ in range(LOCK_ATTEMPTS):
@@ -379,6 +379,7 @@ def _run_once(turn: _Turn, step: Step, *, patient: bool) -> int:
                     connection.execute("SET LOCAL synchronous_commit = off")
                 return max(0, connection.execute(step.script.encode()).rowcount)
         except psycopg.errors.LockNotAvailable:
+            report(f"{step.name}: waits for a lock, because a transaction that uses these tables is open")
             time.sleep(pause)
             pause = min(LOCK_PAUSE_SECONDS_MAX, 2 * pause)
     raise StoreUnavailable(
