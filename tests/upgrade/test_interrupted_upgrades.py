@@ -426,18 +426,19 @@ def test_a_migration_that_waits_for_another_one_reports_it(
 
 @pytest.mark.promise("STORE-7")
 def test_settings_of_the_role_do_not_end_or_change_steps(postgres_url: str) -> None:
-    settings = {"statement_timeout": "77s", "lock_timeout": "77s", "default_transaction_isolation": "serializable"}
+    timeouts = ("statement_timeout", "lock_timeout", "idle_session_timeout")
+    settings = dict.fromkeys(timeouts, "77s") | {"default_transaction_isolation": "serializable"}
     options = "%20".join(f"-c%20{name}%3D{value}" for name, value in settings.items())
 
     def run(turn: migrating._Turn) -> list[str]:
-        found = [turn.connection.execute(f"SHOW {name}").fetchall() for name in ("statement_timeout", "lock_timeout")]
+        found = [turn.connection.execute(f"SHOW {name}".encode()).fetchall() for name in timeouts]
         with turn.connection.transaction():
             found.append(turn.connection.execute("SHOW transaction_isolation").fetchall())
         return [value for ((value,),) in found]
 
     url = f"{postgres_url}{'&' if '?' in postgres_url else '?'}options={options}"
     names = schema.Names("public", fresh_namespace())
-    assert migrating._with_lock(url, names, 3.0, run) == ["0", "0", "read committed"]
+    assert migrating._with_lock(url, names, 3.0, run) == ["0", "0", "0", "read committed"]
 
 
 @pytest.mark.promise("STORE-7")

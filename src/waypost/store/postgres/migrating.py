@@ -319,13 +319,17 @@ def _with_lock(
 
 
 def _lift_timeouts(connection: psycopg.Connection[Any]) -> None:
-    """Let a statement outside of a transaction take its time: an index that ended too early would be built anew.
+    """Let a statement outside of a transaction take its time, and a wait for another migration.
 
-    Behind a pooler, whose process number is not that of the server's process, settings would stay with the latter.
+    An index whose build ended too early would be built anew. Behind a pooler, whose process number is not that of the
+    server's process, settings would stay with the latter.
     """
     (pid,) = connection.execute("SELECT pg_backend_pid()").fetchall()[0]
     if pid == connection.info.backend_pid:
-        connection.execute("SELECT set_config('statement_timeout', '0', false), set_config('lock_timeout', '0', false)")
+        connection.execute(
+            "SELECT set_config(s.name, '0', false) FROM pg_settings s "
+            "WHERE s.name IN ('statement_timeout', 'lock_timeout', 'idle_session_timeout')"
+        )
 
 
 def _take_lock(cursor: Any, names: Names, report: Report = lambda text: None) -> None:
