@@ -22,6 +22,7 @@ from typing import Any
 
 import pytest
 
+from tests.upgrade.test_older_data import folder_of, read_gzip
 from waypost import Waypost, codec, release
 from waypost.policy import GroupSettings, PolicyRecord
 from waypost.release import DATA_VERSION
@@ -72,16 +73,20 @@ def envelope_layout() -> list[str]:
 def sqlite_layout() -> list[str]:
     """The columns and indexes of a new file. Indexes are named in statements, so none may be missing."""
     with TemporaryDirectory() as folder:
-        path = Path(folder) / "store.db"
-        with Waypost(f"sqlite:///{path}") as post:
-            post.queues()
-        with closing(sqlite3.connect(path)) as connection:
-            columns = connection.execute(
-                "SELECT m.name || '.' || c.name, c.type, c.\"notnull\", c.dflt_value, c.pk "
-                "FROM sqlite_master m JOIN pragma_table_info(m.name) c WHERE m.type = 'table'"
-            ).fetchall()
-            indexes = connection.execute("SELECT sql FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL")
-            lines = [" ".join(map(str, column)) for column in columns] + [sql for (sql,) in indexes]
+        return layout_of_file(Path(folder) / "store.db")
+
+
+def layout_of_file(path: Path) -> list[str]:
+    """The columns and indexes of a file after a client of this release opened it."""
+    with Waypost(f"sqlite:///{path}") as post:
+        post.queues()
+    with closing(sqlite3.connect(path)) as connection:
+        columns = connection.execute(
+            "SELECT m.name || '.' || c.name, c.type, c.\"notnull\", c.dflt_value, c.pk "
+            "FROM sqlite_master m JOIN pragma_table_info(m.name) c WHERE m.type = 'table'"
+        ).fetchall()
+        indexes = connection.execute("SELECT sql FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL")
+        lines = [" ".join(map(str, column)) for column in columns] + [sql for (sql,) in indexes]
     return [f"schema {schema.SCHEMA_VERSION}", *sorted(" ".join(line.split()) for line in lines)]
 
 
@@ -147,6 +152,14 @@ def test_fields_columns_and_indexes_are_only_added(name: str) -> None:
     for version, known in known_layouts().items():
         if known["data version"] == DATA_VERSION:
             assert set(known[name]) <= set(layout_of(name)), f"something of release {version} is not there any more"
+
+
+@pytest.mark.promise("STORE-7")
+def test_a_file_of_the_first_release_becomes_like_a_new_one(tmp_path: Path) -> None:
+    """So a column that the release before does not write has a default or may be null in new files too."""
+    path = tmp_path / "store.db"
+    path.write_bytes(read_gzip(folder_of("0.1.0") / "sqlite.db.gz"))
+    assert layout_of_file(path) == sqlite_layout()
 
 
 @pytest.mark.promise("STORE-7")
