@@ -13,5 +13,7 @@ def minor_of(version: str) -> tuple[str, ...]:
 #: The version of the data: grows with a release that writes what the release before cannot use. 1: release 0.1.
 #: Queues get settings of this version when an upgrade is finished: then no process of the release before is left.
 DATA_VERSION = 2
+#: The first version of the data beside which processes of the next release can run.
+SIDE_BY_SIDE = 2
 #: Kind and name of the shared record with the version of the data that `waypost migrate --finish` has confirmed.
 FINISHED = ("waypost-upgrade", "finished")

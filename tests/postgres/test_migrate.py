@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from waypost import Waypost, errors
+from waypost import Waypost, errors, release
+from waypost.cli.commands import migrate as migrate_command
 from waypost.cli.main import main
 from waypost.store.postgres import check, migrate, schema, undo
 from waypost.testing.bench import fresh_namespace
@@ -226,3 +227,14 @@ def test_stores_that_make_their_own_tables_have_nothing_to_do(command: Output, t
     code, out, _ = command(f"sqlite:///{tmp_path / 'a.db'}")
     assert (code, out.split("\n")[0]) == (0, "nothing to do: only PostgreSQL has tables to migrate")
     assert not (tmp_path / "a.db").exists()
+
+
+def test_which_processes_can_run_is_reported(command: Output, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = f"sqlite:///{tmp_path / 'a.db'}"
+    assert "of release 0.1 cannot use what this one writes" in command(url)[1]
+    with Waypost(url) as post:
+        post.publish("orders", 1)
+    assert command(url, "--check")[1] == f"nothing to do: version {release.DATA_VERSION} of the data, finished\n"
+    monkeypatch.setattr(migrate_command, "DATA_VERSION", release.DATA_VERSION + 1)
+    for options in ((), ("--check",)):
+        assert "of the release before and of this one can run side by side" in command(url, *options)[1]

@@ -15,7 +15,7 @@ from waypost.cli.exit_codes import AHEAD, BEHIND, FOUND
 from waypost.cli.options import add_command, get_namespace, get_url, open_client
 from waypost.cli.output import write, write_json, write_stderr
 from waypost.errors import ConfigurationError
-from waypost.release import DATA_VERSION, FINISHED, minor_of
+from waypost.release import DATA_VERSION, FINISHED, SIDE_BY_SIDE, minor_of
 from waypost.release import VERSION as RELEASE
 from waypost.times import format_datetime
 
@@ -25,12 +25,6 @@ if TYPE_CHECKING:
 
 #: A migration that takes longer reports its steps.
 REPORT_AFTER_SECONDS = 5.0
-#: What `migrate` prints on stores other than PostgreSQL.
-NO_TABLES = (
-    "nothing to do: only PostgreSQL has tables to migrate\n"
-    "processes of the release before and of this one can run side by side; when the last old one has ended, run "
-    "`waypost migrate URL --finish`"
-)
 
 
 def add(commands: Any) -> None:
@@ -84,7 +78,8 @@ def run(options: argparse.Namespace) -> int:
 def migrate_data(options: argparse.Namespace) -> int:
     """Do the same on a store whose clients bring what they need with them; return the exit code."""
     if not (options.check or options.finish or options.undo):
-        return print_result(options, NO_TABLES, changed=False)
+        text = f"nothing to do: only PostgreSQL has tables to migrate\n{describe_processes()}"
+        return print_result(options, text, changed=False)
     kind, name = FINISHED
     with open_client(options) as post:
         found = post.records(kind, names=[name]).records
@@ -102,8 +97,8 @@ def migrate_data(options: argparse.Namespace) -> int:
     if is_finished:
         return print_result(options, f"nothing to do: version {DATA_VERSION} of the data, finished", **facts)
     if not options.finish:
-        text = "processes of the release before and of this one can run; --finish ends that"
-        return print_result(options, f"version {DATA_VERSION} of the data, not finished: {text}", **facts)
+        text = f"version {DATA_VERSION} of the data, not finished: {describe_processes()}"
+        return print_result(options, text, **facts)
     if needed:
         lines = "\n".join(f"  {reason}" for reason in needed)
         text = f"the upgrade is not finished:\n{lines}\nend these processes first, or use --force"
@@ -111,6 +106,16 @@ def migrate_data(options: argparse.Namespace) -> int:
         return FOUND
     text = f"finished: version {DATA_VERSION} of the data, queues can have all settings of this release"
     return print_result(options, text, version=DATA_VERSION, finished=True, changed=True, needed=[])
+
+
+def describe_processes() -> str:
+    """Return which processes can run on a store whose upgrade is not finished."""
+    if DATA_VERSION <= SIDE_BY_SIDE:
+        return "processes of release 0.1 cannot use what this one writes: end them before the first of this one starts"
+    return (
+        "processes of the release before and of this one can run side by side; when the last old one has ended, run "
+        "`waypost migrate URL --finish`"
+    )
 
 
 def has_tables(url: str, namespace: str) -> bool:
