@@ -172,6 +172,10 @@ def drive(executor: Executor, flow: Flow[T]) -> T:
                 step = flow.send(result)
     except StopIteration as stop:
         return stop.value  # type: ignore[no-any-return]
+    except BaseException:
+        # If it came between two steps, as a KeyboardInterrupt can, the flow has to give up what others wait for.
+        flow.close()
+        raise
 
 
 async def drive_async(executor: AsyncExecutor, flow: Flow[T]) -> T:
