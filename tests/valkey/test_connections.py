@@ -6,10 +6,11 @@ import asyncio
 import logging
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any, cast
 
+import hiredis
 import pytest
 import redis
 import redis.asyncio
@@ -28,6 +29,7 @@ from waypost.store.valkey.executor import check_server
 from waypost.store.valkey.sources import REPLY_TIMEOUT_SECONDS, UrlSource
 from waypost.testing.bench import Mode, Runner, fresh_namespace
 from waypost.testing.servers import ValkeyServer, free_port
+from waypost.values import Ledger, Published
 
 SECRET = "canary-hunter2"
 QUEUE = "orders"
@@ -254,6 +256,48 @@ def test_the_callers_own_asyncio_client_is_used_and_not_closed(server: ValkeySer
         return alive
 
     assert asyncio.run(scenario())
+
+
+def check_replies(published: Sequence[Published], queues: Sequence[str], ledger: Ledger) -> None:
+    assert len({one.id for one in published}) == len(published) == 1_500
+    assert list(queues) == [QUEUE]
+    assert (ledger.published, ledger.ready, ledger.balance) == (1_500, 1_500, 0)
+
+
+@pytest.mark.promise("STORE-5")
+@pytest.mark.skipif(not hasattr(hiredis, "PushNotification"), reason="this hiredis takes what is pushed for a reply")
+def test_what_the_server_sends_without_a_request_is_no_reply(server: ValkeyServer, mode: str) -> None:
+    """The caller's connections track keys, so the server sends a notice for each key that was read and has changed."""
+
+    def track(connection: Any) -> None:
+        connection.on_connect()
+        connection.send_command("CLIENT", "TRACKING", "ON")
+        assert connection.read_response() in (b"OK", "OK")
+
+    async def track_async(connection: Any) -> None:
+        await connection.on_connect()
+        await connection.send_command("CLIENT", "TRACKING", "ON")
+        assert await connection.read_response() in (b"OK", "OK")
+
+    options: dict[str, Any] = {"port": server.port, "password": server.password, "protocol": 3}
+
+    async def scenario() -> None:
+        client = untyped(redis.asyncio.Redis)(**options, redis_connect_func=track_async)
+        async with AsyncWaypost(client=client, namespace=fresh_namespace(), retry_budget=0) as post:
+            published = [await post.publish(QUEUE, number) for number in range(5)]
+            published += await post.publish_many(QUEUE, range(1_495))
+            check_replies(published, await post.queues(), await post.ledger(QUEUE))
+        await client.aclose()
+
+    if mode == "async":
+        asyncio.run(scenario())
+        return
+    client = untyped(redis.Redis)(**options, redis_connect_func=track)
+    with Waypost(client=client, namespace=fresh_namespace(), retry_budget=0) as post:
+        published = [post.publish(QUEUE, number) for number in range(5)]
+        published += post.publish_many(QUEUE, range(1_495))
+        check_replies(published, post.queues(), post.ledger(QUEUE))
+    client.close()
 
 
 @pytest.mark.promise("STORE-5")
