@@ -268,7 +268,11 @@ class PostgresExecutor(_Common):
             try:
                 prepared = self._prepared.of(connection)
                 by_name = self._wait(connection, send(connection.pgconn, call, prepared))
-                following, advanced = next(coming, None), True
+                try:
+                    following, advanced = next(coming, None), True
+                except BaseException:
+                    self._discard(connection)  # interrupted with a reply in progress
+                    raise
                 result = self._wait(connection, receive(connection.pgconn))
                 if result.status not in _GOOD and _runs_again(result, prepared, by_name=by_name, first=True):
                     result = self._wait(connection, execute(connection.pgconn, call, prepared))
@@ -412,7 +416,11 @@ class AsyncPostgresExecutor(_Common):
             try:
                 prepared = self._prepared.of(connection)
                 by_name = await self._wait(connection, send(connection.pgconn, call, prepared))
-                following, advanced = next(coming, None), True
+                try:
+                    following, advanced = next(coming, None), True
+                except BaseException:
+                    await self._discard(connection)
+                    raise
                 result = await self._wait(connection, receive(connection.pgconn))
                 if result.status not in _GOOD and _runs_again(result, prepared, by_name=by_name, first=True):
                     result = await self._wait(connection, execute(connection.pgconn, call, prepared))
