@@ -19,8 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar, cast
 
-from waypost.errors import StoreUnavailable, WaypostError
-from waypost.store.port import Call
+from waypost.errors import WaypostError
+from waypost.store.port import Call, ConnectionClosed
 from waypost.store.sqlite.chains import deliver_notices
 from waypost.store.sqlite.connection import is_full, map_error, open_file, retry_while_busy
 from waypost.store.sqlite.schema import Spelling
@@ -199,7 +199,7 @@ class SqliteExecutor:
     @contextmanager
     def _using(self, holder: ConnectionHolder) -> Iterator[sqlite3.Connection]:
         if self._closed:
-            raise StoreUnavailable(f"the connection to {self._path} was closed; connect again")
+            raise ConnectionClosed(f"the connection to {self._path} was closed; connect again")
         with holder.use() as connection:
             yield connection
 
@@ -364,7 +364,7 @@ class AsyncSqliteExecutor:
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         if self._closed:
-            raise StoreUnavailable("the connection was closed; connect again")
+            raise ConnectionClosed("the connection was closed; connect again")
         if self._pid != os.getpid():
             # Threads do not survive a fork.
             self._thread, self._pid = _thread(), os.getpid()
