@@ -419,6 +419,34 @@ def test_a_client_works_after_a_cancelled_call(server: ValkeyServer) -> None:
     assert balance == 0
 
 
+@pytest.mark.promise("STORE-5", "LEASE-14")
+def test_a_call_that_is_cancelled_before_its_connection_is_used_loses_none(
+    server: ValkeyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executor, "IDLE_SECONDS", 0)
+
+    async def scenario() -> int:
+        pool = untyped(redis.asyncio.BlockingConnectionPool)(
+            port=server.port, password=server.password, max_connections=1, timeout=5
+        )
+        client = redis.asyncio.Redis(connection_pool=pool)
+        async with AsyncWaypost(client=client, namespace=fresh_namespace(), retry_budget=0) as post:
+            await post.publish(QUEUE, "first")
+            for turns in range(8):
+                running = asyncio.ensure_future(post.publish(QUEUE, "cancelled"))
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                running.cancel()
+                await asyncio.gather(running, return_exceptions=True)
+                assert (await post.publish(QUEUE, "next")).status == "queued"
+            balance = (await post.ledger(QUEUE)).balance
+        await client.aclose()
+        await pool.disconnect()
+        return balance
+
+    assert asyncio.run(scenario()) == 0
+
+
 # ---- how many ----------------------------------------------------------------------------------------------------
 
 

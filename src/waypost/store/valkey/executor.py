@@ -437,8 +437,12 @@ class AsyncValkeyExecutor(_Common):
                     return AsyncConnection(await self._pool.get_connection())
                 if time.monotonic() - used >= IDLE_SECONDS:
                     # The loop may have been busy since: it learns of the end in its next turn, and we in the one after.
-                    for _ in range(2):
-                        await asyncio.sleep(0)
+                    try:
+                        for _ in range(2):
+                            await asyncio.sleep(0)
+                    except BaseException:
+                        self._idle.append((connection, used))  # cancelled: nothing was sent
+                        raise
                 if not connection.is_closed:
                     return cast(AsyncConnection, connection)
                 await self._discard(connection)
