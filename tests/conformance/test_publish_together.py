@@ -301,6 +301,34 @@ def test_a_publish_that_is_cancelled_in_line_is_not_sent(store: HoldingStore) ->
     run(store, test)
 
 
+def test_publishes_that_are_cancelled_in_line_are_not_searched_for(
+    store: HoldingStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thousands of tasks may be cancelled at once, as at the end of a program."""
+    compared = []
+
+    def compare(place: object, other: object) -> bool:
+        compared.append(other)
+        return place is other
+
+    monkeypatch.setattr("waypost.operations.gathering._Place.__eq__", compare, raising=False)
+
+    async def test(post: AsyncWaypost) -> None:
+        tasks = await held(store, post.publish("orders", 0))
+        tasks += [asyncio.ensure_future(post.publish("orders", number)) for number in range(1, 300)]
+        await asyncio.sleep(0)
+        for task in reversed(tasks[2:]):
+            task.cancel()
+        await asyncio.sleep(0)
+        store.open.set()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [isinstance(one, Published) for one in results] == [True] * 2 + [False] * 298
+        assert sorted((await bodies_of(post)).values()) == [0, 1]
+        assert len(compared) == 0
+
+    run(store, test)
+
+
 def test_one_that_is_cancelled_when_its_turn_comes_delays_no_other(store: HoldingStore) -> None:
     async def test(post: AsyncWaypost) -> None:
         tasks = await held(store, *(post.publish("orders", number) for number in range(4)))

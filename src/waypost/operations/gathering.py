@@ -176,6 +176,8 @@ class Line(Generic[Item, Result]):
             self._begin()
             left: list[_Place[Item, Result]] = []
             for place in self._waiting[:PLACES_READ_MAX]:
+                if place.gone:
+                    continue
                 key, size = key_of(place.item), size_of(place.item)
                 if size > room or len(places) == CHUNK_MESSAGES_MAX or (key is not None and key in keys):
                     left.append(place)
@@ -189,10 +191,9 @@ class Line(Generic[Item, Result]):
     def withdraw(self, place: _Place[Item, Result]) -> None:
         """The caller was cancelled in line: its item is not sent, or its call goes on without it."""
         with self._lock:
+            # One that waits is passed over: to search for each of thousands that are cancelled would take seconds.
             place.gone = True
-            if place in self._waiting:
-                self._waiting.remove(place)
-            elif place.batch is not None:
+            if place.batch is not None:
                 self._hand_on(place.batch)
             elif place.lead is not None:
                 self._next(place.lead)
@@ -226,11 +227,16 @@ class Line(Generic[Item, Result]):
     def _next(self, lead: _Lead) -> None:
         if lead is not self._lead:
             return  # it was overtaken
-        self._owner = 0
-        if self._waiting:
-            self._let_lead(self._waiting.pop(0))
-        else:
-            self._lead = None
+        self._owner, self._lead = 0, None
+        self._let_first_lead()
+
+    def _let_first_lead(self) -> None:
+        for index, place in enumerate(self._waiting):
+            if not place.gone:
+                del self._waiting[: index + 1]
+                self._let_lead(place)
+                return
+        self._waiting.clear()
 
     def _let_lead(self, place: _Place[Item, Result]) -> None:
         place.lead = self._lead = _Lead(self)
@@ -266,7 +272,7 @@ class Line(Generic[Item, Result]):
                 return
             left = OVERTAKE_SECONDS - (time.monotonic() - self._since)
             if left <= 0:
-                self._let_lead(self._waiting.pop(0))
+                self._let_first_lead()
             self._timer = loop.call_later(max(left, 0.01), self._on_timer, loop)
 
 
