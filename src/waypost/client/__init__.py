@@ -1,7 +1,7 @@
-"""The two clients: the methods of `Waypost` block, those of `AsyncWaypost` are awaited. All else is the same.
+"""The two clients: the methods of `Waypost` block, those of `AsyncWaypost` are awaited. Otherwise they are the same.
 
 Each method checks its arguments, makes a flow (`waypost.operations`) and runs it. Retries and lost replies are handled
-in the flows, so both clients behave alike.
+in the flows, so both clients behave in the same way.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> object:
-        """Import the async client on first use: most programs need one of the two."""
+        """Import the async client on first use: most programs need only one of the two."""
         if name == "AsyncWaypost":
             from waypost.client.async_client import AsyncWaypost
 

@@ -1,4 +1,4 @@
-"""What both clients share: how they are built, handlers, schedules, and the checks between arguments and a flow."""
+"""The common part of both clients: construction, handlers, schedules, and the checks before a flow."""
 
 from __future__ import annotations
 
@@ -126,26 +126,26 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 #: The page size of a listing without a limit.
 LISTING_PAGE = 250
-#: How often a drain checks whether what it waits for has ended.
+#: How often a drain checks whether publishes and workers have ended.
 DRAIN_POLL_SECONDS = 0.01
-#: What workers need after their time is up: to cancel, to give back, to end their connections.
+#: What workers need after their time limit: to cancel, to release, to close their connections.
 DRAIN_GRACE_SECONDS = 5.0
-#: Messages that a relay sends in one go.
+#: Messages that a relay sends in one batch.
 RELAY_BATCH = 500
-#: A batch that the target does not take is held for so long before it is put off: then a worker that stops, or another
-#: one whose target answers, can have it.
+#: A batch that the target does not accept is held for this time before it is delayed: then a worker that stops can end,
+#: or another worker whose target replies can claim the messages.
 RELAY_HOLD_SECONDS = 30.0
-#: The most next fires that one call lists of a schedule.
+#: The maximum number of next fires that one call lists of a schedule.
 NEXT_FIRES_MAX = 1_000
 #: Shared by all clients: a policy holds no state.
 DEFAULT_RETRY = Exponential()
-#: A cursor is refused if it was cut, changed, or given by another listing: stores trust what they are given.
+#: A cursor is refused if it was cut, changed, or is of another listing: stores do not check cursors.
 CHECKSUM_BYTES = 9
 CURSOR_CHARACTERS_MAX = 1_024
 
 
 class BaseClient:
-    """What both clients share: a store, an identity, handlers and schedules, and the checks before a flow."""
+    """The common part of both clients: a store, an identity, handlers and schedules, and the checks before a flow."""
 
     #: Whether calls of this client are awaited.
     _awaited: ClassVar[bool] = False
@@ -188,7 +188,7 @@ class BaseClient:
             raise ConfigurationError(f"store= is a store of waypost, not {show(store)}; a URL is given without a name")
         if on_event is not None and (not callable(on_event) or is_coroutine_function(on_event)):
             raise ConfigurationError("on_event is a plain function of one event; it is not awaited")
-        # A store must remember results longer than any repeat of ours can come.
+        # A store must keep results longer than any of our repeats can take.
         replay_ttl_ms = int((2 * retry_budget + 60) * 1000)
         options: StoreOptions = {
             "namespace": namespace, "clock": clock, "replay_ttl_ms": replay_ttl_ms, "durability": durability,
@@ -209,15 +209,15 @@ class BaseClient:
             publish_middleware=PublishMiddleware(lambda: self._registry.middleware, awaited=self._awaited),
         )
         self._gate = Gate(self, self._context)
-        #: What threads do at the same time.
+        #: Calls that threads make at the same time.
         self._shared_calls = SharedCalls(on_loop=False)
-        # Weak: a program may make workers for as long as it lives. One that runs is kept by its run.
+        # Weak: a program may make any number of workers. A running worker is kept alive by its run.
         self._workers: WeakSet[Stoppable] = WeakSet()
-        #: Those that a drain found, whose reports it gives.
+        #: The workers that a drain found, whose reports it returns.
         self._stopped: list[Stoppable] = []
-        #: Queues that are sent on.
+        #: Queues whose messages are relayed.
         self._relays: dict[str, Relay] = {}
-        #: The Spark session of the jobs, once there is one.
+        #: The Spark session of the jobs, once it is open.
         self._spark_session: SharedSession | None = None
         #: Schedules that decorators declared, by queue and key.
         self._declared: dict[tuple[str, str], DeclaredSchedule] = {}
@@ -234,7 +234,7 @@ class BaseClient:
 
     @property
     def state(self) -> Any:
-        """What the application gave to its handlers with `state=`."""
+        """The object that the application passed to its handlers with `state=`."""
         return self._registry.state
 
     def __repr__(self) -> str:
@@ -264,7 +264,7 @@ class BaseClient:
     def _register_handler(
         self, queue: HandledQueues, batch: int | None, options: HandlerOptions, publish: Callable[..., Any] | None
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """The decorator of a handler. `publish` is that of the client; None: the function is to have none."""
+        """Return the decorator of a handler. `publish` is that of the client; None: the function gets none."""
         if callable(queue) and not isinstance(queue, str | Queue):
             raise _missing_arguments("handler", queue, '@post.handler("orders")')
         split_weights(queue)
@@ -295,7 +295,7 @@ class BaseClient:
     def _with_publish(
         self, function: Callable[..., Any], queue: HandledQueues, handler: Handler, publish: Callable[..., Any] | None
     ) -> Callable[..., Any]:
-        # Of several queues none is the one to publish to.
+        # With several queues it is not defined to which of them to publish.
         if publish is None or not isinstance(queue, str | Queue):
             return function
         target = queue if handler.as_type is None else Queue(handler.queue, handler.as_type)
@@ -304,7 +304,7 @@ class BaseClient:
     def _register_spark_job(
         self, queue: HandledQueues, options: SparkJobOptions, publish: Callable[..., Any]
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """The decorator of a Spark job."""
+        """Return the decorator of a Spark job."""
         from waypost.spark.jobs import SharedSession, SparkJob
 
         if callable(queue) and not isinstance(queue, str | Queue):
@@ -365,12 +365,12 @@ class BaseClient:
 
     @property
     def middleware(self) -> tuple[Middleware, ...]:
-        """What stands around publishes and handlers, outermost first."""
+        """The middleware around publishes and handlers, outermost first."""
         return self._registry.middleware
 
     @property
     def handlers(self) -> list[Handler]:
-        """What a worker of this client would run."""
+        """The handlers that a worker of this client would run."""
         return list(self._registry.handlers)
 
     def _make_worker(
@@ -441,7 +441,7 @@ class BaseClient:
             raise QueueDrained("this client was drained and claims no more; make a new one")
 
     def _drain_pauses(self, timeout: float) -> Iterator[float]:
-        """Drain, as a series of pauses that the client makes between two checks."""
+        """Yield the pauses between the checks of a drain."""
         if timeout <= 0:
             return
         self._gate.drain()
@@ -451,7 +451,7 @@ class BaseClient:
             worker.request_stop(timeout)
         while time.monotonic() < deadline and (self._gate.publishing or self._gate.receiving):
             yield DRAIN_POLL_SECONDS
-        # A worker whose time is up still cancels, gives back and unregisters.
+        # A worker whose time limit is over still cancels, releases and unregisters.
         while time.monotonic() < deadline + DRAIN_GRACE_SECONDS and any(worker.is_running for worker in self._stopped):
             yield DRAIN_POLL_SECONDS
 
@@ -471,7 +471,7 @@ class BaseClient:
             raise ConfigurationError("this client is closed; call open() or make a new one")
 
     def _connect_blocks(self) -> Executor:
-        """The connection by which the leases of blocks are renewed; called from a thread."""
+        """Return the connection by which the leases of blocks are renewed; called from a thread."""
         return self._store.connect(start_timeout=self._start_timeout)
 
     # ---- schedules ---------------------------------------------------------------------------------------
@@ -532,7 +532,7 @@ class BaseClient:
         if handler is not None and not (isinstance(handler, Mapping) and all(isinstance(one, str) for one in handler)):
             raise ConfigurationError(f"handler= has options of a handler, as {{'timeout': 30}}, not {show(handler)}")
         check_options("a handler", handler or {}, HandlerKeywords.__annotations__)
-        # Wrong rules are refused where they are written, before there is a function.
+        # Invalid rules are refused at the decorator, before the function is known.
         schedules.make_spec("schedule" if name is None else name, declared=True, **rule)
 
         def register(function: F) -> F:
@@ -551,7 +551,7 @@ class BaseClient:
         return register
 
     def _save_declared(self, context: ClientContext, queues: Iterable[str]) -> Flow[None]:
-        """At the start of a worker: save what is declared for its queues, and name what is declared no more."""
+        """At the start of a worker: save the declared schedules of its queues, and log obsolete ones."""
         mine = set(queues)
         for one in self._declared.values():
             if one.queue not in mine:
@@ -559,7 +559,8 @@ class BaseClient:
             try:
                 yield from schedules.save(context, one.queue, one.key, one.spec)
             except SchemaTooNew as error:
-                # A worker of a newer release wrote it, and schedulers of that release fire it. This worker can work.
+                # A worker of a newer release saved it, and schedulers of that release fire it. This worker can run
+                # without it.
                 log.warning(
                     "schedule %r of queue %s is left as it is: %s", one.key, one.queue, error,
                     extra={"event": "schedule_unreadable", "queue": one.queue, "schedule": one.key},
@@ -582,7 +583,7 @@ class BaseClient:
     def _embed(
         self, context: ClientContext, executor: AsyncExecutor, *, scheduler: bool, promoter: bool
     ) -> list[BackgroundLoop]:
-        """The loops of a worker, to be started."""
+        """Return the loops of a worker, to be started."""
         from waypost.schedule.loop import BackgroundLoop
         from waypost.schedule.promoter import Promoter
         from waypost.schedule.scheduler import Scheduler
@@ -609,12 +610,12 @@ class BaseClient:
     def _published_through(
         self, queue: QueueName, bodies: Iterable[object], options: Mapping[str, Any], send: Callable[[Outgoing], Any]
     ) -> Any:
-        """Publish through the middleware; `send` is the innermost."""
+        """Publish through the middleware; `send` is the innermost call."""
         call = published_through(self._registry.middleware, send, awaited=self._awaited)
         return call(Outgoing(queue_name(queue), bodies, dict(options), queue_type(queue)))
 
     def _check_receive(self, queue: QueueName, wait: Duration | None, retry: RetryPolicy, renew: bool) -> None:
-        """Refuse wrong arguments at once, and not when the block begins or the first message is claimed."""
+        """Refuse invalid arguments at once, not only when the block begins or the first message is claimed."""
         self._name(queue)
         _wait_seconds(wait)
         check_retry(retry)
@@ -635,13 +636,13 @@ class BaseClient:
         rate: str | None,
         after_commit: AfterCommit | None,
     ) -> tuple[str, Flow[Redriven]]:
-        """Return the name of the queue, and what redrives: as `_cancel_flow`."""
+        """Return the name of the queue, and the flow that redrives: as `_cancel_flow`."""
         name = self._name(queue)
         chosen = [] if ids is None else [check_id(one) for one in check_items("ids", ids)]
         if id is not None:
             chosen.append(check_id(id))
         elif ids is not None and not chosen:
-            # An empty selection is nothing, not everything.
+            # An empty selection selects nothing, not everything.
             return name, _redriven_nothing()
         if limit is not None:
             check_count("limit", limit, 1, 2**40)
@@ -674,7 +675,7 @@ class BaseClient:
     def _cancel_flow(
         self, queue: QueueName | Published, id: str | None, key: str | None, after_commit: AfterCommit | None
     ) -> tuple[str, Flow[CancelStatus]]:
-        """Return the name of the queue, and what cancels: in the caller's transaction, if that reports its commit."""
+        """Return the queue's name, and the flow that cancels, in the caller's transaction if it reports its commit."""
         if isinstance(queue, Published) or key is None:
             if key is not None:
                 raise InvalidInput("say what to cancel: what publish returned, or a queue with either id= or key=")
@@ -693,7 +694,7 @@ class BaseClient:
         at: datetime | None,
         after_commit: AfterCommit | None,
     ) -> tuple[str, Flow[RescheduleStatus]]:
-        """Return the name of the queue, and what moves the timer: as `_cancel_flow`."""
+        """Return the name of the queue, and the flow that changes the due time: as `_cancel_flow`."""
         if isinstance(queue, Published) or key is None:
             if key is not None:
                 raise InvalidInput("say which timer: what publish returned, or a queue with either id= or key=")
@@ -824,14 +825,14 @@ class BaseClient:
         return schedules.save(self._context, place, chosen, spec)
 
     def _edit_flow(self, name: str, queue: QueueName, key: str | None, rule: ScheduleKeywords) -> Flow[Schedule]:
-        """A flow that saves a schedule, or changes of one that is there only what `rule` names."""
+        """Return a flow that saves a schedule, or changes of an existing one only what `rule` names."""
         check_options("save_schedule", rule, RULE_OPTIONS)
         return schedules.change(self._context, self._name(queue), name, key, rule)
 
     def _change_flow(
         self, change: Callable[[ClientContext, str, str | None], Flow[T]], name: str, queue: QueueName | None
     ) -> Flow[T]:
-        """A flow that changes the schedule of a key or name, in a queue that this client may change."""
+        """Return a flow that changes the schedule of a key or name, in a queue that this client may change."""
         check_text("schedule name or key", name, KEY_CHARACTERS_MAX)
         return change(self._context, name, None if queue is None else self._name(queue))
 
@@ -867,13 +868,13 @@ class DeclaredSchedule:
 
 
 def _missing_arguments(decorator: str, function: object, usage: str) -> ConfigurationError:
-    """The error for a decorator without its call: it would take the function for its first argument."""
+    """Return the error for a decorator without its call, which would take the function as its first argument."""
     name = getattr(function, "__name__", "the function")
     return ConfigurationError(f"@post.{decorator} needs its arguments: write {usage} above {name}")
 
 
 class Stoppable(Protocol):
-    """A worker, as far as a drain has to do with it."""
+    """A worker, as a drain uses it."""
 
     @property
     def is_running(self) -> bool: ...
@@ -882,31 +883,31 @@ class Stoppable(Protocol):
 
 
 def begin_transaction(target: SettleTarget, messages: Sequence[Message[Any]], given: object) -> MessageTransaction:
-    """A transaction at whose end messages are settled. What it needs is imported on first use."""
+    """Return a transaction that settles messages at its end. Its modules are imported on first use."""
     from waypost.outbox.message_transaction import MessageTransaction
 
     return MessageTransaction(target, messages, given)
 
 
 def is_stop(error: BaseException | None) -> bool:
-    """Whether the error that ended a block is a request to stop from outside, and no failure of the block itself."""
+    """Return whether the error that ended a block is a request to stop from outside, and not its own failure."""
     if error is None or isinstance(error, Exception):
         return False
     if isinstance(error, KeyboardInterrupt | GeneratorExit):
-        return True  # of Ctrl-C, and of a generator that is not gone on with
+        return True  # return True  # of Ctrl-C, and of a generator that is closed
     asyncio = sys.modules.get("asyncio")
     if asyncio is not None and isinstance(error, asyncio.CancelledError):
         try:
             task = asyncio.current_task()
         except RuntimeError:
             return False
-        # Raised by hand, or by an inner task that was cancelled, it is no request to this one.
+        # Raised by the program, or by an inner task that was cancelled, it is no request to this one.
         return task is not None and task.cancelling() > 0
     return is_stop_request(error)
 
 
 def _attempts_chosen(handlers: Iterable[Handler]) -> dict[str, int]:
-    """How many attempts the retry policies of each queue allow, where the application chose some that say so."""
+    """Return how many attempts the retry policies of each queue allow, if the application chose a limit."""
     most: dict[str, int] = {}
     for one in handlers:
         attempts = attempts_allowed(one.retry)
@@ -916,13 +917,13 @@ def _attempts_chosen(handlers: Iterable[Handler]) -> dict[str, int]:
 
 
 def _without_default(handlers: Sequence[Handler]) -> list[str]:
-    """Return the queues all of whose handlers take certain types only."""
+    """Return the queues whose handlers all handle certain types only."""
     defaults = {one.queue for one in handlers if not one.types}
     return list(dict.fromkeys(one.queue for one in handlers if one.queue not in defaults))
 
 
 def _store_of(url: str | None, client: object, store: object, options: StoreOptions) -> Store:
-    """The store of a client, by whichever of the three is given. What opens stores is imported here."""
+    """Return the store of a client, from the one of the three that is given. Stores are imported here."""
     from waypost.store.opening import open_store, store_from_client
 
     if url is not None:
@@ -933,7 +934,7 @@ def _store_of(url: str | None, client: object, store: object, options: StoreOpti
 
 
 def _wakeups_of(store: Store, wake: str | Channel | None, timeout: float) -> Wakeups:
-    """The wake-ups of a client. What opens channels is imported here."""
+    """Return the wake-ups of a client. Channels are imported here."""
     from waypost.wake.opening import open_wakeups
 
     return open_wakeups(store, wake, timeout)
@@ -1015,7 +1016,7 @@ def _redriven_nothing() -> Flow[Redriven]:
 
 
 def _wait_seconds(wait: Duration | None) -> float | None:
-    """How long to wait, None for ever."""
+    """Return how long to wait in seconds, None without limit."""
     if wait is None:
         return None
     return check_seconds("wait", wait, hint=", or None to wait for ever")
@@ -1030,7 +1031,7 @@ COMPARED = tuple(
 
 
 class Listing(Generic[T]):
-    """A listing of messages: its filters, checked once, and how far it has read."""
+    """A listing of messages: its filters, checked once, and its position."""
 
     __slots__ = (
         "_as_type", "_before_ms", "_chosen", "_context", "_cursor", "_filters", "_left", "_queue", "_since_ms",
@@ -1058,7 +1059,7 @@ class Listing(Generic[T]):
         for name in ("key", "group", "reason"):
             value: Any = filters.get(name)
             self._filters[name] = None if value is None else check_text(name, value, KEY_CHARACTERS_MAX)
-        #: What no store compares.
+        #: Filters that no store applies.
         given: Any = {name: filters[name] for name in COMPARED if filters.get(name) is not None}  # type: ignore[literal-required]
         self._chosen = dead_filter("messages", given) if given else None
         if self._chosen is not None:
@@ -1070,7 +1071,7 @@ class Listing(Generic[T]):
 
     @property
     def cursor(self) -> str | None:
-        """Where the next page begins, for `from_cursor` of a listing with the same filters; None at the end."""
+        """The start of the next page, for `from_cursor` of a listing with the same filters; None at the end."""
         return None if self._cursor is None else pack_cursor(self._cursor, self._about())
 
     def from_cursor(self, cursor: str | None) -> Self:
@@ -1091,7 +1092,7 @@ class Listing(Generic[T]):
         found = page.messages
         if self._before_ms is not None:
             kept = [stored for stored in found if stored.ready_ms < self._before_ms]
-            # Timers are listed by their due time: after the first that is too late, all are.
+            # Timers are listed by their due time: all after the first that is too late are too late.
             if len(kept) < len(found):
                 self.more, self._cursor = False, None
             found = kept
@@ -1105,7 +1106,7 @@ class Listing(Generic[T]):
 
 
 def pack_cursor(cursor: str, about: list[object]) -> str:
-    """Return the cursor of a store in a form that shows what it belongs to, fit for a URL."""
+    """Return the cursor of a store with a checksum of its listing, fit for a URL."""
     return urlsafe_b64encode(_checksum(cursor, about) + cursor.encode()).decode().rstrip("=")
 
 
@@ -1131,7 +1132,7 @@ def _checksum(cursor: str, about: list[object]) -> bytes:
 
 
 def check_stop(stop: threading.Event | None) -> None:
-    """Refuse a `stop` that is no event."""
+    """Refuse a `stop` that is not an event."""
     if not (stop is None or all(callable(getattr(stop, name, None)) for name in ("is_set", "set", "wait"))):
         raise ConfigurationError(f"stop must be a threading.Event, not {show(stop)}")
 

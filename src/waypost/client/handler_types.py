@@ -1,8 +1,8 @@
-"""What `@post.handler(…)` makes of a function: the function itself, which also has `publish`.
+"""The result of `@post.handler(…)`: the function itself, with an added `publish`.
 
-The types are for type checkers. A handler must accept what its queue is declared with (`Queue("orders", Order)`); where
-the queue is a plain name, the first parameter of the handler gives the type of its bodies. `S` is what `publish` of the
-client returns: a `Published`, or a coroutine of one.
+The types are for type checkers. A handler must accept the declared type of its queue (`Queue("orders", Order)`); if the
+queue is a plain name, the first parameter of the handler gives the type of its bodies. `S` is the result of `publish`
+of the client: a `Published`, or a coroutine of one.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ S_co = TypeVar("S_co", covariant=True)
 
 
 class HandlerFunction(Protocol[P, R_co, B_contra, S_co]):
-    """A registered handler: it is called as the function that it is, and publishes to its queue."""
+    """A registered handler: it can be called like the function itself, and publishes to its queue."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
-        """Call the function, as any other."""
+        """Call the function."""
         ...
 
     def publish(self, body: B_contra, **options: Unpack[PublishKeywords]) -> S_co:
@@ -150,7 +150,7 @@ class PlainJobDecorator(Protocol[S_co]):
 
 
 class HandlerPublish:
-    """`publish` of a handler: that of the client, with the handler's queue."""
+    """`publish` of a handler: the client's `publish`, with the handler's queue."""
 
     __slots__ = ("_publish", "queue")
 
@@ -164,7 +164,7 @@ class HandlerPublish:
 
 
 def with_publish(function: Callable[..., R], publish: HandlerPublish) -> Callable[..., R]:
-    """Return the function with its `publish`; a wrapper of it where it can have none, as a method."""
+    """Return the function with its `publish`; a wrapper if it cannot have an attribute, like a method."""
     if isinstance(getattr(function, "publish", publish), HandlerPublish):
         try:
             function.publish = publish  # type: ignore[attr-defined]

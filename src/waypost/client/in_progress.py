@@ -1,4 +1,4 @@
-"""What is in progress in a client: publishes, calls that are shared, and received messages whose leases are renewed."""
+"""The calls in progress of a client: publishes, shared calls, and received messages whose leases are renewed."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from waypost.store.port import Executor
     from waypost.worker.renewer import Renewer
 
-#: A client that is closed waits so long for a renewal under way.
+#: How long the close of a client waits for a renewal in progress.
 STOP_SECONDS = 0.5
 
 
 class Gate:
-    """Counts what is under way and refuses publishes once drained, but for those of handlers that still run."""
+    """Counts calls in progress and refuses publishes once drained, except those of handlers that still run."""
 
     def __init__(self, owner: object, context: ClientContext) -> None:
         self._owner = owner
@@ -41,12 +41,12 @@ class Gate:
         return self._context.draining
 
     def drain(self) -> None:
-        """From here on nothing new begins."""
+        """Begin the drain: from now on nothing new begins."""
         with self._lock:
             self._context.drain()
 
     def publish(self) -> Self:
-        """The length of one publish, for a `with` statement."""
+        """Return the context of one publish, for a `with` statement."""
         return self
 
     def __enter__(self) -> None:
@@ -60,7 +60,7 @@ class Gate:
             self.publishing -= 1
 
     def received(self, change: int) -> None:
-        """A block of `receive` got a message, or ended."""
+        """Count a block of `receive` that got a message, or ended."""
         with self._lock:
             self.receiving += change
 
@@ -70,7 +70,7 @@ class Gate:
 
 
 class SharedCalls:
-    """Publishes and settles that are made at the same time, by the threads of a client or on one of its event loops."""
+    """Shared calls of publishes and settles made at the same time, by the threads of a client or on an event loop."""
 
     __slots__ = ("publishes", "settles")
 
@@ -86,7 +86,7 @@ class _QueueBlocks:
         self.queue = queue
         self.lease_seconds: float | None = None
         self.messages = HeldMessages()
-        #: When the leases of messages with a time limit of their own are not renewed any more, by `lease_clock`.
+        #: Until when the leases of messages with a time limit of their own are renewed, by `lease_clock`.
         self.limits: dict[Message[Any], float] = {}
 
     def to_renew(self) -> list[Message[Any]]:
@@ -105,10 +105,10 @@ class _QueueBlocks:
         return message in self.messages
 
     def on_lost(self, message: Message[Any]) -> None:
-        """The renewer has marked and logged it."""
+        """Do nothing: the renewer has marked and logged it."""
 
     def on_cancel(self, message: Message[Any]) -> None:
-        """The renewer has marked it."""
+        """Do nothing: the renewer has marked it."""
 
 
 class Blocks:
@@ -141,7 +141,7 @@ class Blocks:
         renewer.keep(blocks, message)
 
     def discard(self, message: Message[Any]) -> None:
-        """Its block has ended, or its settle is under way."""
+        """Stop renewing: its block has ended, or its settle is in progress."""
         blocks = self._queues.get(message.queue)
         if blocks is not None:
             blocks.messages.discard(message)
@@ -149,11 +149,11 @@ class Blocks:
 
     @property
     def renews(self) -> bool:
-        """Whether there is something to close."""
+        """Whether there is a renewer to close."""
         return self._renewer is not None
 
     def close(self) -> None:
-        """Renew nothing any more; the next block begins anew."""
+        """Stop renewing all messages; the next block starts again."""
         with self._lock:
             renewer, self._renewer = self._renewer, None
             self._queues = {}

@@ -1,4 +1,4 @@
-"""What other parts of waypost need of a client besides its public methods: only this module uses its private names."""
+"""The private parts of a client that other modules of waypost use: only this module uses its private names."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ T = TypeVar("T")
 
 
 def context_of(post: Waypost) -> ClientContext:
-    """What the operations of a client share."""
+    """Return the common state of a client's operations."""
     return post._context
 
 
 def executor_of(post: Waypost) -> Executor:
-    """The connection of a client, opened if it was not."""
+    """Return the connection of a client, opened if necessary."""
     return post._connected()
 
 
@@ -43,7 +43,7 @@ def run_flow(post: Waypost, flow: Flow[T]) -> T:
 
 
 def edit_schedule(post: Waypost, name: str, queue: str, key: str | None, rule: ScheduleKeywords) -> Schedule:
-    """Save a schedule, or change of one that exists only what `rule` names."""
+    """Save a schedule, or change of an existing one only what `rule` names."""
     return post._run(post._edit_flow(name, queue, key, rule))
 
 
@@ -67,7 +67,7 @@ def preview_schedule(
     end: datetime | None = None,
     exclude: Collection[date] = (),
 ) -> list[tuple[datetime, datetime]]:
-    """Return the next fires of a rule after a time, in UTC and in its zone; raises what `save_schedule` would."""
+    """Return the next fires of a rule after a time, in UTC and in its zone; raises the errors of `save_schedule`."""
     spec = make_spec("preview", cron=cron, every=every, tz=tz, exclude=exclude, start=start, end=end)
     zone = zone_of(spec.tz)
     instants = [
@@ -82,7 +82,7 @@ def worker_of(post: AsyncWaypost, handlers: Sequence[Handler]) -> Worker:
 
 
 async def store_answers(post: AsyncWaypost) -> int:
-    """Return the store's time in milliseconds: proof that it answers. Raises what the store raises."""
+    """Return the store's time in milliseconds: proof that it replies. Raises the store's errors."""
     return await post._call(post.store.time())
 
 
@@ -97,7 +97,7 @@ def check_handled(post: AsyncWaypost, queue: str) -> None:
 
 
 def replace_store(post: BaseClient, store: Store, time: StoreTime) -> Callable[[], None]:
-    """Let a client use another store, with its handlers, schedules and middleware; return what undoes it.
+    """Let a client use another store, with its handlers, schedules and middleware; return the function that undoes it.
 
     The object stays the same, so that modules that have imported it use the other store too. `time` is the store's.
     """
@@ -114,7 +114,7 @@ def replace_store(post: BaseClient, store: Store, time: StoreTime) -> Callable[[
     post._session.time = time
 
     def undo() -> None:
-        # Workers that still run keep what they have.
+        # Workers that still run keep their connections.
         post._wakeups.close()
         post.__dict__ = before
 
@@ -122,7 +122,7 @@ def replace_store(post: BaseClient, store: Store, time: StoreTime) -> Callable[[
 
 
 def begin_test_publishes(post: BaseClient, middleware: Middleware) -> Callable[[], None]:
-    """Put a middleware around all publishes of a client, outermost; return what undoes it."""
+    """Put a middleware around all publishes of a client, outermost; return the function that undoes it."""
     registry = post._registry
     registry.middleware = (middleware, *registry.middleware)
 
@@ -146,7 +146,7 @@ def handlers_by_queue(post: BaseClient) -> list[list[Handler]]:
 
 
 def flow_context(post: BaseClient) -> ClientContext:
-    """What the operations of a client of either mode share."""
+    """Return the common state of the operations of a client of either mode."""
     return post._context
 
 

@@ -47,13 +47,13 @@ class PublishKeywords(_PublishOptions, total=False):
 
 
 class PublishManyKeywords(_PublishOptions, total=False):
-    """The options of `publish_many`: the same, but one key cannot be that of many."""
+    """The options of `publish_many`: the same, but a key must not be a constant."""
 
     key: ManyKey
 
 
 class RuleKeywords(TypedDict, total=False):
-    """What decorators and `save_schedule` have in common."""
+    """The common options of decorators and `save_schedule`."""
 
     exclude: Collection[date]
     missed: Missed
@@ -84,7 +84,7 @@ class ScheduleKeywords(RuleKeywords, total=False):
 
 
 class HandlerOptions(TypedDict, total=False):
-    """The options of `handler` besides `batch`, by which its types differ."""
+    """The options of `handler` except `batch`, which its overloads have separately."""
 
     concurrency: int
     retry: RetryPolicy
@@ -145,7 +145,7 @@ class QueueSettings(TypedDict, total=False):
 
 
 class GroupOptions(TypedDict, total=False):
-    """The settings of `configure_group`; None is what the queue has."""
+    """The settings of `configure_group`; None restores the setting of the queue."""
 
     weight: int
     max_running: int | None
@@ -154,24 +154,24 @@ class GroupOptions(TypedDict, total=False):
 
 
 class PageFilters(TypedDict, total=False):
-    """Which messages a part of a listing shows: those that match all that is given."""
+    """The filters of a page of a listing: it has the messages that match all of them."""
 
     id: str | None
     key: str | None
     group: str | None
     reason: str | None
-    #: Of timers: those due before this moment, with a time zone.
+    #: For timers: those due before this moment, with a time zone.
     before: datetime | None
-    #: Of dead letters: those that died at this moment or later, with a time zone.
+    #: For dead letters: those that died at this moment or later, with a time zone.
     died_after: datetime | None
 
 
 class ListingFilters(PageFilters, total=False):
     """The same for a whole listing."""
 
-    #: So many at the most.
+    #: The maximum number of messages.
     limit: int | None
-    #: As in `purge`: these are compared here, so all messages of the state are read until there are enough.
+    #: As in `purge`: these are compared in the client, so all messages of the state are read until there are enough.
     error_type: str | None
     error: str | None
     key_prefix: str | None
@@ -187,24 +187,24 @@ RULE_OPTIONS = frozenset(ScheduleKeywords.__annotations__)
 
 
 class DeadFilters(TypedDict, total=False):
-    """Which messages are meant; all that are given must fit. A reason and a death only dead letters have."""
+    """Filters of messages, all of which must match. Only dead letters have a reason and a time of death."""
 
     #: Why they are dead.
     reason: str | None
-    #: The class of the error; empty text: those that have none.
+    #: The class of the error; empty text: letters without an error.
     error_type: str | None
-    #: The line of the error that says most: the last of a traceback, otherwise the first; empty text: none.
+    #: The most informative line of the error: the last of a traceback, otherwise the first; empty text: no error.
     error: str | None
     group: str | None
-    #: How their keys begin.
+    #: The beginning of their keys.
     key_prefix: str | None
     #: The name of the type of their bodies.
     type_name: str | None
-    #: Those that died before, and not before.
+    #: Died before this moment; died at this moment or later.
     died_before: datetime | None
     died_after: datetime | None
     #: A header: NAME=VALUE, or NAME for any value.
     header: str | None
-    #: Those that were published before, and not before.
+    #: Published before this moment; published at this moment or later.
     published_before: datetime | None
     published_after: datetime | None

@@ -1,4 +1,4 @@
-"""What an application declares to its client: queues, handlers, middleware and state."""
+"""The declarations of an application: queues, handlers, middleware and state."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Registry:
         self.strict = check_flag("strict_queues", strict, ConfigurationError)
         self.state = state
         self.middleware = check_middleware(middleware, awaited=awaited)
-        #: In the order of registration. A queue has several if they take messages of different types.
+        #: In the order of registration. A queue has several if they handle messages of different types.
         self.handlers: list[Handler] = []
-        #: Queues whose handler takes all messages, and tolerates no other.
+        #: Queues whose handler handles all messages, and which can have no other handler.
         self._alone: set[str] = set()
         self._given = queues is not None
         given = () if queues is None else check_items("queues", queues, ConfigurationError)
@@ -45,7 +45,7 @@ class Registry:
         return name
 
     def check_handled(self, queue: str | Queue[Any]) -> None:
-        """A handler for this queue is registered. With a handle it declares the queue, or where no list was given."""
+        """Raise `UnknownQueue` for a handler's queue that is neither a `Queue` nor in a strict client's list."""
         name = queue_name(queue)
         if self.strict and self._given and not isinstance(queue, Queue) and name not in self._declared:
             raise self._unknown(name)
@@ -66,7 +66,7 @@ class Registry:
                 self._alone.add(handler.queue)
 
     def use(self, more: Iterable[Middleware], *, awaited: bool) -> tuple[Middleware, ...]:
-        """Put more middleware inside of what there is, around handlers too that are registered already."""
+        """Add middleware inside of the existing ones, also around handlers that are already registered."""
         added = check_middleware(more, awaited=awaited)
         together = (*self.middleware, *added)
         # All are checked before the first is changed.
@@ -106,7 +106,7 @@ def split_weights(queues: HandledQueues) -> dict[str | Queue[Any], int]:
 
 
 def _check_together(handler: Handler, known: Handler, *, alone: bool) -> None:
-    """Raise `ConfigurationError` if both handlers of a queue would take a message, so that none can be chosen."""
+    """Raise `ConfigurationError` if both handlers of a queue would handle a message, so that none can be chosen."""
     if alone or not (handler.types or known.types):
         more = "" if alone else "; several handlers of a queue take messages of different types: give types="
         raise ConfigurationError(f"queue {handler.queue} has a handler already: {known.name}{more}")

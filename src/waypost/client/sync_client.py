@@ -186,11 +186,11 @@ class Waypost(BaseClient):
     (3 s); after that, connections that fail are tried again for `retry_budget` (120 s; 0: never) without doing anything
     twice. The other options:
 
-    - `namespace` ("wp") keeps its queues apart from others on the same server.
+    - `namespace` ("wp") separates its queues from others on the same server.
     - `durability="fsync"` reports a write as done when it is on the disk of a Valkey server.
     - `queues` declares queues; with `strict_queues=True` only those, and those with handlers, can be used.
-    - `middleware` stands around publishes and handlers; handlers get `state` as a parameter.
-    - `on_event` is called with an `Observed` for every step; `redact` removes secrets from what the journal keeps.
+    - `middleware` is called around publishes and handlers; handlers get `state` as a parameter.
+    - `on_event` is called with an `Observed` for every step; `redact` removes secrets from bodies in the journal.
     - `wake` chooses how idle workers are woken; `clock` is a clock for tests.
 
     Each method checks its arguments before anything is sent, and raises an `InvalidInput` that names the wrong one.
@@ -203,16 +203,16 @@ class Waypost(BaseClient):
     def open(self) -> Self:
         """Connect now rather than at the first use, or again after `close`, and return the client.
 
-        Raises `StoreUnavailable` if the store does not answer within `start_timeout`.
+        Raises `StoreUnavailable` if the store does not reply within `start_timeout`.
         """
         self._closed = False
         self._connected()
         return self
 
     def close(self) -> None:
-        """Give the connections back. It may be called again, and `open` connects anew.
+        """Close the connections. It may be called again, and `open` connects again.
 
-        A client handed in with `client=` stays open: it is yours. Workers are not stopped: `drain` does that.
+        A client passed as `client=` stays open: it is yours. Workers are not stopped: `drain` does that.
         """
         executor, self._executor, self._closed = self._executor, None, True
         # In a forked child the connections are the parent's, and closing them would disturb it.
@@ -280,23 +280,23 @@ class Waypost(BaseClient):
 
         - `key` (text, a function of the body, or `CONTENT`) makes it the only message of its key while it is
           unfinished, or for `window` (seconds, timedelta). With `unique="until_claimed"` the key is free once it is
-          claimed, with `unique="live_or_dead"` it stays in use while it is a dead letter. `on_conflict` decides about
-          a second one: `keep` the first (the default), `replace` it, `extend` its due time, or `error`.
+          claimed, with `unique="live_or_dead"` it stays in use while it is a dead letter. `on_conflict` decides what
+          happens to a second one: `keep` the first (the default), `replace` it, `extend` its due time, or `error`.
         - `delay` (seconds, timedelta) or `at` (a datetime with a time zone) makes it a timer.
         - `expires` (seconds, timedelta, or a datetime with a time zone): if it is not claimed by then, it is never
           handed out and ends `dropped`, cause `lapsed`.
-        - `priority` is 0 to 9 (5), higher first. `group`, `headers`, `trace` (W3C), `correlation_id` and `reply_to`
-          travel along.
+        - `priority` is 0 to 9 (5), higher first. `group`, `headers`, `trace` (W3C), `correlation_id` and `reply_to` are
+          sent with the message.
         - `chain=True` begins a chain, which `message.then` continues and `wait_chain` waits for. `after` (chain ids, or
-          what `publish` returned for their first messages) holds this message back until those chains have ended.
-        - `retry` (`Exponential`, `Linear`, `Constant` or `NoRetry`) and `timeout` (seconds, timedelta) win over the
-          handler's, for this message. `max_deliveries` of the queue still holds.
+          the results of `publish` for their first messages) makes this message wait until those chains have ended.
+        - `retry` (`Exponential`, `Linear`, `Constant` or `NoRetry`) and `timeout` (seconds, timedelta) override those
+          of the handler for this message. `max_deliveries` of the queue still applies.
         - `block_timeout` (1 s) is how long it waits for room in a full queue whose policy is `block`.
-        - `transaction` (a session or connection of SQLAlchemy, psycopg, asyncpg, Django, Tortoise or SQLite) makes
-          the message a part of it: it exists if and only if that transaction commits, which is left to you.
+        - `transaction` (a session or connection of SQLAlchemy, psycopg, asyncpg, Django, Tortoise or SQLite) makes the
+          message a part of it: it exists if and only if that transaction commits, which you do yourself.
 
         Raises `QueueFull` if there is no room, `KeyInUse` with `on_conflict="error"`, `InvalidBody`, `BodyTooLarge` or
-        `BodyTooDeep` for a body that cannot be sent, `QueueDrained` after `drain`.
+        `BodyTooDeep` for a body that cannot be published, and `QueueDrained` after `drain`.
 
             post.publish("orders", {"id": 7}, key="order:7", delay=timedelta(minutes=1))
         """
@@ -346,12 +346,13 @@ class Waypost(BaseClient):
     ) -> list[Published]:
         """Publish a batch and return the results in the order of `bodies`.
 
-        `bodies` may be a generator: it is encoded while earlier parts are on their way. The options are those of
-        `publish`, for all messages of the batch; `key` and `group` may be functions of the body, and one key cannot be
-        that of many. The batch is sent in parts of up to 512 messages, each stored whole or not at all.
+        `bodies` may be a generator: it is encoded while earlier parts are being sent. The options are those of
+        `publish`, for all messages of the batch; `key` and `group` may be functions of the body; a constant key is
+        refused, since a key belongs to one message. The batch is sent in parts of up to 512 messages; of each part all
+        messages are stored or none.
 
-        Raises `PartialPublish`, which has what is known of each message, if a part fails or a body is refused after
-        others were stored; the error itself if nothing was.
+        Raises `PartialPublish`, which has the known result of each message, if a part fails or a body is refused after
+        others were stored; the error itself if nothing was stored.
 
             post.publish_many(orders, (Order(number) for number in range(10_000)), key=lambda order: str(order.id))
         """
@@ -382,17 +383,17 @@ class Waypost(BaseClient):
     def receive(
         self, queue: QueueName, *, wait: Duration | None = 0, retry: RetryPolicy = DEFAULT_RETRY, renew: bool = True
     ) -> Reception[Any]:
-        """Claim a message of a `queue` for a `with` block, whose end settles it; None if none came in `wait` seconds.
+        """Claim a message of a `queue` for a `with` block, whose end settles it; None after `wait` seconds without one.
 
         `wait=None` waits for ever. By default the message is done; `message.retry()`, `.snooze()`, `.dead()` and
         `.drop()` decide otherwise, and so do `Retry`, `Snooze`, `Dead` and `Drop` when raised. Any other exception is a
-        failure: `retry` decides when the message comes back or that it is dead, and the exception reaches the caller.
-        `SystemExit` is a failure too. A stop from outside releases the message as it was: `KeyboardInterrupt`, what a
-        signal handler of the program raises, the cancellation of the task, and the end of a generator that the block is
-        in.
+        failure: `retry` decides when the message is tried again or that it is dead, and the exception reaches the
+        caller. `SystemExit` is a failure too. A stop from outside releases the message unchanged: `KeyboardInterrupt`,
+        an exception raised by a signal handler of the program, the cancellation of the task, or the end of a generator
+        that contains the block.
 
         The lease is renewed while the block runs, from a thread; with `renew=False` you call `extend` yourself. If it
-        is lost all the same, that is logged, `message.lease_lost` is True, the settle changes nothing, and no error is
+        is lost nevertheless, that is logged, `message.lease_lost` is True, the settle changes nothing, and no error is
         raised.
 
             with post.receive("orders", wait=5) as message:
@@ -415,9 +416,9 @@ class Waypost(BaseClient):
     ) -> Iterator[Consumed[Any]]:
         """Yield the messages of a `queue`, each for a `with` block of its own as in `receive`; ends with a drain.
 
-        `wait` (seconds, timedelta) ends it when none came for this time; without it, it goes on. `retry` and `renew`
-        are those of `receive`. A message that is settled neither by its block nor by a call (`message.done()`) before
-        the next one is retried; one that a `break` abandons is given back.
+        With `wait` (seconds, timedelta) it ends after this time without a message; without `wait` it continues. `retry`
+        and `renew` are those of `receive`. A message that is settled neither by its block nor by a call
+        (`message.done()`) before the next one is retried; after a `break` the current message is released.
 
             for message in post.consume("orders", wait=30):
                 with message:
@@ -450,8 +451,8 @@ class Waypost(BaseClient):
     def extend(self, message: Message[Any]) -> ExtendStatus:
         """Renew the lease of a received `message`: `ok`, `lost`, or `cancel` if a cancel was requested.
 
-        Only with `renew=False` is it needed. After `lost` another worker may have the message, and its settle changes
-        nothing.
+        It is needed only with `renew=False`. After `lost` another worker may have the message, and a settle of it
+        changes nothing.
         """
         return self._run(self._extend_flow(message))[0]
 
@@ -465,11 +466,11 @@ class Waypost(BaseClient):
     ) -> CancelStatus:
         """Cancel a message: `cancelled`, `requested` (it is running), `finished` or `unknown`.
 
-        Give what `publish` returned as `queue`, or a queue with an `id` or a `key`. A running handler learns of the
-        request with the next renewal of its lease at the latest; what it has done already stays done.
+        Pass the result of `publish` as `queue`, or a queue with an `id` or a `key`. A running handler is notified of
+        the request at the next renewal of its lease at the latest; its effects so far remain.
 
         `transaction` is that of `publish`: the message is cancelled if and only if that transaction commits. Until then
-        no worker can claim it, and the worker of a running message learns of the request by its renewal only.
+        no worker can claim it, and the worker of a running message finds the request only when it renews the lease.
 
             post.cancel("orders", key="order:7")
         """
@@ -485,10 +486,10 @@ class Waypost(BaseClient):
         at: datetime | None = None,
         transaction: object = None,
     ) -> RescheduleStatus:
-        """Give a timer another due time: `moved`, `due` (it is due already, and stays as it is) or `unknown`.
+        """Change the due time of a timer: `moved`, `due` (it is due already, and unchanged) or `unknown`.
 
-        Give what `publish` returned as `queue`, or a queue with an `id` or a `key`; and `delay` (seconds or a
-        timedelta) or `at`. A time that is over makes it ready now. A message that waits for a retry is a timer too.
+        Pass the result of `publish` as `queue`, or a queue with an `id` or a `key`; and `delay` (seconds or a
+        timedelta) or `at`. A time in the past makes it ready now. A message that waits for a retry is a timer too.
 
         `transaction` is that of `publish`: the timer is moved if and only if that transaction commits.
 
@@ -506,7 +507,7 @@ class Waypost(BaseClient):
     ) -> Any:
         """Return the result that a handler kept for a message, `default` if there is none or it is too old.
 
-        Give what `publish` returned as `queue`, or a queue and an `id`. `as_type` decodes the result as this type.
+        Pass the result of `publish` as `queue`, or a queue and an `id`. `as_type` decodes the result as this type.
 
         Raises `ResultNotKept` if the result could not be encoded, `Undecodable` if it is not of `as_type`.
         """
@@ -522,12 +523,12 @@ class Waypost(BaseClient):
     ) -> Any:
         """Wait until a message is done and return the result that its handler kept, None if it kept none.
 
-        Give what `publish` returned as `queue`, or a queue and an `id`; `timeout` is in seconds or a timedelta.
+        Pass the result of `publish` as `queue`, or a queue and an `id`; `timeout` is in seconds or a timedelta.
         `as_type` decodes the result as this type.
 
         Raises `MessageDead` or `MessageRemoved` if it ends in another way, `ResultNotKept` if its result could not be
-        encoded, `EndUnknown` if no trace of it is left, and `WaitTimeout` when the time is up, which changes nothing:
-        it can be waited for again.
+        encoded, `EndUnknown` if nothing of it is stored any more, and `WaitTimeout` when the time is up, which changes
+        nothing: it can be waited for again.
 
             published = post.publish("sums", [1, 2, 3])
             total = post.wait_result(published, timeout=5)
@@ -574,29 +575,30 @@ class Waypost(BaseClient):
     def handler(self, queue: HandledQueues, *, batch: int | None = None, **options: Unpack[HandlerOptions]) -> Any:
         """Register a function for the messages of a `queue`, or of several; a worker runs it.
 
-        It is given the body, as the annotated type of its first parameter, and by annotation or name the `Message`, the
-        `headers` and the client's `state`. An async function runs on the worker's event loop, any other in a thread,
-        or with `process=True` in a process of its own, which is killed where a coroutine would be cancelled.
-        It ends by returning (done), by returning or raising `Retry`, `Snooze`, `Dead` or `Drop`, or by an error, for
-        which `retry` decides (`Exponential()`). `manual=True`: unless it settles by `message.done()` and the like, it
-        is retried.
+        It gets the body, as the annotated type of its first parameter, and by annotation or name the `Message`, the
+        `headers` and the client's `state`. An async function runs on the worker's event loop, any other in a thread, or
+        with `process=True` in a separate process, which is killed where a coroutine would be cancelled. It ends by
+        returning (done), by returning or raising `Retry`, `Snooze`, `Dead` or `Drop`, or by an error, for which `retry`
+        decides (`Exponential()`). With `manual=True` the message is retried unless the function settles it by
+        `message.done()` or a similar method.
 
-        `concurrency` calls (10) run at once in a worker. `timeout` ends a handler that can be stopped, which then has
-        failed; `max_run` (an hour) does so too, and also ends the renewal of its lease. With `batch` it is given lists
-        of up to so many. Several queues share the concurrency: a list, or a mapping to weights as in
-        `{"urgent": 3, "normal": 1}`, by which turns are divided among those with work. With `types`, classes or their
-        names, it takes only messages of these types: a queue may have several such handlers, and one without for all
-        other types; without that one, other types are left for other workers.
+        `concurrency` calls (10) run at once in a worker. `timeout` stops a handler that can be stopped, which then has
+        failed; `max_run` (an hour) does so too, and also ends the renewal of its lease. With `batch` it gets lists of
+        up to this number. Several queues share the concurrency: pass a list, or a mapping to weights as in `{"urgent":
+        3, "normal": 1}`, by which turns are divided among the queues with messages. With `types`, classes or their
+        names, it handles only messages of these types: a queue may have several such handlers, and one without `types`
+        for all other types; without that one, other workers handle the other types.
 
-        `on_lease_lost` is called with a message whose lease was lost while it was handled. With `result_ttl` what it
-        returns is kept as the result of the message for so long (`wait_result`).
+        `on_lease_lost` is called with a message whose lease was lost while it was handled. With `result_ttl` its return
+        value is kept as the result of the message for this time (`wait_result`).
 
-        A parameter annotated as a session or connection of SQLAlchemy, psycopg or sqlite3 is given a transaction of the
-        store's database, committed together with the settle; `engine` is where SQLAlchemy's come from, an engine or a
-        maker of sessions, if it is not the client's own.
+        A parameter annotated as a session or connection of SQLAlchemy, psycopg or sqlite3 gets a transaction of the
+        store's database, committed together with the settle; `engine` is an engine or a session maker of SQLAlchemy, if
+        it is not the client's own.
 
-        The function stays what it is and gets a method `publish`, which publishes to its queue, if it has one, with the
-        handler's body type. Raises `ConfigurationError` for options or parameters that do not go together.
+        The function is unchanged, except for a new method `publish`, which publishes to its queue, if it has a single
+        one, with the handler's body type. Raises `ConfigurationError` for options or parameters that cannot be
+        combined.
 
             @post.handler(Queue("orders", Order), concurrency=50, timeout=30)
             async def charge(order: Order, message: Message[Order]) -> None: ...
@@ -614,19 +616,19 @@ class Waypost(BaseClient):
     def spark_job(self, queue: HandledQueues, **options: Unpack[SparkJobOptions]) -> Any:
         """Register a function for the messages of a `queue`, or of several, that computes with Spark, in a thread.
 
-        It is given a session, as its parameter named `spark` or annotated `SparkSession`, and otherwise what a handler
-        is given: the body, the message, the headers, the state. It ends as a handler does. The session is opened for
-        the first message, and shared by all jobs of the client: on `master` (`local[*]`; `sc://host` is Spark
-        Connect) with the settings `config`, or by a function `session` that returns one.
+        It gets a session as its parameter named `spark` or annotated `SparkSession`, and otherwise the parameters of a
+        handler: the body, the message, the headers, the state. Its outcomes are those of a handler. The session is
+        opened for the first message, and shared by all jobs of the client: on `master` (`local[*]`; `sc://host` is
+        Spark Connect) with the settings `config`, or by a function `session` that returns one.
 
         The lease is renewed while it runs. All Spark jobs that it starts belong to one group, which is cancelled when
-        the lease is lost, when the message is cancelled, after `timeout` or `max_run` (an hour), and when the worker
-        has waited long enough at its stop; the message is then given back or retried once the function has ended. An
-        error of Spark is kept with one line of text. `concurrency` is 1. `retry`, `manual`,
-        `on_lease_lost`, `result_ttl`, `types` and several queues are those of `handler`.
+        the lease is lost, when the message is cancelled, after `timeout` or `max_run` (an hour), and when the time
+        limit of the worker's stop is over; the message is then released or retried once the function has ended. An
+        error of Spark is kept with one line of text. `concurrency` is 1. `retry`, `manual`, `on_lease_lost`,
+        `result_ttl`, `types` and several queues are those of `handler`.
 
-        PySpark is imported by the worker, not here. Raises `ConfigurationError` for options or parameters that do not
-        go together.
+        PySpark is imported by the worker, not here. Raises `ConfigurationError` for options or parameters that cannot
+        be combined.
 
             @post.spark_job(Queue("reports", Day), timeout=timedelta(minutes=30))
             def summarize(day: Day, spark: SparkSession) -> None: ...
@@ -646,11 +648,10 @@ class Waypost(BaseClient):
     ) -> SyncWorker:
         """Return a worker for the registered handlers, or for those of `queues` only.
 
-        `run` it until it is stopped, or let it work in the background for the length of a `with` block. With
-        `max_handlers` at most so many handlers run at once over all its queues, which take turns. Its `health()` is
-        red when it could have claimed and did not for `health_window` (30 s). It also fires schedules, unless
-        `scheduler=False`, and with `promoter=True` it promotes timers of all queues: of all workers one does so at a
-        time.
+        `run` it until it is stopped, or let it run in the background during a `with` block. With `max_handlers` at most
+        that many handlers run at once over all its queues, which take turns. Its `health()` is red when it could have
+        claimed and did not for `health_window` (30 s). It also fires schedules, unless `scheduler=False`, and with
+        `promoter=True` it promotes timers of all queues: one of all workers does so at a time.
 
         Raises `ConfigurationError` if there is no handler for one of the queues, or none at all.
 
@@ -663,11 +664,11 @@ class Waypost(BaseClient):
         )
 
     def drain(self, timeout: Duration = 25.0) -> Drained:
-        """Stop claiming and publishing, wait for what is under way, give back what has not started, and report.
+        """Stop claiming and publishing, wait for calls in progress, release messages that have not started, and report.
 
         Workers of this client are stopped; handlers have `timeout` (25 s, or a timedelta) to end. Publishes raise
-        `QueueDrained` from here on, but for those of handlers that still run; `receive` gives None. It may be called
-        again; with `timeout=0` it changes nothing and only reports. Other clients, also of the same queues, go on.
+        `QueueDrained` from now on, except those of handlers that still run; `receive` returns None. It may be called
+        again; with `timeout=0` it changes nothing and only reports. Other clients, even of the same queues, continue.
         """
         timeout = check_seconds("timeout", timeout, least=-SECONDS_MAX)
         for pause in self._drain_pauses(timeout):
@@ -709,7 +710,7 @@ class Waypost(BaseClient):
         select; `before` (a datetime with a time zone) selects timers by their due time, and `died_after` those of the
         dead letters that died then or later, without reading older ones; `limit` ends the listing. `key_prefix`,
         `type_name`, `header`, `published_before`, `published_after`, and of errors `error_type`, `error` and
-        `died_before` are those of `purge`: no store has an index of them, so each message is read and compared here.
+        `died_before` are those of `purge`: no store has an index for them, so each message is read and compared here.
         Messages that change meanwhile may be missed or listed twice.
 
             for letter in post.messages("orders", "dead", reason="rejected", limit=100):
@@ -748,9 +749,9 @@ class Waypost(BaseClient):
     ) -> MessagePage[Any]:
         """Return one part of a listing of a `queue`, and the cursor of the next one, for programs that page through it.
 
-        `state` and the filters (`id`, `key`, `group`, `reason`, `before`, `died_after`) are those of `messages`. Give
-        the `cursor` of a part with the same queue, state and filters to read on; None is the beginning, and the end. A
-        part may have fewer than `limit` messages, or none, and a cursor all the same.
+        `state` and the filters (`id`, `key`, `group`, `reason`, `before`, `died_after`) are those of `messages`. Pass
+        the `cursor` of a part with the same queue, state and filters to continue; None is the beginning, and the end. A
+        part may have fewer than `limit` messages, or none, and still have a cursor.
 
             page = post.page("orders", "dead", limit=20)
             if page.cursor is not None:
@@ -759,10 +760,10 @@ class Waypost(BaseClient):
         return self._run(self._page_flow(queue, state, cursor, limit, filters))
 
     def find(self, id: str) -> list[FoundMessage]:
-        """Find a message by its `id` in all queues: where it is, or how it ended if that is still known.
+        """Find a message by its `id` in all queues: where it is, or how it ended if that is still stored.
 
         All queues are read in one flush. If none has it, their journals are searched for its events. The list is empty
-        if no trace of it is left.
+        if nothing of it is stored any more.
         """
         return self._run(manage.find(self._context, check_id(id)))
 
@@ -776,10 +777,10 @@ class Waypost(BaseClient):
         return self._run(manage.find_key(self._context, key, name))
 
     def links(self, queue: QueueName | Published, id: str | None = None) -> Links:
-        """Return what a message has to do with chains: the one that it is part of, began, or waits for.
+        """Return the chains of a message: the one that it is part of, began, or waits for.
 
-        Give what `publish` returned as `queue`, or a queue and an `id`. Chains and messages are named as `queue/id`.
-        Of a chain that it began, unfinished messages and those that wait for its end are listed, up to 100 of each.
+        Pass the result of `publish` as `queue`, or a queue and an `id`. Chains and messages are named as `queue/id`. Of
+        a chain that it began, unfinished messages and those that wait for its end are listed, up to 100 of each.
         """
         return self._call(self._store.links(*self._reference(queue, id)))
 
@@ -801,7 +802,7 @@ class Waypost(BaseClient):
     def stats(self, queue: QueueName, minutes: int = 0) -> Stats:
         """Return the state of a `queue`: its ledger, ages, readers of its journal, and counters of its last `minutes`.
 
-        Up to 1,440 minutes are kept. A queue that does not exist has nothing in it.
+        Up to 1,440 minutes are kept. A queue that does not exist is returned as empty.
         """
         return Stats.from_record(self._call(self._stats_call(queue, minutes)))
 
@@ -813,13 +814,13 @@ class Waypost(BaseClient):
         return [Stats.from_record(one) for one in self._run(self._stats_many_flow(queues, minutes))]
 
     def ledger(self, queue: QueueName) -> Ledger:
-        """Return where every message of a `queue` went. Its `balance` is 0, at any moment."""
+        """Return what became of every message of a `queue`. Its `balance` is 0 at any moment."""
         return self._call(self._stats_call(queue)).ledger
 
     def history(self, queue: QueueName | Published, id: str | None = None) -> list[Event]:
         """Return all events of one message that the journal still has, oldest first.
 
-        Give what `publish` returned as `queue`, or a queue and an `id`.
+        Pass the result of `publish` as `queue`, or a queue and an `id`.
         """
         found = self._run(manage.history(self._context, *self._reference(queue, id)))
         return [Event.from_record(one) for one in found]
@@ -835,15 +836,15 @@ class Waypost(BaseClient):
     def stop_worker(self, name: str) -> bool:
         """Request a worker to stop, by its `name`; return whether there is one of that name.
 
-        It learns of it with its next heartbeat, within 15 seconds, and then drains as after a signal: what runs may
-        end, and what has not begun is returned to its queue. `workers` lists the names.
+        It reads the request with its next heartbeat, within 15 seconds, and then drains as after a signal: running
+        handlers may end, and messages that have not started are returned to their queues. `workers` lists the names.
         """
         return self._run(self._request_worker_flow(name, "stop"))
 
     def quiet_worker(self, name: str) -> bool:
-        """Request a worker to stop claiming, and to go on with what it has; return whether there is one of that name.
+        """Request a worker to stop claiming, and to finish its messages; return whether there is one of that name.
 
-        `name` is one of `workers`. It learns of it with its next heartbeat, within 15 seconds.
+        `name` is one of `workers`. It reads the request with its next heartbeat, within 15 seconds.
         """
         return self._run(self._request_worker_flow(name, "quiet"))
 
@@ -861,10 +862,10 @@ class Waypost(BaseClient):
     ) -> SavedRecord:
         """Save a small piece of `data` under a `kind` and `name`, for all programs of this store; None removes it.
 
-        With a `version` it is saved only if the record still has that one; 0: only if there is none. The answer has
-        the record as it is. A record with exactly this data counts as saved, so that a repeat after a lost reply does.
-        After `ttl` the store forgets it; of each kind the newest `keep` records stay. Choose a `kind` of your own;
-        those of waypost begin with `waypost-`.
+        With a `version` it is saved only if the record still has that version; 0: only if there is no record. The
+        result has the current record. A record with exactly this data counts as saved, so that a repeat after a lost
+        reply succeeds. After `ttl` the store deletes it; of each kind the newest `keep` records stay. Choose a `kind`
+        of your own; those of waypost begin with `waypost-`.
 
             saved = post.save_record("deploys", "lock", b"me", version=0, ttl=600)
         """
@@ -876,7 +877,7 @@ class Waypost(BaseClient):
     ) -> StoredRecords:
         """Return the shared records of a `kind`, the newest first, page by page, or those of these `names`.
 
-        `limit` is the most of a page, `cursor` that of the page before.
+        `limit` is the size of a page, `cursor` the cursor of the previous page.
         """
         flow = records.records(self._context, kind, names=list(check_items("names", names)), cursor=cursor, limit=limit)
         return StoredRecords.from_record(self._run(flow))
@@ -892,48 +893,48 @@ class Waypost(BaseClient):
         return self._run(action_log.log_action(self._context, action))
 
     def actions(self, *, cursor: str | None = None, limit: int = 50) -> LoggedActions:
-        """Return the log of actions, the newest first, page by page: who did what, and what became of it.
+        """Return the log of actions, the newest first, page by page: who did what, with what result.
 
-        `limit` is the most of a page, `cursor` that of the page before.
+        `limit` is the size of a page, `cursor` the cursor of the previous page.
         """
         return self._run(action_log.actions(self._context, cursor=cursor, limit=limit))
 
     # ---- running a queue ---------------------------------------------------------------------------------
 
     def configure(self, queue: QueueName, **settings: Unpack[QueueSettings]) -> Policy:
-        """Change how a `queue` behaves, for every client, and return its new policy.
+        """Change the settings of a `queue`, for every client, and return its new policy.
 
-        A change acts on the next publish, claim or settle. Durations are seconds or timedeltas, and None removes a
-        limit. The settings:
+        A change applies from the next publish, claim or settle on. Durations are seconds or timedeltas, and None
+        removes a limit. The settings:
 
         - `lease`: how long a claimed message belongs to its worker (60 s). None: at most once, a claim removes it.
         - `max_deliveries`: how often a message may be claimed before it is dead (10).
-        - `max_pending`: how many messages may wait, and `overload` what a publish past that does: `raise`, `block` or
+        - `max_pending`: how many messages may wait, and `overload` what a publish beyond that does: `raise`, `block` or
           `drop_oldest`.
         - `max_running`: how many messages may be leased at once, over all workers. `rate`: claims in a window, as
           "100/m".
         - `journal`: what is journalled: `off`, `failures`, `all` or `full`. `journal_max`: how many events are kept.
         - `dead_max`, `dead_keep`: how many dead letters are kept, and for how long.
         - `completed`: how many finished messages are kept for listings; True for 1,000.
-        - `hide_bodies`: True lets web pages show bodies, headers and results of this queue to no user.
-        - `tracebacks`: False keeps no traceback with the last error of a message (True).
-        - `fair`: True takes turns between groups, so that one with many messages delays no other.
+        - `hide_bodies`: True hides bodies, headers and results of this queue from all users of web pages.
+        - `tracebacks`: False stores the last error of a message without its traceback (True).
+        - `fair`: True takes turns between groups, so that a group with many messages does not delay the others.
         - `order`: "group" hands out the messages of a group one at a time, in order. `on_failure`: whether one that
           failed lets the next one `pass` or `hold`s the group until it is tried again (`hold`).
         - `group_max_running`, `group_rate`, `group_max_pending`: the same limits for each group.
 
-        Raises `InvalidPolicy` for a setting or a value that makes no sense.
+        Raises `InvalidPolicy` for an invalid setting or value.
 
             post.configure("orders", lease=timedelta(minutes=2), max_running=20, rate="100/m")
         """
         return Policy.from_record(self._run(manage.configure(self._context, self._name(queue), settings)))
 
     def policy(self, queue: QueueName) -> Policy:
-        """Return how a `queue` behaves now, by the names of `configure`."""
+        """Return the current settings of a `queue`, by the names of `configure`."""
         return Policy.from_record(self._call(self._store.policy(queue_name(queue))))
 
     def pause(self, queue: QueueName) -> bool:
-        """Hand out nothing of a `queue` until `resume`; publishes, settles and renewals go on.
+        """Hand out no messages of a `queue` until `resume`; publishes, settles and renewals continue.
 
         Returns whether this changed anything.
         """
@@ -948,35 +949,35 @@ class Waypost(BaseClient):
     ) -> GroupList:
         """Return up to `limit` groups of a `queue` that takes turns between them, by name, or only one `group`.
 
-        Those are listed that have messages to hand out or leased, or are held, paused or configured. The result has a
-        `cursor` if there are more: give it to read on. Raises `InvalidInput` if the queue does not take turns.
+        Groups are listed that have unfinished messages, or are held, paused or configured. The result has a `cursor` if
+        there are more: pass it to continue. Raises `InvalidInput` if the queue does not take turns.
         """
         return GroupList.from_record(self._run(manage.groups(self._context, self._name(queue), limit, cursor, group)))
 
     def configure_group(self, queue: QueueName, group: str, **settings: Unpack[GroupOptions]) -> bool:
-        """Give a single `group` of a `queue` settings of its own; whether that changed anything.
+        """Change the settings of a single `group` of a `queue`; return whether that changed anything.
 
         `weight` is how many messages it hands out where another group hands out one (1 to 100). `max_running`, `rate`
         and `max_pending` are its limits in place of the queue's `group_max_running`, `group_rate` and
-        `group_max_pending`, which it has again with None.
+        `group_max_pending`; None restores those of the queue.
 
             post.configure_group("orders", "acme", weight=3, rate="100/m")
         """
         return self._run(manage.configure_group(self._context, self._name(queue), group, settings))
 
     def pause_group(self, queue: QueueName, group: str) -> bool:
-        """Hand out nothing of a `group` of a `queue` until `resume_group`; whether this changed anything."""
+        """Hand out no messages of a `group` of a `queue` until `resume_group`; return whether this changed anything."""
         return self._run(manage.pause_group(self._context, self._name(queue), group, paused=True))
 
     def resume_group(self, queue: QueueName, group: str) -> bool:
-        """Hand out messages of a `group` of a `queue` again, and wake workers; whether this changed anything."""
+        """Hand out messages of a `group` of a `queue` again, and wake workers; return whether this changed anything."""
         return self._run(manage.pause_group(self._context, self._name(queue), group, paused=False))
 
     def skip_held(self, queue: QueueName, group: str) -> str | None:
-        """Let the next message of an ordered `group` of a `queue` pass the failed one that holds it; that one's id.
+        """Let the next message of an ordered `group` of a `queue` pass the failed one; return the id of the failed one.
 
-        The message stays where it is, is tried again when it is due, and is the next one then. None if none holds the
-        group.
+        The failed message keeps its place, is tried again when it is due, and is then the next of its group. None if no
+        message holds the group.
         """
         return self._run(manage.skip_held(self._context, self._name(queue), group))
 
@@ -991,10 +992,11 @@ class Waypost(BaseClient):
         rate: str | None = None,
         transaction: object = None,
     ) -> Redriven:
-        """Make dead letters of a `queue` ready again with fresh counts, and return which.
+        """Make dead letters of a `queue` ready again with new counts, and return their ids.
 
         Choose one by its `id`, some by `ids`, those of a `reason`, or all. `limit` bounds their number, `rate`
-        ("100/s") the pace. A letter whose key is in use by now stays dead, and is among the `duplicates` of the result.
+        ("100/s") their rate. A letter whose key is in use meanwhile stays dead, and is among the `duplicates` of the
+        result.
 
         `transaction` is that of `publish`: the letters are redriven if and only if that transaction commits. It locks
         them until then, and takes no `rate`.
@@ -1014,10 +1016,10 @@ class Waypost(BaseClient):
         """Remove all messages of a `queue` in a `state`, and return how many there were.
 
         The states are `ready` (the default), `delayed`, `waiting`, `dead` and `done`. It cannot be undone. In the
-        ledger, messages that were still to be handed out count as cancelled. Filters choose some of them:
-        `error_type`, `error`, `group`, `key_prefix`, `type_name`, `header` ("NAME=VALUE"), `published_before`,
-        `published_after`; of dead letters also `reason`, `died_before`, `died_after`. With `ids` it removes those
-        dead letters and nothing else.
+        ledger, messages that could still be handed out count as cancelled. Filters select some of them: `error_type`,
+        `error`, `group`, `key_prefix`, `type_name`, `header` ("NAME=VALUE"), `published_before`, `published_after`; of
+        dead letters also `reason`, `died_before`, `died_after`. With `ids` it removes those dead letters and nothing
+        else.
 
             post.purge("orders", "dead", reason="rejected", died_before=last_week)
         """
@@ -1030,9 +1032,9 @@ class Waypost(BaseClient):
 
         `queue` and `id` are those of the letter.
 
-        A new message takes its place in one step, however often the call is repeated: its header `waypost-edited-from`
-        has the id of the letter, and key, group, priority and correlation id are those of the letter. If the key is in
-        use by now the status is `duplicate`, and the letter stays. Raises `QueueFull` as a publish does.
+        A new message replaces it in one step, however often the call is repeated: its header `waypost-edited-from` has
+        the id of the letter, and key, group, priority and correlation id are those of the letter. If the key is in use
+        meanwhile the status is `duplicate`, and the letter stays. Raises `QueueFull` as a publish does.
 
             post.replace_dead("orders", letter.id, {"id": 7, "amount": 10})
         """
@@ -1041,11 +1043,11 @@ class Waypost(BaseClient):
     def count_messages(
         self, queue: QueueName, state: MessageState = "dead", *, limit: int = 40_000, **filters: Unpack[DeadFilters]
     ) -> Counted:
-        """Count the messages of a `queue` in a `state` that the filters choose, reading at most `limit` of them.
+        """Count the messages of a `queue` in a `state` that match the filters, reading at most `limit` of them.
 
         The states are `ready`, `delayed`, `waiting` and `dead`, the filters those of `purge`: `reason`, `error_type`,
         `error`, `group`, `key_prefix`, `type_name`, `header`, `died_before`, `died_after`, `published_before`,
-        `published_after`. The answer says how many of how many were searched.
+        `published_after`. The result says how many messages were searched, of how many.
 
             post.count_messages("orders", "delayed", header="tenant=acme").count
         """
@@ -1067,54 +1069,54 @@ class Waypost(BaseClient):
         via: str = "python",
         **filters: Unpack[DeadFilters],
     ) -> BulkAction:
-        """Start to act on the messages of a `queue` that the filters choose, and return at once.
+        """Start a bulk action on the messages of a `queue` that match the filters, and return at once.
 
         `verb` is `redrive` or `purge` (dead letters), `cancel` (`state` is `ready`, `delayed` or `waiting`),
         `reschedule` (timers: `delay` from now, or `at`; a delay of 0 makes them due), or `prioritize` (`state` is
-        `ready` or `delayed`: they get the `priority`, and ready ones go to its end; messages of ordered groups keep
-        theirs, because none counts there).
+        `ready` or `delayed`: they get the `priority`, and ready ones become the last of it; messages of ordered groups
+        keep theirs, because it has no effect there).
 
-        What is to be done is saved in the store, and goes on when this program ends: web servers (`waypost web`) and
-        `run_bulk` carry it on, one at a time. What dies or is published after the start is not meant. The filters are
-        those of `purge`: `reason`, `error_type`, `error`, `group`, `key_prefix`, `type_name`, `header`, `died_before`,
-        `died_after`, `published_before`, `published_after`. `rate` ("100/s") bounds how fast it goes; `user` and `via`
-        are for the list of actions.
+        The action is saved in the store, and continues when this program ends: web servers (`waypost web`) and
+        `run_bulk` continue it, one at a time. Messages that die or are published after the start are not included. The
+        filters are those of `purge`: `reason`, `error_type`, `error`, `group`, `key_prefix`, `type_name`, `header`,
+        `died_before`, `died_after`, `published_before`, `published_after`. `rate` ("100/s") limits its rate; `user` and
+        `via` are stored in the log of actions.
 
             action = post.start_bulk("orders", "redrive", error_type="builtins.TimeoutError", rate="50/s")
         """
         return self._run(self._start_bulk_flow(queue, verb, state, (delay, at), priority, rate, user, via, filters))
 
     def bulk_action(self, id: str) -> BulkAction:
-        """Return the bulk action with this `id` and how far it is."""
+        """Return the bulk action with this `id` and its progress."""
         return self._run(self._find_bulk_flow(id))
 
     def bulk_actions(self, *, cursor: str | None = None, limit: int = 50) -> BulkActions:
         """Return the bulk actions of the store, the newest first, page by page; it keeps the newest 200.
 
-        `limit` is the most of a page, `cursor` that of the page before.
+        `limit` is the size of a page, `cursor` the cursor of the previous page.
         """
         return self._run(self._list_bulk_flow(cursor, limit))
 
     def change_bulk(self, id: str, change: Literal["pause", "resume", "cancel"]) -> BulkAction:
         """Pause, resume or cancel the bulk action with this `id`, as `change` says.
 
-        A step of up to 100 letters that is under way ends first.
+        A step of up to 100 letters that is in progress ends first.
         """
         return self._run(self._change_bulk_flow(id, change))
 
     def run_bulk(self, id: str, *, seconds: Duration = 60) -> BulkAction:
-        """Carry on a bulk action until it ends or for so many `seconds`; nothing if another program works on it.
+        """Continue a bulk action until it ends or for `seconds`; do nothing if another program works on it.
 
         `id` is that of the action.
         """
         return self._run(self._run_bulk_flow(id, check_seconds("seconds", seconds)))
 
     def remove_queue(self, queue: QueueName) -> bool:
-        """Remove a `queue` that is empty, with its settings, counters, history and journal; whether there was one.
+        """Remove an empty `queue`, with its settings, counters, history and journal; return whether there was one.
 
         Raises `QueueNotEmpty`, which names what is left, if it holds messages in any state, dead letters, schedules,
-        chains that have not finished, or registered readers of its journal. The next publish makes a new queue of this
-        name; a worker that still serves it does not.
+        chains that have not finished, or registered readers of its journal. The next publish creates a new queue of
+        this name; a worker that still serves it does not.
         """
         return self._run(manage.remove_queue(self._context, queue_name(queue)))
 
@@ -1124,7 +1126,7 @@ class Waypost(BaseClient):
         """Find damaged records of a `queue`: messages that no claim can reach, missing bodies, wrong counters.
 
         It goes step by step and can run beside workers; `progress` is called with the number of records read so far.
-        With `mend=True`, messages that can be handed out go back to the head of their priority, the rest is removed and
+        With `mend=True`, messages that can be handed out become the first of their priority, the others are removed and
         counted as dropped, and counters are corrected. Each change is journalled.
         """
         return self._run(self._check_flow(queue, mend, progress))
@@ -1136,21 +1138,21 @@ class Waypost(BaseClient):
     ) -> Schedule:
         """Save a schedule, which publishes `body` to `queue` by a `cron` pattern in zone `tz`, or `every` n seconds.
 
-        It is known by its queue and `key`, which is made of `name` and rule unless given. To save it again changes
-        nothing; another rule under the same key decides its next fire. The options:
+        It is identified by its queue and `key`, which is made of `name` and rule unless given. To save it again changes
+        nothing; another rule under the same key determines the next fire anew. The options:
 
         - `cron` may be a list of patterns, and `exclude` has dates, in zone `tz`, on which they do not fire.
-        - `missed` decides about instants that were not fired in time (`grace`, 60 s): `skip` them (the default), fire
-          `once` for all, or `CatchUp(n)`.
-        - `overlap` decides about an instant while the last run has not ended: `allow` it to fire (the default), `skip`
-          it, or `queue_one`: fire when the run ends.
-        - `start` and `end` (datetimes with a time zone) and `max_fires` bound it; `jitter` spreads its fires over so
-          long.
+        - `missed` decides what happens to instants that were not fired in time (`grace`, 60 s): `skip` them (the
+          default), fire `once` for all, or `CatchUp(n)`.
+        - `overlap` decides what happens to an instant while the last run has not ended: `allow` it to fire (the
+          default), `skip` it, or `queue_one`: fire when the run ends.
+        - `start` and `end` (datetimes with a time zone) and `max_fires` bound it; `jitter` delays its fires by random
+          times up to this.
         - `priority`, `group`, `headers`, `correlation_id`, `reply_to`, `retry` and `timeout` are those of its messages.
-        - `expires` (seconds, timedelta): a message that is not claimed so long after its fire is never handed out. It
-          counts from when the message is made, also that of a catch-up, a trigger or a backfill.
+        - `expires` (seconds, timedelta): a message that is not claimed within this time after its fire is never handed
+          out. The time begins when the message is published, also for a catch-up, a trigger or a backfill.
 
-        Raises `InvalidSchedule` for a pattern, zone or rule that makes no sense.
+        Raises `InvalidSchedule` for an invalid pattern, zone or rule.
 
             post.save_schedule("rollup", queue="reports", cron="0 9 * * *", tz="Europe/Madrid", missed="once")
         """
@@ -1159,33 +1161,33 @@ class Waypost(BaseClient):
         return schedule
 
     def remove_schedule(self, name: str, *, queue: QueueName | None = None) -> bool:
-        """Remove the schedule of this `name` or key; whether there was one. What it has published stays.
+        """Remove the schedule of this `name` or key; return whether there was one. Its published messages stay.
 
-        `queue` is needed where several queues have one of that name: without it, `UnknownSchedule` is raised.
+        `queue` is needed if several queues have one of that name: without it, `UnknownSchedule` is raised.
         """
         return self._run(self._change_flow(schedules.remove, name, queue))
 
     def pause_schedule(self, name: str, *, queue: QueueName | None = None) -> bool:
-        """Fire the schedule of this `name` or key no more until it is resumed; whether that changed anything.
+        """Stop firing the schedule of this `name` or key until it is resumed; return whether that changed anything.
 
-        `queue` is needed where several queues have one of that name. Raises `UnknownSchedule` if there is none.
+        `queue` is needed if several queues have one of that name. Raises `UnknownSchedule` if there is none.
         """
         return self._run(self._change_flow(schedules.pause, name, queue))
 
     def resume_schedule(self, name: str, *, queue: QueueName | None = None) -> bool:
-        """Fire the schedule of this `name` or key again from its next instant on; whether that changed anything.
+        """Fire the schedule of this `name` or key again from its next instant on; return whether that changed it.
 
-        The pause makes no missed fires. `queue` is needed where several queues have one of that name. Raises
-        `UnknownSchedule` if there is none.
+        Instants during the pause do not count as missed. `queue` is needed if several queues have one of that name.
+        Raises `UnknownSchedule` if there is none.
         """
         changed = self._run(self._change_flow(schedules.resume, name, queue))
         self._refresh_schedulers()
         return changed
 
     def trigger_schedule(self, name: str, *, queue: QueueName | None = None) -> Published:
-        """Publish the message of the schedule of this `name` or key now. Its next fire stays where it is.
+        """Publish the message of the schedule of this `name` or key now. Its next fire does not change.
 
-        `queue` is needed where several queues have one of that name. Raises `UnknownSchedule` if there is none, and
+        `queue` is needed if several queues have one of that name. Raises `UnknownSchedule` if there is none, and
         `QueueFull` if the queue has no room.
         """
         return self._run(self._change_flow(schedules.trigger, name, queue))
@@ -1201,16 +1203,16 @@ class Waypost(BaseClient):
         dry_run: bool = False,
         progress: Callable[[int], object] | None = None,
     ) -> Backfilled:
-        """Publish the messages of the schedule `name` for the past: of the instants from `start` on, before `end`.
+        """Publish the messages of the schedule `name` for past instants, from `start` on, before `end`.
 
         Instants that fired, in time or by an earlier backfill, are skipped: a rerun publishes nothing twice. A paused
-        schedule can be backfilled too. `queue` is needed where several queues have one of that name. `limit` is the
-        most instants that the interval may have (10,000); `progress` is called with the number of instants done so far;
+        schedule can be backfilled too. `queue` is needed if several queues have one of that name. `limit` is the most
+        instants that the interval may have (10,000); `progress` is called with the number of instants done so far;
         `dry_run` only counts.
 
         Raises `InvalidSchedule` for an interval that is empty, ends in the future or has too many instants,
-        `UnknownSchedule` if there is no such schedule, and `QueueFull` when the queue has no room for more: what was
-        published until then stays.
+        `UnknownSchedule` if there is no such schedule, and `QueueFull` when the queue has no room for more: messages
+        published until then stay.
 
             post.backfill("rollup", datetime(2026, 3, 1, tzinfo=UTC), datetime(2026, 3, 8, tzinfo=UTC))
         """
@@ -1227,7 +1229,7 @@ class Waypost(BaseClient):
         ttl: Duration = LEADER_TTL_MS / 1000,
         on_tick: Callable[[Tick], object] | None = None,
     ) -> None:
-        """Fire schedules until `stop` is set. Workers do this too; of all of them one leads at a time.
+        """Fire schedules until `stop` is set. Workers do this too; one of all leads at a time.
 
         A leader that does not renew its lease for `ttl` (15 s) is replaced. `on_tick` is called with the result of each
         tick.
@@ -1248,8 +1250,8 @@ class Waypost(BaseClient):
     ) -> None:
         """Make timers ready when they are due and wake workers for them until `stop` is set.
 
-        Claims do the first by themselves: no message depends on it. A leader that does not renew its lease for `ttl`
-        (15 s) is replaced. `on_tick` is called with the result of each tick.
+        Claims make due timers ready by themselves: no message depends on this. A leader that does not renew its lease
+        for `ttl` (15 s) is replaced. `on_tick` is called with the result of each tick.
         """
         from waypost.schedule.loop import run_blocking
         from waypost.schedule.promoter import Promoter
@@ -1261,7 +1263,7 @@ class Waypost(BaseClient):
     # ---- the journal -------------------------------------------------------------------------------------
 
     def journal(self, queue: QueueName, after: int = 0, limit: int = PAGE_MAX) -> JournalPage:
-        """Return up to `limit` events of a `queue` after the number `after`, in order. Go on from the page's `last`.
+        """Return up to `limit` events of a `queue` after the number `after`, in order. Continue from the page's `last`.
 
         Events that were trimmed are missing: `first_kept` of the page is the number of the first event that is kept.
 
@@ -1275,16 +1277,16 @@ class Waypost(BaseClient):
         """Register a reader of a queue's journal, or record how far it has read; return its position.
 
         Events of `queue` that the reader `name` has not read are not trimmed, up to `journal_max`. `read_to` is the
-        number of the last event that it needs no more; without it nothing changes but the registration.
+        number of the last event that it no longer needs; without it only the registration is renewed.
         """
         return self._call(self._reader_call(queue, name, read_to))
 
     def journal_forget(self, queue: QueueName, name: str) -> bool:
-        """Forget the reader `name` of the journal of `queue`. Returns whether it was known."""
+        """Remove the reader `name` of the journal of `queue`. Returns whether it was registered."""
         return self._call(self._forget_call(queue, name))
 
     def journal_trim(self, queue: QueueName, up_to: int) -> int:
-        """Forget events of a `queue` up to the number `up_to`, but none that a reader still needs.
+        """Delete events of a `queue` up to the number `up_to`, but none that a reader still needs.
 
         Returns the number of the first event that is kept.
         """

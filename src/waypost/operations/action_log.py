@@ -15,12 +15,12 @@ from waypost.values import SharedRecord
 from waypost.views import LoggedAction, LoggedActions
 
 KIND = "waypost-actions"
-#: Longer texts are cut: an entry is a line for people, and must fit into a record.
+#: Longer texts are cut: an entry is one line for readers, and must fit into a record.
 TEXT_CHARACTERS_MAX = 2_000
 
 
 def log_action(context: ClientContext, action: LoggedAction) -> Flow[LoggedAction]:
-    """Append an entry. The store's clock says when."""
+    """Append an entry, with the time of the store's clock."""
     if not isinstance(action, LoggedAction):
         raise InvalidInput(f"an entry of the log of actions is a LoggedAction, not {show(action)}")
     texts = {name: getattr(action, name)[:TEXT_CHARACTERS_MAX] for name in ("user", "text", "command", "python")}
@@ -38,7 +38,7 @@ def actions(context: ClientContext, *, cursor: str | None, limit: int) -> Flow[L
 
 
 def read_action(record: SharedRecord) -> LoggedAction:
-    """Return an entry; one that a newer release wrote in another form is shown as far as it is known."""
+    """Return an entry; of one that a newer release wrote in another format, the fields that this release knows."""
     at = to_datetime(record.created_ms)
     try:
         return structs.replace(msgspec.json.decode(record.data, type=LoggedAction), id=record.name, at=at)

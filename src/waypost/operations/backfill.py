@@ -1,7 +1,7 @@
 """Backfill: publish the fires of a schedule for an interval of the past, those that have not fired.
 
-Each part is one step of the store, which publishes the messages and remembers in the same step that they have fired.
-So a repeat, a second client or a crash in between publishes no instant twice, and a rerun continues where the first one
+Each part is one step of the store, which publishes the messages and records in the same step that they have fired. So a
+repeat, a second client or a crash in between publishes no instant twice, and another run continues where the first one
 ended.
 """
 
@@ -28,7 +28,7 @@ Progress = Callable[[int], object]
 
 
 class Backfilled(Struct, frozen=True):
-    """What a backfill did, or with `dry_run` would do, with the instants of `start` <= instant < `end`."""
+    """The result of a backfill, or with `dry_run` the expected one, for instants with `start` <= instant < `end`."""
 
     queue: str
     key: str
@@ -38,10 +38,10 @@ class Backfilled(Struct, frozen=True):
     published: int
     #: Instants that had fired before, in time or by a backfill.
     skipped: int
-    #: Instants that the scheduler has yet to fire: it is behind.
+    #: Instants that the scheduler must still fire, because it is late.
     left: int
     dry_run: bool
-    #: The first and the last of those published.
+    #: The first and the last of the published instants.
     first: datetime | None = None
     last: datetime | None = None
 
@@ -99,13 +99,13 @@ def _instants(stored: StoredSchedule, start_ms: int, end_ms: int, limit: int) ->
             )
         found.append(fire)
         if len(found) % CHUNK_MESSAGES_MAX == 0:
-            # A search takes long for a pattern with many instants: let others run on this event loop.
+            # The search takes long for a pattern with many instants: let other tasks of this event loop run.
             yield Sleep(0)
     return found
 
 
 class _Backfill:
-    """A backfill under way: the instants of its interval, what is known of the schedule, and what was done so far."""
+    """A backfill in progress: the instants of its interval, the schedule as last read, and the result so far."""
 
     def __init__(
         self, context: ClientContext, queue: str, stored: StoredSchedule, now_ms: int, instants: list[Fire]
@@ -136,7 +136,7 @@ class _Backfill:
         while position < len(self._instants):
             part, fires = self._choose(self._instants[position : position + most])
             if not part:
-                # The scheduler has these before it; it fires them, or counts them as missed.
+                # The scheduler has not reached these yet; it fires them, or counts them as missed.
                 self.left = len(self._instants) - position
                 return
             if fires:
@@ -157,7 +157,7 @@ class _Backfill:
                 progress(position)
 
     def _choose(self, instants: list[Fire]) -> tuple[list[Fire], list[Fire]]:
-        """Return those that the scheduler has behind it, and of these the ones that have not fired."""
+        """Return the instants that the scheduler has passed, and which of them have not fired."""
         stored = self._stored
         if stored.paused or stored.next_ms is None:
             passed = [fire for fire in instants if fire.due_ms <= self._now_ms]
@@ -167,11 +167,11 @@ class _Backfill:
         return passed, [fire for fire in passed if fire.instant_ms not in fired]
 
     def _publish(self, part: list[Fire], fires: list[Fire], begin_ms: int) -> Flow[Fired]:
-        """Publish the messages of some instants, and remember that all instants of this part have fired."""
+        """Publish the messages of some instants, and record that all instants of this part have fired."""
         context, queue, stored = self._context, self._queue, self._stored
         drafts = yield from drafts_of(context, queue, stored, self._spec, fires)
         known = read_state(stored)
-        # One that waits for the end of a run is published here: it would fire a second time after that run.
+        # An instant that waits for the end of a run is published here: otherwise it would fire again after that run.
         waits = known.waiting_ms is not None and all(fire.instant_ms != known.waiting_ms for fire in part)
         state = structs.replace(
             known,
@@ -191,7 +191,7 @@ class _Backfill:
         return fired
 
     def _follow(self, fired: Fired, tries: int) -> None:
-        """Go on with the schedule as another client left it, unless that was another rule."""
+        """Continue with the schedule as another client changed it, unless its rule is another one now."""
         done = f"{self.published:,} messages were published; run it again for the rest"
         if fired.schedule is None:
             raise UnknownSchedule(f"schedule {self._stored.key!r} was removed during its backfill; {done}")

@@ -1,14 +1,14 @@
-"""Bulk actions: redrive, purge, cancel, move or prioritize messages by a filter, in steps that any client can carry on.
+"""Bulk actions: redrive, purge, cancel, move or prioritize messages by a filter, in steps that any client can continue.
 
-A bulk action is a shared record: what is to be done, how far it is, and who works on it until when. A step is planned
-first: the letters that it takes and the operation that it is sent with are saved with the record. Then it is run, and
-the next one is saved together with what came of it. So a client that ends at any point leaves either a step that has
-not run, or one whose repeat by another client gets the first answer from the store: letters are moved and counted once.
-A client that was taken for dead and goes on can only repeat that step, and its save is refused.
+A bulk action is a shared record: what to do, how far it is, and which client works on it until when. A step is planned
+first: the letters that it moves and the operation with which it is sent are saved in the record. Then it is run, and
+its result is saved together with the plan of the next step. So a client that ends at any point leaves either a step
+that has not run, or a step whose repeat by another client gets the first result from the store: letters are moved and
+counted once. A client that was considered dead and continues can only repeat that step, and its save is refused.
 
-Only letters that died, or messages that were published, before the action began are meant: what is redriven and dies
-again is not redriven for ever. All moved timers get the same due time, so that one that comes up again later in the
-listing is recognized; so is a message that has the new priority.
+Only letters that died, or messages that were published, before the action began are included: a letter that is redriven
+and dies again is not redriven forever. All moved timers get the same due time, so that a timer that is found again
+later in the listing is recognized; so is a message that already has the new priority.
 """
 
 from __future__ import annotations
@@ -55,17 +55,17 @@ from waypost.values import (
 T = TypeVar("T")
 
 KIND = "waypost-bulk"
-#: Bulk actions that the store keeps, those that have ended among them.
+#: Bulk actions that the store keeps, including finished ones.
 KEPT_MAX = 200
-#: Starts at the same time may exceed that by so many before the store removes the oldest, ended or not.
+#: How far starts at the same time may exceed that before the store removes the oldest, finished or not.
 SPARE = 100
 #: Letters that are read in one step. Their bodies are read too.
 STEP_LETTERS = 100
 #: Messages that a count reads at once.
 COUNT_PAGE = 200
-#: How long a count goes on at most; it returns how far it got.
+#: The time limit of a count; it then returns the result so far.
 COUNT_SECONDS = 2.0
-#: How long a client works on an action before it must have saved it again.
+#: A client that works on an action must save it again within this time.
 LEASE_MS = 5_000
 #: How often a save is tried again because another client changed the record.
 CONFLICTS_MAX = 20
@@ -79,21 +79,21 @@ VERBS: dict[Verb, tuple[MessageState, ...]] = {
     "redrive": ("dead",), "purge": ("dead",), "cancel": ("ready", "delayed", "waiting"), "reschedule": ("delayed",),
     "prioritize": ("ready", "delayed"),
 }  # fmt: skip
-#: Pages that one step reads in search of messages that fit, so that a filter with few matches has few steps.
+#: Pages that one step reads to find matching messages, so that a filter with few matches needs few steps.
 STEP_PAGES = 10
-#: States in which a client has something to do.
+#: States in which a client has work to do.
 ACTIVE: frozenset[State] = frozenset(("running", "pausing", "cancelling"))
 ENDED: frozenset[State] = frozenset(("done", "cancelled", "failed"))
 #: Parts of a filter that only dead letters have.
 ONLY_DEAD = ("reason", "before_ms", "after_ms")
 #: Parts of a filter for which empty text means letters that have none.
 MAY_BE_NONE = frozenset(("error_type", "error"))
-#: An error that may be gone at the next attempt.
+#: Errors that may not occur at the next attempt.
 PASSING = (StoreUnavailable, OutcomeUnknown, StoreFull)
 
 
 class Step(Struct, frozen=True):
-    """A step that was planned: the letters it takes, its operation, and where the next one begins."""
+    """A planned step: its letters, its operation, and where the next step begins."""
 
     number: int
     stamp: int
@@ -116,11 +116,11 @@ class BulkRecord(Struct, frozen=True):
     #: The session of its operations, and when it began, by the store's clock.
     session: str
     start_ms: int
-    #: Messages of that state that the queue had when it began.
+    #: Messages of that state in the queue when it began.
     total: int
     rate: str | None = None
     state: State = "running"
-    #: Letters moved or removed; left because their key is in use; of which it is not known whether they were moved.
+    #: Letters moved or removed; letters that stay because their key is in use; letters that may have been moved.
     done: int = 0
     left: int = 0
     unknown: int = 0
@@ -128,25 +128,25 @@ class BulkRecord(Struct, frozen=True):
     is_last: bool = False
     step: Step | None = None
     steps: int = 0
-    #: Not before: for the rate.
+    #: The earliest time of the next step, with a rate.
     next_ms: int = 0
     owner: str = ""
     lease_ms: int = 0
     ended_ms: int | None = None
     error: str | None = None
-    #: The state whose messages are meant, and the due time that timers get.
+    #: The state of the messages, and the due time that timers get.
     source: MessageState = "dead"
     at_ms: int | None = None
     #: Messages that were read so far.
     searched: int = 0
     #: The priority that messages get.
     priority: int | None = None
-    #: Different in each save, so that no save is taken for the repeat of another.
+    #: Different in each save, so that no save is mistaken for a repeat of another.
     change: str = ""
 
 
 class Bulk(Struct, frozen=True):
-    """A bulk action, the version of its record, and the store's time of the answer."""
+    """A bulk action, the version of its record, and the store's time of the reply."""
 
     id: str
     record: BulkRecord
@@ -171,7 +171,7 @@ def start(
     user: str,
     via: str,
 ) -> Flow[Bulk]:
-    """Save a new bulk action; it runs when a client carries it on."""
+    """Save a new bulk action; it runs when a client continues it."""
     source = check_source(verb, state)
     if (verb == "reschedule") != (delay_ms is not None or at_ms is not None):
         raise InvalidInput(
@@ -195,7 +195,7 @@ def start(
     )  # fmt: skip
     (id,) = context.session.message_ids(1)
     saved = yield from _save(context, Bulk(id, record, 0, now), record)
-    # A web server may have begun with it before the reply came, if the first one was lost.
+    # If the first reply was lost, a web server may have begun with it before the second reply.
     return (yield from find(context, id)) if saved is None else saved
 
 
@@ -223,13 +223,13 @@ def check_filter(filter: DeadFilter, source: MessageState) -> None:
 
 
 def held(stats: StatsRecord, state: MessageState) -> int:
-    """How many messages of a state a queue has."""
+    """Return how many messages of a state a queue has."""
     ledger = stats.ledger
     return ledger.dead_kept if state == "dead" else int(getattr(ledger, state))
 
 
 def _make_room(context: ClientContext) -> Flow[None]:
-    """Remove the oldest bulk actions that have ended where there are too many; refuse another if none has ended."""
+    """Remove the oldest finished bulk actions if there are too many; raise an error if none is finished."""
     found: list[SharedRecord] = []
     cursor = None
     while True:
@@ -253,7 +253,7 @@ def _make_room(context: ClientContext) -> Flow[None]:
 
 
 def _has_ended(record: SharedRecord) -> bool:
-    """Whether a bulk action has ended; one that another release wrote is not known to have."""
+    """Return whether a bulk action is finished; False for one that another release wrote."""
     try:
         return msgspec.json.decode(record.data, type=BulkRecord).state in ENDED
     except msgspec.DecodeError:
@@ -279,7 +279,7 @@ def list_bulk(context: ClientContext, *, cursor: str | None, limit: int) -> Flow
 
 
 def change(context: ClientContext, id: str, how: Change) -> Flow[Bulk]:
-    """Pause, resume or cancel a bulk action. A step that is under way ends first."""
+    """Pause, resume or cancel a bulk action. A step in progress ends first."""
     check_choice("change", how, ("pause", "resume", "cancel"))
     bulk = yield from find(context, id)
     for _ in range(CONFLICTS_MAX):
@@ -305,11 +305,11 @@ def _changed_state(bulk: Bulk, how: Change) -> State:
     return "cancelling" if record.step else "cancelled"
 
 
-# ---- carrying it on ------------------------------------------------------------------------------------------
+# ---- continuing it -------------------------------------------------------------------------------------------
 
 
 def carry_on(context: ClientContext, id: str, owner: str, seconds: float) -> Flow[Bulk]:
-    """Work on a bulk action until it ends, is paused, or this time is over. Nothing if another client works on it."""
+    """Work on a bulk action until it ends, is paused, or the time is over. Do nothing if another client works on it."""
     deadline = context.monotonic() + seconds
     bulk = yield from find(context, id)
     while True:
@@ -325,7 +325,7 @@ def carry_on(context: ClientContext, id: str, owner: str, seconds: float) -> Flo
             bulk = yield from find(context, id)
             continue
         if record.step is not None and record.owner != owner:
-            # The step of a client that is gone: take it over, so that no third client does the same.
+            # The step of a client that has ended: take it over, so that no third client does the same.
             saved = yield from _save(context, bulk, record, owner)
             if saved is None:
                 return (yield from find(context, id))
@@ -334,21 +334,21 @@ def carry_on(context: ClientContext, id: str, owner: str, seconds: float) -> Flo
 
 
 def _next(context: ClientContext, bulk: Bulk, owner: str) -> Flow[Bulk]:
-    """Run the step that was planned, plan another, and save both."""
+    """Run the planned step, plan another one, and save both."""
     step, result = bulk.record.step, (0, 0, 0)
     try:
         if step is not None:
             result = yield from _run(context, bulk.record, step)
         for _ in range(CONFLICTS_MAX):
             after = _settled(bulk, step, result)
-            # With a rate the next step is planned when it may run: one that is planned counts as one that may have run.
+            # With a rate the next step is planned only when it may run: a planned step counts as one that may have run.
             if after.state == "running" and not after.is_last and after.next_ms <= bulk.now_ms:
                 planned = yield from _plan(context, after, bulk.now_ms)
                 after = structs.replace(after, step=planned, steps=after.steps + 1)
             saved = yield from _save(context, bulk, _ended(after, bulk.now_ms), owner)
             if saved is not None:
                 return saved
-            # It was paused or cancelled meanwhile; or another client has taken it over, which has counted this step.
+            # It was paused or cancelled meanwhile; or another client has taken it over, and has counted this step.
             bulk = yield from find(context, bulk.id)
             is_mine = bulk.record.owner in ("", owner) and bulk.record.step == step
             if not is_mine or bulk.record.state not in ACTIVE:
@@ -362,7 +362,7 @@ def _next(context: ClientContext, bulk: Bulk, owner: str) -> Flow[Bulk]:
 
 
 def _settled(bulk: Bulk, step: Step | None, result: tuple[int, int, int]) -> BulkRecord:
-    """The record after its step."""
+    """Return the record after its step."""
     record = bulk.record
     if step is None:
         return record
@@ -371,7 +371,7 @@ def _settled(bulk: Bulk, step: Step | None, result: tuple[int, int, int]) -> Bul
     if record.rate is not None and done:
         count, per_ms = parse_rate(record.rate)
         next_ms = max(next_ms, bulk.now_ms) + -(-done * per_ms // count)
-    # A step that may or may not have run is planned again from its beginning: what it moved is not there any more.
+    # A step that may have run is planned again from its beginning: the letters that it moved are no longer found.
     place = (record.cursor, False) if unknown else (step.cursor, step.is_last)
     searched = record.searched + (0 if unknown else step.read)
     return structs.replace(
@@ -381,7 +381,7 @@ def _settled(bulk: Bulk, step: Step | None, result: tuple[int, int, int]) -> Bul
 
 
 def _ended(record: BulkRecord, now_ms: int) -> BulkRecord:
-    """The record, ended if nothing is left to do."""
+    """Return the record, as finished if nothing is left to do."""
     if record.step is not None:
         return record
     ends: dict[State, State] = {"pausing": "paused", "cancelling": "cancelled", "running": "done"}
@@ -390,12 +390,12 @@ def _ended(record: BulkRecord, now_ms: int) -> BulkRecord:
 
 
 def _plan(context: ClientContext, record: BulkRecord, now_ms: int) -> Flow[Step]:
-    """Choose the letters of the next step: with a rate no more than a second takes."""
+    """Choose the letters of the next step: with a rate, at most the number for one second."""
     most = STEP_LETTERS
     if record.rate is not None:
         count, per_ms = parse_rate(record.rate)
         most = max(1, min(most, count * 1000 // per_ms))
-    # Where most messages do not fit, a page as small as a step would read a large queue in very many steps.
+    # If most messages do not match, pages as small as a step would need very many steps for a large queue.
     size = STEP_LETTERS if reads_messages(record.filter) else most
     chosen = yield from choose(
         context, record.queue, record.filter, record.cursor, size, record.start_ms, state=record.source,
@@ -405,7 +405,7 @@ def _plan(context: ClientContext, record: BulkRecord, now_ms: int) -> Flow[Step]
 
 
 def _run(context: ClientContext, record: BulkRecord, step: Step) -> Flow[tuple[int, int, int]]:
-    """Run a step; how many letters were moved, stay dead, and may or may not have been moved."""
+    """Run a step; return how many letters were moved, how many stay dead, and how many may have been moved."""
     if not step.ids:
         return 0, 0, 0
     operation = Operation(bytes.fromhex(record.session), step.number, step.stamp, bytes.fromhex(step.mark))
@@ -460,7 +460,7 @@ def _run(context: ClientContext, record: BulkRecord, step: Step) -> Flow[tuple[i
 def _count_cancelled(
     context: ClientContext, queue: str, ids: Sequence[str], woken: Woken[list[CancelStatus]]
 ) -> tuple[int, int, int]:
-    """Report what a cancel of several messages did; one that began to run meanwhile was asked to stop."""
+    """Report the results of a cancel of several messages; messages that have begun to run were requested to stop."""
     statuses = context.wake_and_report(woken)
     for id, status in zip(ids, statuses, strict=True) if context.on_event is not None else ():
         event = "cancelled" if status == "cancelled" else "cancel_requested"
@@ -476,7 +476,7 @@ def _count_cancelled(
 
 
 class Chosen(Struct, frozen=True):
-    """Messages that fit, where to go on, whether these were the last, and how many were read."""
+    """Matching messages, where to continue, whether these were the last, and how many were read."""
 
     ids: list[str]
     cursor: str | None
@@ -499,9 +499,9 @@ def choose(
     pages: int = STEP_PAGES,
     most: int | None = None,
 ) -> Flow[Chosen]:
-    """Read messages of a state in pages of `size`, and choose those that fit; some pages until there are any.
+    """Read messages of a state in pages of `size` and return the matching ones; several pages until there are any.
 
-    At most about `most` are chosen: the last page is read again as far as they go, for the cursor behind the last one.
+    About `most` at the most: the last page is read again up to the last chosen message, for the cursor after it.
     """
 
     def read_page(limit: int) -> Flow[Page]:
@@ -515,7 +515,7 @@ def choose(
         if state != "dead" and message.published_ms > before_ms:
             return False
         if skip_duplicates and filter.reason is None and message.reason == "duplicate":
-            # It was left dead because its key is in use: without a filter it would be chosen again and again.
+            # It stayed dead because its key is in use: without a filter it would be chosen again and again.
             return False
         if (at_ms is not None and message.ready_ms == at_ms) or message.priority == priority:
             return False
@@ -543,12 +543,12 @@ def choose(
 
 
 def reads_messages(filter: DeadFilter) -> bool:
-    """Whether a filter has a part that no store applies itself."""
+    """Return whether a filter has a part that no store applies itself."""
     return structs.replace(filter, reason=None, group=None) != DeadFilter()
 
 
 def fits(message: Stored, filter: DeadFilter) -> bool:
-    """Whether a message is one that a filter means; reason and group are the store's part."""
+    """Return whether a message matches a filter; the store itself filters by reason and group."""
     ended, published = message.ended_ms or 0, message.published_ms
     for limit, at in ((filter.before_ms, ended), (filter.published_before_ms, published)):
         if limit is not None and at >= limit:
@@ -574,7 +574,7 @@ def fits(message: Stored, filter: DeadFilter) -> bool:
 
 
 def has_header(headers: Mapping[str, str], wanted: str) -> bool:
-    """Whether a message has a header NAME=VALUE, or NAME with any value."""
+    """Return whether a message has a header NAME=VALUE, or NAME with any value."""
     name, separator, value = (part.strip() for part in wanted.partition("="))
     return any(
         one.casefold() == name.casefold() and (not separator or content == value) for one, content in headers.items()
@@ -588,7 +588,7 @@ def purge_chosen(
     filter: DeadFilter,
     progress: Callable[[int], object] | None = None,
 ) -> Flow[int]:
-    """Remove the messages that a filter means and that exist at the start, step by step."""
+    """Remove the messages that match a filter and exist at the start, step by step."""
     check_filter(filter, state)
     now = yield from context.attempt(context.store.time())
     removed, cursor = 0, None
@@ -616,7 +616,7 @@ def purge_chosen(
 
 
 def count(context: ClientContext, queue: str, state: MessageState, filter: DeadFilter, limit: int) -> Flow[Counted]:
-    """Count the messages of a state that a filter means, reading at most about `limit` of them."""
+    """Count the messages of a state that match a filter, reading about `limit` of them at the most."""
     check_filter(filter, state)
     total = held((yield from context.attempt(context.store.stats(queue))), state)
     if filter == DeadFilter():
@@ -631,7 +631,7 @@ def count(context: ClientContext, queue: str, state: MessageState, filter: DeadF
         )  # fmt: skip
         cursor, found, searched = chosen.cursor, found + len(chosen.ids), searched + chosen.read
         if chosen.is_last:
-            # Where an index finds them, messages that do not fit are not read.
+            # If an index finds them, messages that do not match are not read.
             return Counted(found, max(searched, total), max(searched, total))
         # A filter that the store applies itself may read much and return nothing.
         if searched >= limit or context.monotonic() > until:
@@ -642,7 +642,7 @@ def count(context: ClientContext, queue: str, state: MessageState, filter: DeadF
 
 
 def _save(context: ClientContext, bulk: Bulk, record: BulkRecord, owner: str | None = None) -> Flow[Bulk | None]:
-    """Save a record if no one else has; None otherwise. With an owner, that client works on it for a while."""
+    """Save a record if no other client has; None otherwise. With an owner, that client works on it for a while."""
     if owner is not None:
         record = structs.replace(record, owner=owner, lease_ms=bulk.now_ms + LEASE_MS)
     record = structs.replace(record, change=os.urandom(8).hex())
@@ -661,6 +661,6 @@ def _read(record: SharedRecord, page: RecordPage) -> Bulk:
 
 
 def plain_filter(filter: DeadFilter) -> dict[str, Any]:
-    """The parts of a filter that are set."""
+    """Return the parts of a filter that are set."""
     given: dict[str, Any] = structs.asdict(filter)
     return {name: value for name, value in given.items() if value is not None}

@@ -1,4 +1,4 @@
-"""Edit a dead letter and send it again: a new message takes its place, in one step of the store."""
+"""Edit a dead letter and send it again: a new message replaces it, in one step of the store."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from waypost.redaction import journal_copy
 from waypost.store.port import Draft
 from waypost.values import Page, Published, Stored
 
-#: The header of an edited message that names the dead letter whose place it took.
+#: The header of an edited message with the id of the dead letter that it replaced.
 EDITED_HEADER = "waypost-edited-from"
 
 
@@ -26,7 +26,7 @@ class Unchanged:
         return "UNCHANGED"
 
 
-#: As a body: that of the letter.
+#: As a body: the body of the letter.
 UNCHANGED: Any = Unchanged()
 
 
@@ -58,7 +58,7 @@ def replace_dead(
 
 
 def edited_envelope(letter: Stored, new_id: str, body: object, headers: Mapping[str, str] | None) -> bytes:
-    """The envelope of the message that takes the place of a letter: what is not edited stays as it is."""
+    """Return the envelope of the message that replaces a letter: parts that are not edited stay as they are."""
     try:
         old = codec.open_envelope(letter.envelope)
     except Undecodable:
@@ -71,7 +71,7 @@ def edited_envelope(letter: Stored, new_id: str, body: object, headers: Mapping[
         encoded = codec.encode_body(body)
     head = codec.head_of(
         old,
-        # Handlers may be chosen by the name of the type: an edited body is still of the same type.
+        # Handlers may be chosen by the type name: an edited body still has the same type.
         type_name=encoded.type_name or old.type_name,
         headers={**(old.headers if headers is None else headers), EDITED_HEADER: letter.id},
     )

@@ -51,7 +51,7 @@ log = logging.getLogger("waypost")
 
 
 class Together:
-    """Calls to run as one flush. They are created while they are sent; the result is a list of results and errors."""
+    """Calls to run as one flush. Each is created just before it is sent; the result is a list of results and errors."""
 
     __slots__ = ("calls",)
 
@@ -60,7 +60,7 @@ class Together:
 
 
 class Sleep:
-    """A pause. `ends_early` is checked regularly, so that a drain need not wait for the end of the pause.
+    """A pause. `ends_early` is checked regularly, so that a drain does not wait for the end of the pause.
 
     With a `wake_event` it ends when that is set.
     """
@@ -131,7 +131,7 @@ class Turn:
         return True
 
 
-#: After this time a thread checks what it waits for.
+#: A thread checks after this time whether it still has to wait.
 TURN_SECONDS = 0.25
 #: How soon a call that waits for a message notices a drain.
 DRAIN_CHECK_SECONDS = 0.25
@@ -224,7 +224,7 @@ class _ReplayWindow:
 
     @property
     def is_open(self) -> bool:
-        # Operations of a session that was renewed since do not count.
+        # Operations of a session that has been replaced since do not count.
         renewed = self.session.id != self.id
         return renewed or not self.under_way or self.last + 1 - next(iter(self.under_way)) < REPLAY_MAX
 
@@ -238,10 +238,10 @@ class _ReplayWindow:
 
 
 class ReplayWindows:
-    """Numbers the operations of a client so that an operation that may be repeated is never too old to be answered.
+    """Numbers the operations of a client so that an operation that may be repeated is never too old for its result.
 
-    A store remembers the last `REPLAY_MAX` operations of a session on a queue. While one operation waits to be
-    repeated, hundreds of others may pass it (threads, tasks); those then use another session.
+    A store keeps the results of the last `REPLAY_MAX` operations of a session on a queue. While one operation waits to
+    be repeated, hundreds of others may be sent (by threads and tasks); these then use another session.
     """
 
     def __init__(self, session: Session) -> None:
@@ -283,7 +283,7 @@ class ReplayWindows:
 
 
 class ClientContext:
-    """What the flows of one client share: the store, the identity, the budget, and cached values."""
+    """The common state of a client's flows: the store, the identity, the budget, and cached values."""
 
     def __init__(
         self,
@@ -313,7 +313,7 @@ class ClientContext:
         self._publish_middleware = publish_middleware
         #: Set by a drain: a call that waits for messages stops waiting.
         self.draining = False
-        #: What such calls wait on.
+        #: The wake events on which such calls wait.
         self.waiting: set[WakeEvent] = set()
         self.monotonic = time.monotonic if monotonic is None else monotonic
         self.replay_windows = ReplayWindows(session)
@@ -382,17 +382,17 @@ class ClientContext:
         attempted: Callable[[], None] | None = None,
         begun: Operation | None = None,
     ) -> Flow[T]:
-        """Run a call with an operation number; if the connection fails, send the same operation again.
+        """Run a call with an operation number; if the connection fails, repeat the same operation.
 
-        `attempted` is called when the first attempt has ended, in whatever way. `begun`: an operation that was sent
-        before, and was not answered.
+        `attempted` is called when the first attempt has ended, with or without success. `begun`: an operation that was
+        sent before, without a reply.
         """
         if self.session.time.is_stale:
             yield from self.know_time()
         sending: Sending[T] | None = None
         started, operation = self.monotonic(), begun or self.replay_windows.begin(queue)
         try:
-            # The first attempt is inlined: most calls need no other.
+            # The first attempt is inlined: most calls need no second one.
             try:
                 result: T = yield (call := make(operation))
             finally:
@@ -411,15 +411,15 @@ class ClientContext:
             self.replay_windows.end(queue, operation if sending is None else sending.operation)
 
     def operate_and_wake(self, queue: str, make: Callable[[Operation], Call[Woken[T]]], **options: Any) -> Flow[T]:
-        """`operate`, then `wake_and_report` with the answer."""
+        """Run `operate`, then `wake_and_report` with the reply."""
         return self.wake_and_report((yield from self.operate(queue, make, **options)))
 
     def attempt_and_wake(self, call: Call[Woken[T]]) -> Flow[T]:
-        """`attempt`, then `wake_and_report` with the answer."""
+        """Run `attempt`, then `wake_and_report` with the reply."""
         return self.wake_and_report((yield from self.attempt(call)))
 
     def wake_and_report(self, woken: Woken[T]) -> T:
-        """Wake the clients that an answer names, report what else its step did, and return its result."""
+        """Wake the clients that a reply names, report the side effects of its step, and return its result."""
         if woken.wake:
             self.wake(woken.wake)
         if woken.also:
@@ -427,7 +427,7 @@ class ClientContext:
         return woken.result
 
     def report(self, also: Iterable[SideEffect]) -> None:
-        """Report to `on_event` what a step did besides its work."""
+        """Report the side effects of a step to `on_event`."""
         if self.on_event is not None:
             for change in also:
                 self.emit(
@@ -450,7 +450,7 @@ class ClientContext:
                 )
 
     def add_lost_claim(self, queue: str, operation: Operation) -> None:
-        """Remember a claim whose reply did not come within its call, for as long as the store remembers it."""
+        """Store a claim that got no reply in its call, for as long as the store keeps its result."""
         with self._lock:
             until = self.monotonic() + self.replay_seconds
             self._lost_claims.setdefault(queue, []).append((operation, until))
@@ -492,7 +492,7 @@ class ClientContext:
         size = sum(len(lease.envelope) for lease in claimed.leases)
         fits = size * goal / max(seconds, 1e-6)
         if seconds <= goal:
-            # Buffered data comes faster than later data: grow step by step.
+            # The first, buffered data is faster than later data: increase step by step.
             fits = max(self.claim_bytes(queue), min(fits, size * 4, CLAIM_BYTES_MAX))
         self._claim_bytes[queue] = int(fits)
 
@@ -508,7 +508,7 @@ class ClientContext:
 #: A publisher that blocks on a full queue must not read its policy every few milliseconds.
 POLICY_CACHE_SECONDS = 2.0
 
-#: Gets every event, in the thread or task where it happened.
+#: Is called with every event, in the thread or task in which it happened.
 OnEvent: TypeAlias = Callable[[Observed], object]
 
 

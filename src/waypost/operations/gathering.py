@@ -1,8 +1,8 @@
-"""Calls together: single publishes, or single settles, that are made at the same time share calls.
+"""Shared calls: single publishes, or single settles, that are made at the same time are sent in one call.
 
-While a publish of a queue is under way, further ones of the same client form a line. When the call has been answered,
-the first in line sends all of them as one call, and each gets its own result. One that finds no call under way is sent
-at once: nothing waits for company. Tasks of one event loop share a line, and so do threads of one client.
+While a publish to a queue is in progress, further ones of the same client wait in line. When its reply has come, the
+first in line sends all of them as one call, and each gets its own result. A publish that finds no call in progress is
+sent at once: it never waits for others. Tasks of one event loop share a line, and so do threads of one client.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-#: A call that is not answered within this time, as on a broken connection, holds back nothing: the line goes on.
+#: A call without a reply within this time, as on a broken connection, no longer delays the line.
 OVERTAKE_SECONDS = 0.25
 
-#: How many places in line are considered for one call: a very long line is not read whole for each.
+#: How many places in line are considered for one call: a very long line is not read completely for each call.
 PLACES_READ_MAX = 2 * CHUNK_MESSAGES_MAX
 
 
 class Shared(Protocol[Item, Result]):
     """A call that takes one item or many, and returns their results in order."""
 
-    #: Doing it twice is harmless, because a lease guards it.
+    #: Whether to run it twice is harmless, because a lease guards it.
     fenced: bool
 
     def call(
@@ -49,7 +49,7 @@ class Shared(Protocol[Item, Result]):
         ...
 
     def key(self, item: Item) -> Hashable:
-        """Return what only one item of a call may have, or None."""
+        """Return the key that only one item of a call may have, or None."""
         ...
 
     def size(self, item: Item) -> int:
@@ -58,7 +58,7 @@ class Shared(Protocol[Item, Result]):
 
 
 class _Lead:
-    """The right to send, passed on once: when the first attempt has ended, or by a caller that gives up before."""
+    """The right to send, passed on once: when the first attempt has ended, or by a caller that gives up earlier."""
 
     __slots__ = ("_line", "_passed")
 
@@ -73,7 +73,7 @@ class _Lead:
 
 
 class _Place(Turn, Generic[Item, Result]):
-    """An item in line. Its wait ends with a result, an error, or something to do."""
+    """An item in line. Its wait ends with a result, an error, or the duty to send the next call."""
 
     __slots__ = ("alone", "batch", "error", "gone", "item", "lead", "result")
 
@@ -82,13 +82,13 @@ class _Place(Turn, Generic[Item, Result]):
         self.item = item
         self.result: Result | None = None
         self.error: Exception | None = None
-        #: Set when it is the first in line and sends the next call.
+        #: Set if it is the first in line and sends the next call.
         self.lead: _Lead | None = None
-        #: A call that it has to send, begun by itself or by a caller that was cancelled.
+        #: A call that it must send, begun by itself or by a caller that was cancelled.
         self.batch: _Batch[Item, Result] | None = None
-        #: It is sent in a call of its own: the store refused the call with all.
+        #: Whether it is sent in a separate call: the store refused the call with all items.
         self.alone = False
-        #: Its caller was cancelled.
+        #: Whether its caller was cancelled.
         self.gone = False
 
     @property
@@ -98,12 +98,12 @@ class _Place(Turn, Generic[Item, Result]):
 
     @property
     def is_answered(self) -> bool:
-        """Whether the call with its item has ended for it."""
+        """Whether it has a result or an error, or must be sent alone."""
         return self.alone or self.error is not None or self.result is not None
 
     @property
     def is_decided(self) -> bool:
-        """Whether there is nothing to wait for any more."""
+        """Whether its wait has ended."""
         return self.is_answered or self.batch is not None
 
 
@@ -131,7 +131,7 @@ class _Batch(Generic[Item, Result]):
 
 
 class Line(Generic[Item, Result]):
-    """The items for one queue that wait for the call under way."""
+    """The items for one queue that wait for the call in progress."""
 
     __slots__ = ("_lead", "_lock", "_on_loop", "_owner", "_since", "_timer", "_waiting", "shared")
 
@@ -139,12 +139,12 @@ class Line(Generic[Item, Result]):
         self.shared = shared
         self._on_loop = on_loop
         self._lock = threading.Lock()
-        #: The right to send of the call that the line waits for. One that was overtaken, or was lost in a thread that
-        #: was interrupted, is not waited for any more, however long it takes.
+        #: The right to send of the call for which the line waits: the newest one. An older call that is slow, or whose
+        #: thread was interrupted before it was sent, is not waited for any longer.
         self._lead: _Lead | None = None
         #: When that call began.
         self._since = 0.0
-        #: The thread that sends: what it publishes meanwhile, as in a log handler, must not wait for itself.
+        #: The thread that sends: a publish that it makes meanwhile, as in a log handler, must not wait for itself.
         self._owner = 0
         self._waiting: list[_Place[Item, Result]] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -157,14 +157,14 @@ class Line(Generic[Item, Result]):
                 self._begin()
                 return lead
             place: _Place[Item, Result] = _Place(item, self._future() if self._on_loop else None)
-            # On a loop nothing else of this thread runs until the first step of a call has begun to wait.
+            # On an event loop nothing else of this thread runs until the first step of a call begins to wait.
             place.alone = not self._on_loop and self._owner == threading.get_ident()
             if not place.alone:
                 self._waiting.append(place)
             return place
 
     def next(self, lead: _Lead) -> None:
-        """The call under way has ended: the first in line sends the next one."""
+        """Let the first in line send the next call, because the call in progress has ended."""
         with self._lock:
             self._next(lead)
 
@@ -189,9 +189,9 @@ class Line(Generic[Item, Result]):
             self._waiting[:PLACES_READ_MAX] = left
 
     def withdraw(self, place: _Place[Item, Result]) -> None:
-        """The caller was cancelled in line: its item is not sent, or its call goes on without it."""
+        """Withdraw the item of a cancelled caller: it is not sent, or its call continues without it."""
         with self._lock:
-            # One that waits is passed over: to search for each of thousands that are cancelled would take seconds.
+            # A place in line is skipped later: to search the line for each of thousands of them would take seconds.
             place.gone = True
             if place.batch is not None:
                 self._hand_on(place.batch)
@@ -199,7 +199,10 @@ class Line(Generic[Item, Result]):
                 self._next(place.lead)
 
     def give_up(self, sender: _Place[Item, Result], places: Sequence[_Place[Item, Result]]) -> None:
-        """The sender was cancelled: another caller of its call goes on. Before there was a call, each is sent alone."""
+        """Let another caller of the call continue, because the sender was cancelled.
+
+        Without a call yet, each of the places is sent alone.
+        """
         with self._lock:
             sender.gone = True
             if sender.batch is not None:
@@ -226,7 +229,7 @@ class Line(Generic[Item, Result]):
 
     def _next(self, lead: _Lead) -> None:
         if lead is not self._lead:
-            return  # it was overtaken
+            return  # the line no longer waits for this call
         self._owner, self._lead = 0, None
         self._let_first_lead()
 
@@ -265,7 +268,7 @@ class Line(Generic[Item, Result]):
         return loop.create_future()
 
     def _on_timer(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Let the first in line go if the call under way takes long. Rings at most every `OVERTAKE_SECONDS`."""
+        """Let the first in line go if the call in progress takes long. Runs at most once per `OVERTAKE_SECONDS`."""
         with self._lock:
             self._timer = None
             if not self._waiting:
@@ -297,8 +300,8 @@ class Lines(Generic[Item, Result]):
 def shares_calls(context: ClientContext, key: str | None) -> bool:
     """Return whether a message with this key, or without one, may share a call.
 
-    In the user's own database an open transaction of a caller may hold a key, or the whole file: others that shared the
-    call would wait for it too, and its own caller may be one of them.
+    In the user's own database an open transaction of a caller may lock a key, or the whole file: others in the same
+    call would wait for it too, and the caller itself may be one of them.
     """
     transactions = context.store.transactions
     return transactions is None or (key is None and transactions.on_busy is None)
@@ -333,7 +336,7 @@ def send_in_line(context: ClientContext, queue: str, item: Item, line: Line[Item
                 return (yield from _send_alone(context, queue, item, line.shared, pass_on))
             yield from _send(context, place, place.batch, pass_on)
         except BaseException:
-            # In a thread it may be interrupted anywhere: no other caller may be left waiting.
+            # A thread can be interrupted anywhere: no other caller may wait for it forever.
             line.give_up(place, places)
             raise
         finally:
@@ -385,7 +388,7 @@ def _send(
     except WaypostError as error:
         refused = error.outcome == "not done" and not isinstance(error, StoreUnavailable)
         if isinstance(error, QueueFull) or (refused and not batch.sending.may_have_run):
-            # What can be done is found by sending each alone: the others are refused one by one.
+            # Each is sent alone to find which of them can be stored: the others are refused one by one.
             for place in batch.places:
                 place.alone = True
         else:
@@ -399,8 +402,8 @@ def _send(
 
 
 def _copy_of(error: WaypostError) -> WaypostError:
-    """Return an error of its own for another caller: what it adds to the traceback is not that of the first."""
+    """Return a copy of an error for another caller: each caller adds its own frames to the traceback."""
     try:
         return copy.copy(error)
     except Exception:
-        return error  # its class cannot be copied
+        return error  # an error of this class cannot be copied

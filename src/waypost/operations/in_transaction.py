@@ -1,7 +1,7 @@
 """Cancel, reschedule and redrive as a part of the caller's own transaction.
 
-The caller's commit decides whether it has happened. So nothing is retried, no event is reported, and sleepers are
-notified after the commit, where that is reported.
+The caller's commit decides whether it takes effect. So nothing is retried, no event is reported, and sleepers are
+notified after the commit, if the commit is reported.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def reschedule(
     at: datetime | None,
     after_commit: AfterCommit,
 ) -> Flow[RescheduleStatus]:
-    """Give one timer another due time, by id or by key."""
+    """Change the due time of one timer, by id or by key."""
     target, due = one_target("reschedule", id, key), new_due_time(delay, at)
     found = yield from _run(
         context, queue, lambda operation: context.store.reschedule(queue, (target,), operation, **due), after_commit

@@ -1,4 +1,4 @@
-"""Managing queues: listings, history, cancel, redrive, purge, check, settings, pause, removal."""
+"""Administration of queues: listings, history, cancel, redrive, purge, check, settings, pause, removal."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ log = logging.getLogger("waypost")
 CURSOR_CHARACTERS_MAX = 12 * GROUP_CHARACTERS_MAX + 8
 #: How many queues are queried for their policies in one flush.
 POLICIES_TOGETHER = 64
-#: How many queues are read in one flush when all of them are: a longer one would block the other clients of the store.
+#: How many queues are read in one flush when all are read: a longer flush would block the other clients of the store.
 QUEUES_TOGETHER = 256
-#: The same for histories, of which each may be a megabyte of a journal.
+#: The same for histories, each of which may read a megabyte of a journal.
 TRACES_TOGETHER = 16
 #: A redrive at a given rate moves a few letters at short intervals, rather than many at long ones.
 REDRIVE_TICK_MS = 100
@@ -102,7 +102,7 @@ def history(context: ClientContext, queue: str, message_id: str) -> Flow[list[Ev
 
 
 def _last_event(stored: Stored) -> tuple[str, int] | None:
-    """The last event that a message has so far, and its token, where its record shows it."""
+    """Return the last event that a message has so far, and its token, if its record shows it."""
     if stored.state == "dead":
         return "dead", stored.token  # tokens only grow: a later event would have another
     if stored.token == 0 and stored.ready_ms == stored.published_ms:
@@ -111,7 +111,7 @@ def _last_event(stored: Stored) -> tuple[str, int] | None:
 
 
 def stats_of(context: ClientContext, queues: Sequence[str], minutes: int) -> Flow[list[StatsRecord]]:
-    """The state of several queues, in their order, a flush for each part of them."""
+    """Return the state of several queues, in their order, in several flushes if there are many."""
     found: list[StatsRecord] = []
     for at in range(0, len(queues), QUEUES_TOGETHER):
         part = queues[at : at + QUEUES_TOGETHER]
@@ -120,7 +120,7 @@ def stats_of(context: ClientContext, queues: Sequence[str], minutes: int) -> Flo
 
 
 def find(context: ClientContext, message_id: str) -> Flow[list[FoundMessage]]:
-    """The queues that know a message: by the message itself, by the memory of its end, or else by the journal."""
+    """Return the queues that know a message: by the message, by its stored end, or else by the journal."""
     queues = yield from context.attempt(context.store.queues())
     found = yield from _run_together(context, context.store.locate(queues, message_id))
     if found:
@@ -139,17 +139,17 @@ def find(context: ClientContext, message_id: str) -> Flow[list[FoundMessage]]:
 
 
 def _run_together(context: ClientContext, calls: Sequence[Call[list[T]]]) -> Flow[list[T]]:
-    """Run the calls of a read of many queues in one flush, and return what all of them found."""
+    """Run the calls that read many queues in one flush, and return the results of all."""
     found: list[T] = []
     results = yield Together(calls)
     for call, result in zip(calls, results, strict=True):
-        # A connection that failed is tried again for each: a read has no first answer to lose.
+        # After a failed connection each is tried again: a read has no first result that could be lost.
         found += (yield from context.attempt(call)) if isinstance(result, Exception) else result
     return found
 
 
 def find_key(context: ClientContext, key: str, queue: str | None) -> Flow[list[FoundMessage]]:
-    """The unfinished messages of a key in one queue, or in all of them."""
+    """Return the unfinished messages of a key in one queue, or in all queues."""
     check_text("key", key, KEY_CHARACTERS_MAX)
     queues = [queue] if queue is not None else (yield from context.attempt(context.store.queues()))
     holders = yield from _run_together(context, context.store.holders(queues, key))
@@ -179,7 +179,7 @@ def cancel(context: ClientContext, queue: str, *, id: str | None, key: str | Non
     context.emit(event, queue, outcome, message_id=id, key=key, reason=status)
     context.wake_and_report(woken)
     if status == "requested":
-        # Its worker would notice it at its next renewal; with the notification it renews at once.
+        # Its worker would find the request at its next renewal; the notification makes it renew at once.
         context.wakeups.notify("held", queue, [id if id is not None else hash_key(key or "")])
     return status
 
@@ -192,7 +192,7 @@ def one_target(verb: str, id: str | None, key: str | None) -> Target:
 
 
 def new_due_time(delay: float | timedelta | None, at: datetime | None) -> dict[str, Any]:
-    """Return the due time of a timer that is moved, as stores take it."""
+    """Return the new due time of a timer, as stores take it."""
     if (delay is None) == (at is None):
         raise InvalidTime("reschedule needs either delay= or at=, one of them")
     delay_ms, at_ms = due_ms(delay, at)
@@ -208,7 +208,7 @@ def reschedule(
     delay: float | timedelta | None,
     at: datetime | None,
 ) -> Flow[RescheduleStatus]:
-    """Give one timer another due time, by id or by key."""
+    """Change the due time of one timer, by id or by key."""
     target, due = one_target("reschedule", id, key), new_due_time(delay, at)
     woken = yield from context.operate(
         queue, lambda operation: context.store.reschedule(queue, (target,), operation, **due)
@@ -221,7 +221,7 @@ def reschedule(
 
 
 def request_worker(context: ClientContext, name: str, request: WorkerRequest) -> Flow[bool]:
-    """Request something of a worker, which it does after its next heartbeat."""
+    """Request something of a worker, which reads the request with its next heartbeat."""
     check_text("the name of a worker", name, WORKER_CHARACTERS_MAX)
     return (yield from context.attempt(context.store.request_worker(name, request)))
 
@@ -259,7 +259,7 @@ def redrive(
         duplicates.update(dict.fromkeys(part.duplicates))
         more = bool(ids) or part.more
         cursor = part.cursor
-        # The store stopped searching before it found as many as it may move, or whether there is one more.
+        # The store stopped searching before it found as many letters as it may move, or whether there is one more.
         undecided = cursor is not None and not part.more
         left -= len(part.moved) + len(part.duplicates) if undecided else count
         if not undecided and (left == 0 or not more or not (ids or cursor or redrive_progressed(part, reason))):
@@ -270,7 +270,7 @@ def redrive(
 
 
 def redrive_progressed(part: Redriven, reason: str | None) -> bool:
-    """Whether the next chunk has other letters: those that stay dead as duplicates are found again by that reason."""
+    """Return whether the next chunk has other letters: with that reason, letters that stay dead are found again."""
     return bool(part.moved or (part.duplicates and reason != "duplicate"))
 
 
@@ -298,7 +298,7 @@ def _pace(rate: str | None) -> tuple[int, float]:
 def check(
     context: ClientContext, queue: str, *, mend: bool, progress: Callable[[int], object] | None = None
 ) -> Flow[CheckReport]:
-    """Find damaged records of a queue step by step, and mend them with `mend`."""
+    """Find damaged records of a queue step by step, and repair them with `mend`."""
     examined, damages, cursor = 0, list[Damage](), None
     while True:
         page: CheckPage = yield from context.attempt(context.store.check(queue, cursor, mend=mend))
@@ -446,7 +446,7 @@ def _change_group(context: ClientContext, queue: str, group: str, changes: Mappi
 
 
 def skip_held(context: ClientContext, queue: str, group: str) -> Flow[str | None]:
-    """Let the next message of a group pass the one that holds it."""
+    """Let the next message of a group pass the message that holds the group."""
     check_text("group", group, GROUP_CHARACTERS_MAX)
     woken = yield from context.operate(queue, lambda operation: context.store.skip_held(queue, group, operation))
     context.wake_and_report(woken)
@@ -491,7 +491,7 @@ def remove_queue(context: ClientContext, queue: str) -> Flow[bool]:
 
 
 def not_empty(queue: str, left: Mapping[str, int]) -> QueueNotEmpty:
-    """Describe what is left in a queue, with the way out for each."""
+    """Describe what is left in a queue, with the solution for each."""
     parts = []
     for name, (one, several, way_out) in LEFT.items():
         count = left.get(name, 0)

@@ -21,9 +21,9 @@ DELIVERED_MAX = 16 * CHUNK_MESSAGES_MAX
 def deliver_outgoing(context: ClientContext, queue: str) -> Flow[int]:
     """Deliver continuations and notices of chains to their queues, if the store cannot do it in the same step.
 
-    The target remembers each, so it counts once however often it is sent. There are no long retries here:
-    the step is committed, and a later claim sends what did not arrive. A notice may make its target send other
-    notices, which are delivered from here too.
+    The target remembers the arrival of each, so it counts once however often it is sent. There are no long retries
+    here: the step is committed, and a later claim sends what did not arrive. A notice may cause other notices of its
+    target, which are delivered from here too.
     """
     delivered = 0
     sources = deque([queue])
@@ -90,7 +90,7 @@ def _log_outgoing_delayed(queue: str, error: WaypostError) -> None:
 
 
 def _by_target(continuations: Sequence[Continuation]) -> list[tuple[str, list[Draft]]]:
-    """Return drafts for each target queue, in order, with no key twice in one part."""
+    """Return drafts by target queue, in order, in parts in which no key occurs twice."""
     parts: list[tuple[str, list[Draft]]] = []
     current: dict[str, tuple[list[Draft], set[str]]] = {}
     for next_one in continuations:

@@ -96,7 +96,7 @@ UNIQUE = get_args(Unique)
 
 
 class PublishOptions:
-    """The validated options of a publish, as a store understands them."""
+    """The validated options of a publish, as stores take them."""
 
     __slots__ = (
         "after", "at_ms", "block_timeout", "chain", "delay_ms", "expires_ms", "group", "headers", "heads",
@@ -169,7 +169,7 @@ class PublishOptions:
             return key
         if isinstance(key, Content):
             if encoded is None:
-                # Whether a model is written by its aliases or by names is decided by reading it again.
+                # Only decoding it shows whether a model is encoded with aliases or with field names.
                 is_typed = as_type is not None or codec.type_name_of(body) is not None
                 encoded = codec.encode_body(body, as_type, faithful=is_typed)
             return codec.content_key(encoded, codec.read_as(body, as_type))
@@ -550,7 +550,7 @@ def publish_many(
         first = list(islice(chunks, 2))
         chunks = itertools.chain(first, chunks)
         if len(first) > 1 and (yield from context.policy(queue)).order:
-            # Each chunk is answered before the next one is sent: one that has to be repeated must not come late.
+            # Each chunk is sent after the reply to the one before: a repeated one must not arrive after a later one.
             chunks_max = 1
     while error is None:
         try:
@@ -682,10 +682,10 @@ def with_new_ids(context: ClientContext, queue: str, drafts: Sequence[Draft]) ->
 def wake_after_commit(
     context: ClientContext, queue: str, chosen: dict[str, list[str]], after_commit: AfterCommit
 ) -> None:
-    """Notify sleepers once the caller's transaction is committed: those that a step of it named.
+    """Notify the sleepers that a step of the caller's transaction named, once the transaction is committed.
 
-    A store that does not see the commit chose them too early: workers that were about to poll are asleep by then. There
-    all are notified.
+    A store that does not notice the commit chose them too early: workers that were about to poll may be asleep by then.
+    For such a store all sleepers are notified.
     """
     support = context.store.transactions
     names = chosen if support is None or support.notifies else {queue: [ALL_SLEEPERS]}
@@ -703,8 +703,8 @@ def publish_within(
 ) -> Flow[list[Published]]:
     """Publish one message or many in the caller's transaction: each step runs once, without retries and waits.
 
-    No event is reported: the caller's commit decides whether the messages exist. Sleepers that the store does not
-    notify itself are notified then, if `after_commit` can know of it.
+    No event is reported: the caller's commit decides whether the messages exist. After it, sleepers that the store does
+    not notify itself are notified, if `after_commit` can register for the commit.
     """
     cutter = Cutter(context, queue, bodies, options, as_type)
     if options.after:

@@ -1,8 +1,8 @@
-"""Publish middleware around messages that no call of `publish` sends: those of `message.then` and of schedules.
+"""Publish middleware for messages that are not sent by a call of `publish`: those of `message.then` and of schedules.
 
-They are part of another step, the settle or the fire. So the middleware is called before that step: its changes are
-published, a message that it does not pass on is not, and its exception is a failure of the handler or of the fire. The
-innermost call returns the id that the message will have.
+These messages are part of another step, the settle or the fire. So the middleware is called before that step: its
+changes are published, a message that it does not pass on is not published, and its exception is a failure of the
+handler or of the fire. The innermost call returns the id that the message will have.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class PublishMiddleware:
         return not any(overrides(one, method) for one in self._middleware())
 
     def call(self, outgoing: Outgoing, send: Callable[[Outgoing], list[Published]]) -> Any:
-        """Pass a message through the middleware; to be awaited if `awaited`."""
+        """Pass a message through the middleware; the result must be awaited if `awaited` is set."""
         if not self.awaited:
             return published_through(self._middleware(), send, awaited=False)(outgoing)
 
@@ -68,7 +68,7 @@ class _Passed:
         self.options = validate_options({})
 
     def send(self, last: Outgoing) -> list[Published]:
-        """The innermost call."""
+        """Return the result, as the innermost call."""
         (body,) = last.bodies
         self.options = validate_options({name: value for name, value in last.options.items() if value is not None})
         self.queue = self._context.name_of(last.queue)
@@ -86,7 +86,7 @@ class _Passed:
 
 
 def outgoing_of(queue: str, envelope: codec.Envelope, via: Via, options: Mapping[str, Any]) -> Outgoing:
-    """Return an encoded message in the form for middleware, with its body decoded without a type."""
+    """Return an encoded message as an `Outgoing`, with its body decoded without a type."""
     known: dict[str, Any] = {
         "headers": envelope.headers, "trace": envelope.trace, "correlation_id": envelope.correlation_id,
         "reply_to": envelope.reply_to, "retry": envelope.retry, "timeout": envelope.timeout, **options,
@@ -101,7 +101,7 @@ def encoded_of(envelope: codec.Envelope) -> codec.Encoded:
 
 
 def given_expiry(expires_ms: int) -> float | datetime | None:
-    """Return the expiry of a draft as `publish` takes it: seconds, a moment, or None."""
+    """Return the expiry of a draft in the form of a keyword of `publish`: seconds, a moment, or None."""
     if not expires_ms:
         return None
     return -expires_ms / 1000 if expires_ms < 0 else to_datetime(expires_ms)

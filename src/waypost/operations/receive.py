@@ -41,11 +41,11 @@ T = TypeVar("T")
 Make: TypeAlias = "Callable[[str, Lease, type[T] | None], Message[T]]"
 log = logging.getLogger("waypost")
 
-#: How long a message that only a newer release can decode is delayed before it can be claimed again.
+#: How long a message that only a newer release can decode is delayed before another claim.
 TOO_NEW_SNOOZE_MS = 5_000
-#: How long a message whose type no handler of a worker takes is delayed, so that another worker can claim it.
+#: How long a message whose type no handler of a worker handles is delayed, so that another worker can claim it.
 OTHER_WORKER_SNOOZE_MS = 5_000
-#: The time limit of a release after an interrupt: the block must end soon, and the lease ends anyway.
+#: The time limit of a release after an interrupt: the block must end soon, and the lease expires in any case.
 RELEASE_BUDGET_SECONDS = 1.0
 #: The store's times are whole milliseconds, so polling again at once would be a busy loop.
 MOMENT_MIN_SECONDS = 0.001
@@ -89,7 +89,7 @@ def _receive(
     while found is None and not context.draining:
         over = deadline is not None and context.monotonic() >= deadline
         if asleep and over:
-            # Before the last poll: a publish after it wakes another sleeper.
+            # Before the last poll: a publish after it then wakes another sleeper.
             asleep = yield from wake_up(context, queue, wake_event)
         sleeper = None
         if wake_event is not None:
@@ -137,9 +137,9 @@ def unregister(context: ClientContext, queue: str, sleeper: str) -> Flow[None]:
 
 
 def pass_wake_up_on(context: ClientContext, queue: str, sleeper: str) -> Flow[None]:
-    """Unregister a sleeper that has no room any more, and wake the others if it may have been woken for a message.
+    """Unregister a sleeper that has no capacity left, and wake the others if it may have been woken for a message.
 
-    After it is unregistered no publish names it; what one that named it before has published is found by the poll.
+    After it is unregistered no publish names it; messages of a publish that named it before are found by the poll.
     """
     yield from unregister(context, queue, sleeper)
     try:
@@ -158,15 +158,15 @@ def safety_poll_seconds(lease_ms: int | None, *, woken: bool) -> float:
 
 
 class Nap:
-    """How long to sleep after a claim that found too little: until the store's next due time, or the next poll.
+    """How long to sleep after a claim that found too few messages: until the store's next due time, or the next poll.
 
-    With a working channel it polls only to be safe. Without one it polls soon, then with growing intervals.
+    With a working channel it polls only as a precaution. Without one it polls soon, then with growing intervals.
     """
 
     __slots__ = ("_least", "_poll", "moment", "only_to_be_safe", "poll_seconds")
 
     def __init__(self) -> None:
-        #: Whether the last result was a safety poll, which need not be exact.
+        #: Whether the last result was a safety poll, whose time need not be exact.
         self.only_to_be_safe = False
         #: Seconds until the store's next due time, and how often to poll until then; None while it polls more often.
         self.moment: float | None = None
@@ -176,7 +176,8 @@ class Nap:
 
     def seconds(self, claimed: Claimed, remaining: float | None, *, woken: bool = False) -> float:
         self.only_to_be_safe, self.moment = woken, None
-        # Leases that begin meanwhile end no sooner than one lease from now: this is in time to learn of each.
+        # Leases that begin meanwhile end one lease length from now at the earliest: this poll is in time for all of
+        # them.
         self.poll_seconds = safety_poll_seconds(claimed.lease_ms, woken=woken)
         if woken:
             pause = self.poll_seconds * random.uniform(0.8, 1.0)
@@ -191,13 +192,14 @@ class Nap:
         if not claimed.paused:
             moments = [claimed.next_rate_ms, claimed.next_due_ms, claimed.next_lease_ms]
             if claimed.next_rate_ms is not None and not claimed.grouped:
-                # While the rate is used up, neither due timers nor ended leases can be claimed. (It may be the rate of
-                # one group, and the others go on.)
+                # While the rate is used up, neither due timers nor expired leases can be claimed. (If it is the rate of
+                # one group, the others continue.)
                 moments = [claimed.next_rate_ms]
         soonest = min((moment for moment in moments if moment is not None), default=None)
         if soonest is not None:
             self.only_to_be_safe = self.only_to_be_safe and soonest / 1000 >= pause
-            # A due time without a message, again and again (`max_running` is reached), must not cause a busy loop.
+            # A due time without a claimable message, again and again (`max_running` is reached), must not cause a busy
+            # loop.
             self.moment = max(soonest / 1000, self._least)
             pause = min(pause, self.moment)
             self._least = min(self._least * 2, POLL_FIRST_SECONDS)
@@ -218,7 +220,7 @@ def claim(
     """Claim messages. If the reply is lost and the wait is over, replay that claim and lease nothing new.
 
     `blocking`: the time limit of a blocking wait before the claim, which a wake-up ends, and its waiter. `begun`: the
-    operation of a claim that was sent before, and was not answered.
+    operation of a claim that was sent before, without a reply.
     """
     store = context.store
     yield from context.know_time()
@@ -236,7 +238,7 @@ def claim(
             return store.blocking_waits.claim_after_wait(call, sleeper, *blocking)
         return call
 
-    # A claim that is too old to be repeated is sent as a new one: the leases of the old one will end.
+    # A claim that is too old to be repeated is sent as a new one: the leases of the old one will expire.
     sending = Sending(
         context, queue, make, fenced=True, begun=None if begun is None else (begun, context.monotonic())
     )  # fmt: skip
@@ -279,7 +281,7 @@ def claim(
 
 
 def _note_claimed(context: ClientContext, queue: str, claimed: Claimed, sent_at: float) -> Claimed:
-    """Report what a claim brought, and note when it was sent."""
+    """Report the result of a claim, and store when it was sent."""
     if claimed.damaged:
         report_damaged(context, queue, claimed.damaged)
     if claimed.leases:
@@ -300,10 +302,10 @@ def settle_and_claim(
     sleeper: str | None = None,
     poll_soon_ms: int | None = None,
 ) -> Flow[Claimed]:
-    """Settle deliveries, then claim, both in one round trip: the settle may free the group of the next message.
+    """Settle deliveries, then claim, both in one round trip: the settle may release the group of the next message.
 
-    Each has its own operation and its own answer. `answered` gets that of the settle, and its operation (None: it was
-    not sent); one that failed is not repeated here. The claim is repeated by `claim`.
+    Each has its own operation and its own reply. `answered` is called with the reply to the settle and its operation
+    (None: it was not sent); a failed settle is not repeated here. The claim is repeated by `claim`.
     """
     try:
         yield from context.know_time()
@@ -354,7 +356,7 @@ def local_lease(claimed: Claimed) -> tuple[float, float]:
 
 
 def log_late_claim(queue: str, count: int) -> None:
-    """Log that a claim was answered so late that its messages are released."""
+    """Log that the reply to a claim came so late that its messages are released."""
     log.warning(
         "a claim of %d messages of queue %s was answered after their leases had ended: they are released; give the "
         "queue a longer lease if the store is always this slow",
@@ -365,7 +367,7 @@ def log_late_claim(queue: str, count: int) -> None:
 
 
 def give_back(context: ClientContext, queue: str, leases: Sequence[Lease]) -> Flow[None]:
-    """Release unused leases. There are no long retries: the leases will end anyway."""
+    """Release unused leases. There are no long retries: the leases expire in any case."""
     messages = [Message[Any](queue, lease) for lease in leases]
     released = [Settlement(m.id, m.token, m._lease.nonce, "release") for m in messages]
     try:
@@ -377,7 +379,7 @@ def give_back(context: ClientContext, queue: str, leases: Sequence[Lease]) -> Fl
 def claim_lost(
     context: ClientContext, queue: str, operation: Operation, *, budget: float | None = None
 ) -> Flow[Claimed | None]:
-    """Return what an earlier claim whose reply was lost still holds; None if the store has forgotten it."""
+    """Return what an earlier claim without a reply still leases; None if the store has deleted its result."""
     answered = False
     try:
         call = context.store.claim(queue, 1, operation, worker=context.worker, replay=True)
@@ -412,7 +414,7 @@ def _claim_lost_again(
 
 
 def give_back_lost_claims(context: ClientContext) -> Flow[int]:
-    """Release what claims with lost replies hold, if the store answers soon; return for how many it did not."""
+    """Release the leases of claims without a reply, if the store answers soon; return how many are left."""
     for queue in context.queues_with_lost_claims():
         while (operation := context.take_lost_claim(queue)) is not None:
             try:
@@ -425,12 +427,12 @@ def give_back_lost_claims(context: ClientContext) -> Flow[int]:
 
 
 def report_side_effects(context: ClientContext, queue: str, claimed: Claimed) -> None:
-    """Wake the clients that a claim concerns besides its own, and report what else it did."""
+    """Wake the clients that a claim affects besides its own, and report the side effects."""
     if claimed.wake:
         context.wake(claimed.wake)
     if claimed.also:
         context.report(claimed.also)
-        # The holder of an ended lease may not know it: the notification makes it renew, which fails.
+        # The worker of an expired lease may not know it: the notification makes it renew, which fails.
         ended = [change.id for change in claimed.also if change.id and "expired" in (change.event, change.reason)]
         if ended:
             context.wakeups.notify("held", queue, ended)
@@ -481,7 +483,7 @@ def how(error: WaypostError) -> tuple[ObservedOutcome]:
 def _readable(
     context: ClientContext, queue: str, claimed: Claimed, as_type: type[T] | None, make: Make[T]
 ) -> Flow[Message[T] | None]:
-    """Return the claimed message if this release and the queue's type can decode it. Otherwise put it aside."""
+    """Return the claimed message if this release can decode it as the queue's type. Otherwise put it aside."""
     if not claimed.leases:
         return None
     seconds, until = local_lease(claimed)
@@ -516,7 +518,7 @@ def too_new(lease: Lease) -> Settlement:
 
 
 def put_off(lease: Lease) -> Settlement:
-    """Return a message that no handler of this worker takes to the queue, for another worker."""
+    """Return a message that no handler of this worker handles to the queue, for another worker."""
     return Settlement(lease.id, lease.token, lease.nonce, "snooze", after_ms=OTHER_WORKER_SNOOZE_MS)
 
 
@@ -557,7 +559,7 @@ def settling(
 class SharedSettle:
     """Single settles without continuations may share a call."""
 
-    #: Token and nonce guard it: one that is too old to be repeated is sent as a new one, and settles or is `lost`.
+    #: Token and nonce guard it: if it is too old to be repeated it is sent as a new one, and settles or is `lost`.
     fenced = True
 
     def call(
@@ -590,8 +592,8 @@ def settle(
 ) -> Flow[list[SettleStatus]]:
     """Settle deliveries of one queue in one step; record and log lost leases; deliver continuations.
 
-    With `lines` a single one that is simply done may share a call with others that end at the same time. `begun`: the
-    operation of a settle that was sent before, and was not answered.
+    With `lines` a single settle that is simply done may share a call with others that end at the same time. `begun`:
+    the operation of a settle that was sent before, without a reply.
     """
     statuses: list[SettleStatus]
     is_single = len(settlements) == 1 and settlements[0].is_plain_done
@@ -629,7 +631,7 @@ def note_settled(
 
 
 def log_lease_lost(message: Message[Any], phase: str) -> None:
-    """Log once that a lease was lost: another worker may handle the message from now on."""
+    """Log once that a lease was lost: from now on another worker may handle the message."""
     why = "could not be renewed before its end" if phase == "deadline" else f"was lost before its {phase}"
     log.warning(
         "the lease of message %s of queue %s %s: it is or will be delivered again; "
@@ -685,7 +687,7 @@ def finish(
             emit_settled(context, message, settlement, "unsettled", *how(failure))
         if error is None or is_outcome:
             raise
-        # The caller's own error is more useful than ours; the lease will end.
+        # The caller's own error is more useful than ours; the lease will expire.
         log.warning(
             "message %s of queue %s could not be settled as %s (%s): it is delivered again when its lease ends",
             message.id,
@@ -700,7 +702,7 @@ def finish(
 def extend(context: ClientContext, queue: str, messages: Sequence[Message[Any]]) -> Flow[list[ExtendStatus]]:
     """Renew the leases of messages of one queue: `ok`, `lost`, or `cancel` where a cancel was requested."""
     holds = [Hold(message.id, message.token, message._lease.nonce) for message in messages]
-    # From its first attempt: a repeat gets the result of that one.
+    # From its first attempt: a repeat gets the result of that attempt.
     sent = lease_clock.now()
     statuses = yield from context.operate(
         queue, lambda operation: context.store.extend(queue, holds, operation), fenced=True

@@ -1,4 +1,4 @@
-"""Shared records: small data that the programs of one store share, such as the web servers of one store."""
+"""Shared records: small data that all programs that use a store share, such as several web servers."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def save_record(
 def records(
     context: ClientContext, kind: str, *, names: Sequence[str] = (), cursor: str | None = None, limit: int = 100
 ) -> Flow[RecordPage]:
-    """Return a page of the records of a kind, the newest first, or those of some names."""
+    """Return a page of the records of a kind, the newest first, or the records with some names."""
     check_kind(kind)
     check_count("limit", limit, 1, RECORDS_PAGE_MAX)
     if len(names) > RECORDS_PAGE_MAX:

@@ -1,7 +1,7 @@
 """Schedules: saved, found, paused, triggered; and what is published when one fires.
 
-A client that changes a schedule reads it first, computes its next fire, and writes it only over what it read. So
-instants are computed here, by one program in one language, and the store only compares.
+A client that changes a schedule reads it first, computes its next fire, and writes it only over the version that it
+read. So instants are computed here, in Python only, and the store only compares.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def make_spec(
     declared: bool = False,
     as_type: Any = None,
 ) -> Spec:
-    """The validated keywords of `save_schedule`; `as_type` is the declared type of the queue's bodies."""
+    """Return the validated keywords of `save_schedule`; `as_type` is the declared type of the queue's bodies."""
     check_text("schedule name", name, NAME_CHARACTERS_MAX)
     if (cron is None) == (every is None):
         raise InvalidSchedule('a schedule needs either cron="0 9 * * *" or every=60, one of them')
@@ -151,7 +151,7 @@ def make_spec(
 
 def _check_exclude(exclude: Collection[date], is_cron: bool) -> tuple[str, ...]:
     """Return excluded days in order, each once, as text."""
-    # What else it may be is not asked for its items: that could run any code.
+    # An object of any other type is not iterated: that could run any code.
     is_list = isinstance(exclude, list | tuple | set | frozenset)
     days: list[date] = list(exclude) if is_list else []
     if not is_list or any(not isinstance(day, date) or isinstance(day, datetime) for day in days):
@@ -164,7 +164,7 @@ def _check_exclude(exclude: Collection[date], is_cron: bool) -> tuple[str, ...]:
 
 
 def _check_overlap(overlap: Overlap | None, missed: Missed, declared: bool) -> Overlap:
-    """Return the overlap rule: of a declared handler `skip`, unless it catches up with several fires at once."""
+    """Return the overlap rule: `skip` for a declared handler, unless it catches up with several fires at once."""
     catches_up = isinstance(missed, CatchUp)
     if overlap is None:
         return "skip" if declared and not catches_up else "allow"

@@ -1,4 +1,4 @@
-"""Where the deliveries of one client or worker are settled, and how their leases are renewed meanwhile."""
+"""Where the deliveries of one client or worker are settled, and how their leases are renewed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Held(Protocol):
 
 
 class HeldMessages(dict[Message[Any], None]):
-    """Messages whose leases are renewed, in the order in which they came. A copy of it may be made in any thread."""
+    """Messages whose leases are renewed, in the order in which they were added. Any thread may copy it."""
 
     __slots__ = ()
 
@@ -39,7 +39,7 @@ class HeldMessages(dict[Message[Any], None]):
 
 
 class SettleTarget:
-    """What the messages of one client or worker share: the access to their store, and the renewal of their leases.
+    """The common parts of the messages of one client or worker: the access to their store, and the lease renewal.
 
     `begin` creates a transaction that settles messages at its end, from target, messages and the caller's object.
     """
@@ -68,12 +68,12 @@ class SettleTarget:
         return self._begin(self, [message], given)
 
     def stop_renewing(self, message: Message[Any]) -> None:
-        """Stop renewing: its settle holds its row, and a renewal would wait for that and then find it lost."""
+        """Stop renewing: the transaction of its settle locks its row, so a renewal would wait, and then be lost."""
         if self._held is not None:
             self._held.discard(message)
 
     def renew_again(self, message: Message[Any]) -> None:
-        """Renew again: it was not settled."""
+        """Renew its lease again, because it was not settled."""
         if self._held is not None:
             self._held.add(message)
 

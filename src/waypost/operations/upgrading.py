@@ -1,7 +1,7 @@
-"""Whether an upgrade of the processes of a store is finished, and what waits for that.
+"""Whether an upgrade of all processes of a store is finished, and which settings must wait for that.
 
-Processes of two releases run side by side until the last one of the older has ended. Until then queues do not get
-settings that the older one does not know, because its workers would not follow them. A shared record of the store has
+Processes of two releases run side by side until the last one of the older release has ended. Until then queues get no
+settings that the older release does not know, because its workers would ignore them. A shared record of the store has
 the version of the data that is confirmed: `waypost migrate --finish` writes it, and so does the creation of tables.
 """
 
@@ -28,10 +28,10 @@ def confirm_version(context: ClientContext) -> Flow[None]:
 
 
 def check_new(context: ClientContext, new: Collection[str], error: type[InvalidInput]) -> Flow[None]:
-    """Raise an error if something is set that the release before does not know, and it may still run.
+    """Raise an error if a setting is used that the previous release does not know, and that release may still run.
 
-    Without anything new, this reads nothing. A store without queues and schedules is new: nothing of an older release
-    is in it.
+    Without such a setting nothing is read. A store without queues and schedules is new: it has no data of an older
+    release.
     """
     if not new or (yield from finished_version(context)) >= DATA_VERSION:
         return

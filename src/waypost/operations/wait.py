@@ -1,6 +1,6 @@
 """Waiting for the end of a message or of a chain.
 
-A waiting call registers with the store, and is woken like a sleeping worker. A lost wake-up costs one safety
+A waiting call registers with the store, and is woken like a sleeping worker. A lost wake-up costs at most one safety
 poll; a message that is dead, cancelled or removed ends the wait with an error.
 """
 
@@ -15,7 +15,7 @@ from waypost.policy import SAFETY_POLL_SECONDS, UNWOKEN_POLL_SECONDS
 from waypost.times import Duration
 from waypost.values import Published, Watched, split_chain_id, split_error
 
-#: The pause between the first polls: the end of a fast handler is noticed soon, also without wake-ups.
+#: The pause between the first polls: so the end of a fast handler is noticed soon, even without wake-ups.
 POLL_FIRST_SECONDS = 0.02
 
 
@@ -89,7 +89,7 @@ def _wait_result(
 
 
 def _from_history(context: ClientContext, queue: str, message_id: str) -> Flow[Watched]:
-    """Return how a message that the store no longer has ended, from the journal."""
+    """Return how a message ended that is no longer in the store, from the journal."""
     for event in reversed((yield from history(context, queue, message_id))):
         if event.event in ("done", "cancelled", "dropped", "replaced", "dead"):
             return Watched(None, event.event, event.reason, event.error_type)

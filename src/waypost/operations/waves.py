@@ -1,6 +1,6 @@
-"""Sending many drafts that a queue knows by their arrival: relays, Spark writes and backfills.
+"""Sending many drafts whose arrival the queue remembers: relays, Spark writes and backfills.
 
-A repeat of such a draft stores nothing twice, so what was refused or not answered is sent again as it is.
+A repeat of such a draft stores nothing twice, so drafts that were refused or got no reply are simply sent again.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from waypost.values import Published
 
 #: Chunks that are sent before replies are read.
 WAVE_CHUNKS: Final = 8
-#: Chunks that one `send` takes, so that it ends soon where each of very many groups has a chunk of its own.
+#: Chunks in one `send`, so that it ends soon even if each of very many groups has a chunk of its own.
 SEND_CHUNKS_MAX: Final = 64
 
-#: Drafts that were sent in one step, and what became of each.
+#: Drafts that were sent in one step, and the result of each.
 Answered: TypeAlias = tuple[list[Draft], list[Published]]
 
 
 def split_drafts(drafts: Iterable[Draft]) -> Iterator[list[Draft]]:
-    """Yield drafts in steps that a store takes, in order: not too many, not too large, no id and no key twice."""
+    """Yield drafts in steps that a store accepts, in order: not too many, not too large, no id and no key twice."""
     chunk: list[Draft] = []
     size, known = 0, set[str]()
     for draft in drafts:
@@ -43,8 +43,8 @@ def split_drafts(drafts: Iterable[Draft]) -> Iterator[list[Draft]]:
 def free_room(context: ClientContext, queue: str) -> Flow[int | None]:
     """Return how many more messages the `max_pending` of a queue allows, which may be less than 0; None: any number.
 
-    The store decides in the end. What is sent after this check is mostly what fits, and pushes nothing out of a queue
-    that drops its oldest.
+    The store decides in the end. Drafts that are sent after this check usually fit, and cause no drops in a queue that
+    drops its oldest.
     """
     policy = yield from context.policy(queue)
     if policy.max_pending is None:
@@ -54,19 +54,19 @@ def free_room(context: ClientContext, queue: str) -> Flow[int | None]:
 
 
 class Wave:
-    """Drafts on their way into a queue. Those for which there is no room yet stay here.
+    """Drafts that are being sent to a queue. Drafts for which there is no room yet stay here.
 
-    The drafts of a full group are held apart, so that the others are sent without them. Those of one group stay in
-    order.
+    The drafts of a full group are held separately, so that the others are sent without them. Drafts of one group stay
+    in order.
     """
 
     def __init__(self, queue: str, chunks: Iterable[list[Draft]], *, in_order: bool = False) -> None:
-        """`in_order`: a chunk is sent after the answer to the one before.
+        """`in_order`: a chunk is sent after the reply to the one before.
 
-        Groups that have an order, or drop their oldest messages, get them so in any case.
+        For groups that have an order, or drop their oldest messages, this is so in any case.
         """
         self.queue = queue
-        #: Why drafts are left: the refusals of the last `send`, by group; None is the queue itself.
+        #: Why drafts remain: the refusals of the last `send`, by group; None is the queue itself.
         self.refusals: dict[str | None, QueueFull] = {}
         self._in_order = in_order
         self._waiting = deque(chunks)
@@ -86,9 +86,9 @@ class Wave:
         return len(_remove(self._waiting, lambda draft: draft.key in keys))
 
     def send(self, context: ClientContext, room: int | None) -> Flow[list[Answered]]:
-        """Send up to `room` drafts (None: any number), and again what did not get through; return the answered ones.
+        """Send up to `room` drafts (None: any number), refused ones again; return the drafts with results.
 
-        Of a full group those are sent that it has room for.
+        Of a full group as many are sent as it has room for.
         """
         policy = yield from context.policy(self.queue)
         self._release_held()
@@ -128,13 +128,13 @@ class Wave:
         return answered
 
     def _sending(self, context: ClientContext, chunk: list[Draft]) -> Sending[Any]:
-        # Known by their arrival: a repeat stores nothing twice, however late it comes.
+        # Their arrivals are remembered: a repeat stores nothing twice, however late it comes.
         return Sending(
             context, self.queue, lambda operation: context.store.publish(self.queue, chunk, operation), fenced=True
         )
 
     def _release_held(self) -> None:
-        """Let the drafts of full groups be sent again, behind the others."""
+        """Let the drafts of full groups be sent again, after the others."""
         for held in self._held.values():
             self._waiting.extend(split_drafts(held))
         self._held = {}

@@ -1,4 +1,4 @@
-"""The worker: sleeps until there is something to do, claims it, runs the handlers, and settles.
+"""The worker: sleeps until messages can be claimed, claims them, runs the handlers, and settles.
 
     handler            a registered handler: its options and parameters (nothing else is loaded with waypost)
     worker             starts and stops all parts; `sync_worker` does so for the sync client
@@ -14,5 +14,5 @@
     executor_adapters  async executors for sync clients, and the other way round
     signals            SIGINT, SIGTERM and SIGHUP as requests to stop
 
-Each moving part has `start` and `stop`, and a loop of its own in between.
+Each moving part has `start` and `stop`, and runs its own loop between them.
 """

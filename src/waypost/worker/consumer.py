@@ -1,8 +1,8 @@
 """One handler at work: a loop that claims, and as many runners as handlers may run at once.
 
 A runner is a task that handles one message after the other, so a message needs no task of its own, and a handler that
-never waits needs no iteration of the event loop. The claim loop claims a little more than can run now: as many messages
-as will start while its next call is in progress, by the recent rate of finished messages.
+never waits needs no iteration of the event loop. The claim loop claims a few more messages than can run now: as many as
+will start while its next call is in progress, by the recent rate of finished messages.
 """
 
 from __future__ import annotations
@@ -40,13 +40,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("waypost")
 
-#: Messages that will start within this time are claimed ahead: longer than a round trip, too short to matter to others.
+#: Messages that will start within this time are claimed ahead: longer than a round trip, too short to delay other
+#: workers.
 SOON_SECONDS = 0.03
-#: On a store whose claims take longer than that: messages that start during this many claims are claimed ahead.
+#: For stores whose claims take longer than that: messages that start during this many claims are claimed ahead.
 CLAIMS_AHEAD = 3
-#: A claim costs the store about the same for one or many messages: a smaller claim waits while enough are at hand.
+#: A claim costs the store about the same for one or many messages: a smaller claim waits while enough messages are
+#: here.
 WORTH_A_CLAIM = CHUNK_MESSAGES_MAX // 2
-#: A runner whose handlers never wait yields to others after this time.
+#: A runner whose handlers never wait yields to other tasks after this time.
 TURN_SECONDS = 0.01
 #: With this many outcomes waiting for the store, no more messages are claimed.
 UNSETTLED_MAX = 4 * CHUNK_MESSAGES_MAX
@@ -80,7 +82,7 @@ class Consumer:
         self.lease_seconds: float | None = None
         self.handled = 0
         self.cancelled = 0
-        #: The worker's count of work when this queue was last found empty.
+        #: The worker's counter of work when this queue was last found empty.
         self.empty_at = -1
         self.quiet = False
         self.liveness = Liveness()
@@ -108,13 +110,14 @@ class Consumer:
         self._at_most_once = False
         #: Whether the queue has `max_running` or a rate, and when to check again.
         self._limited = False
-        #: Whether the queue takes turns between groups: then messages held here would keep others from their turn.
+        #: Whether the queue takes turns between groups: then messages held here would delay the turns of others.
         self._grouped = False
         #: Whether the store answered the last claim.
         self._claims_succeed = False
         self._limits_due = 0.0
         self._claiming: asyncio.Task[None] | None = None
-        #: Whether the claim loop is about to continue: runners yield to it, so that they work while its claim is made.
+        #: Whether the claim loop is about to continue: runners yield to it, so that they run while its claim is in
+        #: progress.
         self._claim_due = False
         self._poll_soon = PollSoon(late_commits=context.wakeups.late_commits)
         self._listener = NotificationListener(context, self.queue, wake=self._on_wake, stop=self._on_cancel_request)
@@ -147,7 +150,7 @@ class Consumer:
         self._waiter.notify()
 
     async def stop(self, deadline: float) -> None:
-        """Release messages that have not started; wait for handlers until the deadline, then cancel what can be."""
+        """Release messages that have not started; wait for handlers until the deadline, then cancel if possible."""
         self.stop_claiming()
         self._stopping = True
         self._give_back_ready()
@@ -176,7 +179,7 @@ class Consumer:
         await self._caller.stop()
 
     def close(self) -> None:
-        """Kill the processes that are left."""
+        """Kill the remaining processes."""
         self._caller.close()
 
     @property
@@ -204,7 +207,7 @@ class Consumer:
         )  # fmt: skip
 
     def _past_lease(self) -> int:
-        """The number of running handler calls that cannot be stopped and whose leases have ended."""
+        """The number of running handler calls that cannot be stopped and whose leases have expired."""
         if self.handler.can_be_stopped:
             return 0
         running = [slot.messages for slot in list(self._slots)]
@@ -217,7 +220,7 @@ class Consumer:
     def _give_back_ready(self) -> None:
         kept = [message for message in self._ready if message.at_most_once]
         for message in self._ready:
-            # Messages of a queue with lease=None cannot be released: they are handled while there is time.
+            # Messages of a queue with lease=None cannot be released: they are handled until the deadline.
             if not message.at_most_once:
                 self._give_back(message)
         self._ready.clear()
@@ -238,7 +241,7 @@ class Consumer:
             try:
                 claimed = await drive_async(self._executor, flow)
             except WaypostError:
-                return  # their leases will end
+                return  # their leases will expire
             for lease in claimed.leases if claimed is not None else ():
                 self._give_back(Message(self.queue, lease))
 
@@ -248,7 +251,7 @@ class Consumer:
         self._from_thread(self.notify)
 
     def _on_cancel_request(self, notification: str) -> None:
-        """A message is to be cancelled; if it is one of ours, the next renewal is now."""
+        """Renew the lease of a message at once if it is held here, because its cancel was requested."""
         for message in list(self._held):
             if notification in (ALL_SLEEPERS, message.id) or (
                 message.key is not None and notification == hash_key(message.key)
@@ -263,14 +266,14 @@ class Consumer:
             self._on_abort(error)
 
     def _request_claim(self) -> bool:
-        """Let the claim loop send the outcomes that wait with its next claim, if that is soon; return whether it is."""
+        """Let the claim loop send the collected outcomes with its next claim, if that is soon; return whether it is."""
         if self.quiet or not self._claims_succeed or self._waiter.machine.state in IN_WAIT:
             return False
         self.notify()
         return True
 
     def _follow_grouping(self, grouped: bool) -> None:
-        """Send outcomes with claims in a queue that takes turns between groups, and alone in any other."""
+        """Send outcomes with claims in a queue with turns between groups, and separately in any other."""
         if grouped != self._grouped:
             self._grouped = grouped
             self.settler.request_claim = self._request_claim if grouped else None
@@ -294,10 +297,10 @@ class Consumer:
                 if self.settler.waits_for_claim:
                     self.settler.send_now()
                 if self._listener.asleep:
-                    # It had room to claim ahead when it was registered, and its handlers take longer now.
+                    # It had capacity to claim ahead when it was registered, and its handlers take longer now.
                     await self._listener.pass_wake_up_on(self._executor)
                     continue  # a handler may have ended meanwhile, and interrupts only a sleep
-                # No free capacity is a reason not to claim; outcomes that the store does not accept are not.
+                # A claim is not made without free capacity; outcomes that the store does not accept do not prevent one.
                 try:
                     await waiter.sleep_for_room(owes_none=len(self.settler) < UNSETTLED_MAX)
                 finally:
@@ -315,7 +318,7 @@ class Consumer:
                 sleeper = None
             found = await self._claim_lost()
             if self.settler.waits_for_claim and found is None:
-                # Its settle is one more piece of work, which this claim comes after.
+                # Its settle is one more unit of work, and this claim follows it.
                 work += 1
             claimed = found or await self._claim(limit, sleeper, wait)
             self._claims_succeed = claimed is not None
@@ -348,16 +351,16 @@ class Consumer:
                     # Do not leave a timer that is due sooner to the next poll.
                     due = self._poll_soon.seconds if claimed.next_due_ms is None else claimed.next_due_ms / 1000
                     await waiter.sleep(min(self._poll_soon.seconds, max(due, receive.MOMENT_MIN_SECONDS)))
-                # Found nothing: the next claim registers it as a sleeper.
+                # Nothing was found: the next claim registers it as a sleeper.
                 continue
-            # With free capacity it sleeps if it will be woken; otherwise it claims until it finds nothing.
+            # With free capacity it sleeps if it can be woken; otherwise it claims until it finds nothing.
             if asleep or not claimed.leases:
                 wait = await self._sleep_after(claimed, nap, sleeper if asleep else None)
 
     async def _sleep_after(self, claimed: Claimed, nap: receive.Nap, sleeper: str | None) -> WaitPlan | None:
-        """Sleep after a claim that took all there was, and return the blocking wait that is to follow.
+        """Sleep after a claim that leased all messages there were, and return the blocking wait that follows.
 
-        `sleeper` is the name that the claim has registered, if it has.
+        `sleeper` is the name that the claim has registered, if any.
         """
         answered = time.monotonic()
         if claimed.leases:
@@ -370,7 +373,7 @@ class Consumer:
         if seconds < pause or nap.poll_seconds is None:
             wait = await waiter.sleep(seconds, since=answered, then_wait=plan)
         else:
-            # Nothing to do: from now on one poll covers all idle queues of the worker.
+            # Nothing to do: from now on a single poll covers all idle queues of the worker.
             wait = await waiter.sleep(
                 nap.moment, since=answered, then_wait=plan, poll_seconds=nap.poll_seconds, sleeper=sleeper
             )
@@ -399,7 +402,7 @@ class Consumer:
         return claimed
 
     async def _claim_lost(self) -> Claimed | None:
-        """Return what a claim whose reply was lost still holds, or None if there is no such claim."""
+        """Return what a claim without a reply still leases, or None if there is no such claim."""
         operation = self._context.take_lost_claim(self.queue)
         if operation is None:
             return None
@@ -448,13 +451,13 @@ class Consumer:
             return 0
         per_call = self.handler.batch or 1
         ahead = not (self._at_most_once or self._limited or self._grouped)
-        # As many as will start during the next claims: more where claims take long.
+        # As many as will start during the next claims: more if claims take long.
         seconds = max(SOON_SECONDS, CLAIMS_AHEAD * self._poll_soon.claim_seconds)
         soon = int(self._rate * seconds) * per_call if ahead else 0
         self._low = soon // 2
         free = (self.handler.concurrency - self._busy) * per_call
         room = min(free + soon - len(self._ready), CHUNK_MESSAGES_MAX)
-        # With enough at hand, wait until the claim is larger.
+        # With enough messages here, wait until the claim is larger.
         return 0 if 0 < self._low < len(self._ready) and room < WORTH_A_CLAIM else room
 
     def _accept(self, claimed: Claimed) -> None:
@@ -484,7 +487,7 @@ class Consumer:
         return messages
 
     def _begin(self, messages: list[Message[Any]]) -> None:
-        """Start handlers for messages, as far as there are runners for them."""
+        """Start handlers for messages, as far as there are free runners."""
         self._ready.extend(messages)
         if self._in_turn:
             # One runner handles them all, and wakes the others when the handler waits.
@@ -516,7 +519,7 @@ class Consumer:
         while count > 0 and len(self._slots) < self.handler.concurrency and not self._stopping:
             slot = Slot(self)
             slot.task = self._loop.create_task(self._run(slot), name=f"waypost handles {self.queue}")
-            # A runner that ends by an error, as of a log handler, would leave its message leased for good.
+            # A runner that ends with an error, for example of a log handler, would leave its message leased for ever.
             slot.task.add_done_callback(self._task_ended)
             self._slots.append(slot)
             count -= 1
@@ -540,7 +543,8 @@ class Consumer:
                 except asyncio.CancelledError:
                     if self._is_given_up(slot):
                         raise
-                    # A handler that has ended had set a timer that cancels its task, which is this one.
+                    # A handler that has ended had set a timer that cancels its task, which is now the task of this
+                    # runner.
                     self._idle = [idle for idle in self._idle if idle is not slot]
                     await self._clear_cancellation(slot)
                 turn = clock()
@@ -589,7 +593,7 @@ class Consumer:
             await self._clear_cancellation(slot)
 
     def _is_given_up(self, slot: Slot) -> bool:
-        """Whether the event loop is being closed, which cancels all tasks; a handler can cancel only its own."""
+        """Return whether the event loop is being closed, which cancels all tasks; a handler can cancel only its own."""
         return slot.task is not None and slot.task.cancelling() > 0 and self.settler.is_given_up
 
     async def _clear_cancellation(self, slot: Slot) -> None:
@@ -651,9 +655,9 @@ class Consumer:
         if slot.ending is not None:
             ending, error = slot.take_ending(error, messages)
         if not messages:
-            return  # none of a batch could be read, and each is settled already
+            return  # none of a batch could be decoded, and each is settled already
         if error is None and not isinstance(result, Outcome):
-            # In the handler's transaction or process the result is already kept.
+            # The result of a handler in a transaction or a process is already stored.
             refusal = self.handler.keep_result(messages[0], result) or codec.refusal_of(messages[0]._result)
             if refusal is not None:
                 self._report_refused_result(messages[0], refusal)
@@ -711,7 +715,7 @@ class Consumer:
         return settlement
 
     def _close_lost(self, message: Message[Any], settlement: Settlement) -> None:
-        """Give up a message: its lease is lost or about to end, and there is no outcome that the store could accept."""
+        """Give up a message: its lease is lost or about to expire, and the store would accept no outcome."""
         self._held.discard(message)
         message.settled = "lost"
         if self._context.on_event is not None:
@@ -730,7 +734,7 @@ class Consumer:
         now = lease_clock.now()
         held = list(self._held)
         if held:
-            # The queue's lease can be changed while messages are held that were claimed under another.
+            # The queue's lease can change while messages with the previous lease length are held.
             self.lease_seconds = min(message._lease_seconds for message in held)
         overdue: set[Message[Any]] = set()
         for slot in list(self._slots):

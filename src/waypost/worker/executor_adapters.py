@@ -1,6 +1,6 @@
 """Executors of the other mode (sync or async), for stores on the caller's own client, which has one mode.
 
-A worker claims and settles on its event loop and renews from a thread. A store made from a URL connects both ways.
+A worker claims and settles on its event loop and renews in a thread. A store made from a URL can connect in both modes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ THREADS = 4
 
 
 class ThreadedExecutor:
-    """Makes a blocking executor usable on an event loop: threads do the waiting."""
+    """Makes a blocking executor usable on an event loop: its calls wait in threads."""
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
@@ -40,7 +40,7 @@ class ThreadedExecutor:
 
 
 class LoopExecutor:
-    """Makes an async executor usable in a thread: the event loop does the work, so a blocked loop delays it."""
+    """Makes an async executor usable in a thread: its calls run on the event loop, so a blocked loop delays them."""
 
     def __init__(self, executor: AsyncExecutor, loop: asyncio.AbstractEventLoop) -> None:
         self._executor = executor
@@ -53,4 +53,4 @@ class LoopExecutor:
         return asyncio.run_coroutine_threadsafe(self._executor.run_many(calls), self._loop).result()
 
     def close(self) -> None:
-        """Nothing to do: the executor belongs to the event loop."""
+        """Do nothing: the executor belongs to the event loop."""

@@ -159,7 +159,7 @@ class Signature:
         )
 
     def _set_body_type(self, kind: ParameterKind, annotation: Any) -> None:
-        """Return the type of the body: the annotation of the body, or `T` of `Message[T]`."""
+        """Set the type of the body: the annotation of the body, or `T` of `Message[T]`."""
         if self._batch and annotation is not None:
             if typing.get_origin(annotation) not in (list, typing.get_origin(typing.Sequence[int])):
                 if annotation in (Any, list):
@@ -186,7 +186,8 @@ current_slot: ContextVar[Slot | None] = ContextVar("waypost_handling", default=N
 BODY_ONLY: tuple[ParameterKind, ...] = ("body",)
 MESSAGE_ONLY: tuple[ParameterKind, ...] = ("message",)
 OnLeaseLost = Callable[[Message[Any]], object]
-#: Several queues of a handler; as a mapping, each with its weight. Not any sequence: a name is a sequence of names.
+#: Several queues of a handler; as a mapping, each with its weight. A str is a sequence too, so sequences are not
+#: accepted.
 SeveralQueues = (
     list[str]
     | list[Queue[Any]]
@@ -198,7 +199,7 @@ SeveralQueues = (
 HandledQueues = str | Queue[Any] | SeveralQueues
 #: A class or the name of one, or several.
 TypeNames = type | str | Iterable[type | str]
-#: Enough for any share, and small enough to be a number of messages that another queue can wait for.
+#: Sufficient for any ratio, and small enough as a number of messages for which another queue must wait.
 WEIGHT_MAX = 1000
 
 
@@ -243,9 +244,10 @@ class Handler:
         self.function = function
         self.name: str = name or getattr(function, "__qualname__", None) or type(function).__qualname__
         self.is_async = is_coroutine_function(function)
-        #: The names of the types of the messages that it takes; empty: those that no other handler of the queue takes.
+        #: The names of the types of messages that it handles; empty: the types that no other handler of the queue
+        #: handles.
         self.types = check_types(self.name, types)
-        #: The same object for all queues of one function, which share its concurrency by their weights; None: it has
+        #: The same object for all queues of one function, which share its concurrency by their weights; None if it has
         #: one queue.
         self.pool = pool
         self.weight = check_count("the weight of a queue", weight, 1, WEIGHT_MAX, ConfigurationError)
@@ -270,14 +272,14 @@ class Handler:
         self.on_lease_lost = check_function("on_lease_lost", on_lease_lost, ConfigurationError)
         #: How long the return value is kept as the result of its message; None: it is not kept.
         self.result_ttl = None if result_ttl is None else _check_result_ttl(self.name, result_ttl, self.batch)
-        #: The client's state, for parameters that take it.
+        #: The client's state, for parameters that receive it.
         self.state = state
         body_type = types if isinstance(types, type) else queue_type(queue)
         signature = Signature(self.name, function, is_batch=batch is not None, state=state, as_type=body_type)
         self.parameter_kinds: tuple[ParameterKind, ...] = signature.parameter_kinds
         #: What the body must be; None for what it was published as.
         self.as_type: Any = codec.check_type(f"the body of handler {self.name}", signature.as_type, ConfigurationError)
-        #: The class of the session parameter; with it the function is called in a transaction that settles.
+        #: The class of the session parameter; with it the function is called in a transaction that settles the message.
         self.session = signature.session
         self._open_sessions(store, engine)
         #: The middleware around the function, outermost first.
@@ -290,7 +292,7 @@ class Handler:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether a call is awaited on the event loop: that of a coroutine, or of a process."""
+        """Whether a call is awaited on the event loop: a coroutine, or a call in a process."""
         return self.is_async or self.process
 
     @property
@@ -423,7 +425,7 @@ class Handler:
             )
 
     def check_can_start(self) -> None:
-        """Raise `ConfigurationError` if its type is not complete, or a handler process could not find it."""
+        """Raise `ConfigurationError` if its type is not completely defined, or a handler process could not find it."""
         codec.check_type_is_complete(f"the body of handler {self.name}", self.as_type)
         if self._check_start is not None:
             self._check_start()
@@ -474,7 +476,7 @@ def is_coroutine_function(function: Callable[..., Any]) -> bool:
 
 
 def _shortest(messages: Sequence[Message[Any]], otherwise: float) -> float:
-    """Return the shortest time limit of some messages, of which those without their own have that of the handler."""
+    """Return the shortest time limit of some messages; a message without its own has the handler's."""
     if len(messages) == 1:
         own = messages[0].own_timeout()
         return otherwise if own is None else own
@@ -483,7 +485,7 @@ def _shortest(messages: Sequence[Message[Any]], otherwise: float) -> float:
 
 
 def choose_handler(handlers: Iterable[Handler], lease: Lease) -> Handler | None:
-    """Return which of the handlers of a queue takes a message: by its type, or the one for all other types."""
+    """Return the handler of a queue for a message: by its type, or the one for all other types."""
     default: Handler | None = None
     try:
         type_name = codec.open_envelope(lease.envelope).type_name

@@ -1,9 +1,9 @@
 """Handler calls: on the event loop, in threads or in processes, with the client's middleware around them.
 
-A `Slot` is a unit of a consumer's concurrency: it has the handler call that runs in it, and can cancel that.
+A `Slot` is a unit of a consumer's concurrency: it holds the handler call that runs in it, and can cancel that call.
 
 Threads are daemons, unlike those of `concurrent.futures`: a worker that has reached its stop timeout must be able to
-end its process while a handler hangs. The message of such a handler keeps its lease until that ends.
+end its process while a handler hangs. The message of such a handler keeps its lease until the lease expires.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ class Caller:
         self._handler = handler
         self._context = context
         self._executor = executor
-        #: Whether continuations go through publish middleware, and whether a call never ends where it begins.
+        #: Whether continuations go through publish middleware, and whether a call never ends on the event loop.
         self._passes_on = context.publish_middleware is not None
         self._ends_later = self._passes_on or handler.process or not handler.is_async
         #: Called for each message of a batch that its process could not decode; it is no longer part of the call.
@@ -263,7 +263,7 @@ class Caller:
         return returned
 
     def _function_for(self, messages: list[Message[Any]]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """Return what is called, and with which arguments."""
+        """Return the function to call, and its arguments."""
         if self._around is not None:
             return self._around, (messages,)
         return self._handler.function, self._handler.arguments(messages)
@@ -320,6 +320,6 @@ class Caller:
             await self.processes.stop()
 
     def close(self) -> None:
-        """Kill the processes that are left."""
+        """Kill the remaining processes."""
         if self.processes is not None:
             self.processes.kill()

@@ -1,4 +1,4 @@
-"""What is logged about handler calls: how each ended, and what becomes of its messages."""
+"""The log of handler calls: how each ended, and what happens to its messages."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from waypost.values import Settlement
 from waypost.worker.handler import Handler
 
 log = logging.getLogger("waypost")
-#: Successes are logged here, at DEBUG, or at the level that this logger is set to.
+#: Successes are logged by this logger, at DEBUG, or at the level that is set for it.
 done_log = logging.getLogger("waypost.done")
 
-#: The text of an error is cut in the line of a failure; the traceback below it has all.
+#: The text of an error is cut in the line of a failure; the traceback below it is complete.
 LINE_CHARACTERS_MAX = 300
-#: What becomes of a message after each outcome but a retry.
+#: What happens to a message after each outcome except a retry.
 OUTCOMES = {
     "done": "it is done",
     "release": "it is released",
@@ -30,11 +30,11 @@ OUTCOMES = {
 def log_failure(
     handler: Handler, messages: Sequence[Message[Any]], error: BaseException, settlements: Sequence[Settlement]
 ) -> None:
-    """Log that a handler failed, with what becomes of its messages and the traceback of its own frames."""
+    """Log that a handler failed, what happens to its messages, and the traceback of its own frames."""
     message, chosen = messages[0], isinstance(error, Outcome)
     is_dead = any(one.outcome == "dead" for one in settlements)
     if chosen and not is_dead and settlements[0].outcome != "retry":
-        return  # as the handler wanted it
+        return  # the handler chose this outcome
     level, verb = logging.WARNING, "failed on"
     if isinstance(error, Dead):
         level, verb = logging.INFO, "gives up"
@@ -69,7 +69,7 @@ def log_failure(
 
 
 def done_level() -> int | None:
-    """Return the level at which successes are logged, None if they are not: there is nothing to do for each then."""
+    """Return the level at which successes are logged, None if they are not logged."""
     level = done_log.level or logging.DEBUG
     return level if done_log.isEnabledFor(level) else None
 
@@ -110,7 +110,7 @@ def describe_messages(messages: Sequence[Message[Any]]) -> str:
 
 
 def describe_outcomes(handler: Handler, messages: Sequence[Message[Any]], settlements: Sequence[Settlement]) -> str:
-    """Return what becomes of the messages of a call."""
+    """Return what happens to the messages of a call."""
     if len(messages) == 1:
         return describe_outcome(handler, messages[0], settlements[0])
     counts = Counter(one.outcome for one in settlements)
@@ -120,7 +120,7 @@ def describe_outcomes(handler: Handler, messages: Sequence[Message[Any]], settle
 
 
 def describe_outcome(handler: Handler, message: Message[Any], settlement: Settlement) -> str:
-    """Return what becomes of a message."""
+    """Return what happens to a message."""
     if message.at_most_once:
         return "its queue delivers at most once: it is not tried again"
     if message.lease_lost:
@@ -135,7 +135,7 @@ def describe_outcome(handler: Handler, message: Message[Any], settlement: Settle
 
 
 def own_frames(traceback: TracebackType | None) -> TracebackType | None:
-    """Return a traceback from its first frame outside waypost on: how a handler was called says nothing about it."""
+    """Return a traceback from its first frame outside waypost on: the frames before it do not concern the handler."""
     while traceback is not None and is_own_file(traceback.tb_frame.f_code.co_filename):
         traceback = traceback.tb_next
     return traceback

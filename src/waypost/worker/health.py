@@ -1,9 +1,9 @@
-"""Health and heartbeats: whether a worker consumes, judged by what its claim loops did and not by whether it is alive.
+"""Health and heartbeats: whether a worker consumes, judged by its claim loops, not by its process.
 
-A claim loop owes a claim whenever it has free capacity. It owes none without free capacity, and none while it
-sleeps after an answered claim or poll. A worker is red if its loop has owed a claim for longer than the window, or if
-its store has not answered for that long; the next answer turns it green. All values here are read by
-other threads than the one that writes them, without a lock: single numbers that are replaced as a whole.
+A claim loop owes a claim whenever it has free capacity. It owes none without free capacity, and none while it sleeps
+after a claim or poll with a reply. A worker is red if its loop has owed a claim for longer than the window, or if its
+store has not replied for that long; the next reply makes it green. All values here are read without a lock by threads
+other than the one that writes them: single numbers that are replaced as a whole.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from waypost.worker.poller import Liveness
 
 
 class Served(Protocol):
-    """What the health check needs of a consumer, or of all consumers of a queue."""
+    """The values of a consumer, or of all consumers of a queue, that the health check needs."""
 
     queue: str
     liveness: Liveness
@@ -48,7 +48,7 @@ def check_window(seconds: float) -> float:
 def judge(
     consumers: Sequence[Served], state: WorkerState, *, window: float, answered: float, notes: Iterable[str] = ()
 ) -> Health:
-    """Return the health of a running worker. `answered` is when the store last answered anything but a claim.
+    """Return the health of a running worker. `answered` is the time of the store's last reply to anything but a claim.
 
     `notes` are problems that do not prevent it from consuming.
     """

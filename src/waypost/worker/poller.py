@@ -1,9 +1,9 @@
 """Polling: one thread polls all idle queues of a worker in one call, even while the event loop is blocked.
 
-The same call sends the worker's heartbeat, renews the registrations of its sleepers, and checks whether
-the worker is to lead the schedulers: an idle worker sends nothing else. A consumer is polled for from the time at which
-it found no message; the answer wakes it if a claim may return something. A failed poll is harmless: another follows.
-Answered polls also prove that the store is up while a busy worker makes no other calls.
+The same call sends the worker's heartbeat, renews the registrations of its sleepers, and checks whether the worker must
+lead the schedulers: an idle worker sends nothing else. A consumer is polled for from the time at which it found no
+message; the reply wakes it if a claim may return messages. A failed poll is harmless: another follows. Replies to polls
+also prove that the store is up while a busy worker makes no other calls.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from waypost.wake.port import Listening
 
 log = logging.getLogger("waypost")
 
-#: After a failed poll the next one comes sooner by this factor, so that the end of a fault is noticed soon.
+#: After a failed poll the next one is sooner by this factor, so that the end of a fault is noticed soon.
 SOONER = 5
 #: Queues that are due within this part of their interval are polled together with those that are due now.
 TOGETHER = 0.5
-#: The first poll comes at a random time within this last part of the interval, so that workers that are started
-#: together poll at different times.
+#: The first poll is at a random time within this last part of the interval, so that workers that are started together
+#: poll at different times.
 FIRST_JITTER = 0.5
-#: Later polls come a little earlier, at random, so that polls of several workers do not coincide. More jitter costs
-#: more polls.
+#: Later polls are a little earlier, at random, so that polls of several workers do not coincide. More jitter would
+#: cause more polls.
 JITTER = 0.02
 
 
@@ -44,7 +44,7 @@ INTERVAL_SECONDS_MIN = 0.05
 
 
 class Liveness:
-    """When the store last answered a claim of a loop, and since when the loop owes the next one."""
+    """When the store last replied to a claim of a loop, and since when the loop owes the next claim."""
 
     __slots__ = ("last_claim", "owes_from")
 
@@ -53,20 +53,20 @@ class Liveness:
         self.owes_from = time.monotonic()
 
     def claimed(self) -> None:
-        """A claim was answered, with messages or without."""
+        """Record the reply to a claim, with messages or without."""
         self.last_claim = self.owes_from = time.monotonic()
 
     def polled(self, seconds: float) -> None:
-        """A poll found no message: it counts as a claim, and none is owed for this time."""
+        """Record a poll that found no message: it counts as a claim, and none is owed for this time."""
         self.last_claim = time.monotonic()
         self.owes_none_for(seconds)
 
     def owes_none_for(self, seconds: float) -> None:
-        """No claim is owed for this time."""
+        """Record that no claim is owed for this time."""
         self.owes_from = time.monotonic() + seconds
 
     def owes_now(self) -> None:
-        """The next claim is owed from now on, unless one is owed already."""
+        """Record that the next claim is owed from now on, unless one is owed already."""
         self.owes_from = min(self.owes_from, time.monotonic())
 
     def late_seconds(self, now: float) -> float:
@@ -133,11 +133,11 @@ class Poller:
         self._requested: Requested | None = None
         self._interval = heartbeat_interval(window)
         self._ttl_ms = round(self._interval * HEARTBEATS_PER_TTL * 1000)
-        #: When the store last answered; the start counts, because it needs an answer.
+        #: When the store last replied; the start counts, because it requires a reply.
         self.answered = time.monotonic()
         #: The error of the last poll, or None.
         self.error: Exception | None = None
-        #: The part that takes part in the election with the polls; None again when it stops.
+        #: The part that takes part in the election with the polls; None again when that part stops.
         self.electable: Electable | None = None
         #: The role that the last election by a poll gave to this worker.
         self._elected_role: str | None = None
@@ -151,7 +151,7 @@ class Poller:
         #: When the thread polls next.
         self._sleeps_until = 0.0
         self._stopping = False
-        #: The worker has ended without waiting for this thread, and the connection may be closed.
+        #: Whether the worker has ended without waiting for this thread, so that the connection may be closed.
         self._abandoned = False
         self._thread: threading.Thread | None = None
 
@@ -206,7 +206,7 @@ class Poller:
                 log.debug("worker %s could not be unregistered: %s", self._name, error, extra={"event": "leave_failed"})
 
     def _resign_late(self) -> None:
-        """Give up a lead that a poll won after the candidate had stopped: another one must lead at once."""
+        """Resign from a lead that a poll won after the candidate had stopped: another worker must lead at once."""
         role = self._elected_role
         if role is None or self.electable is not None or self._abandoned:
             return
@@ -234,12 +234,12 @@ class Poller:
     def take_due(self, now: float) -> tuple[list[PollEntry], bool]:
         """Return the queues of this poll, due now or soon, and whether it has a heartbeat."""
         heartbeats = self._heartbeat_due - now <= self._interval * TOGETHER
-        # A heartbeat polls all queues: otherwise one that was added lately would need its own call soon after.
+        # A heartbeat polls all queues: otherwise a recently added one would soon need a separate call.
         due = [one for one in self._entries.values() if heartbeats or one.due - now <= one.seconds * TOGETHER]
         for one in due:
             one.due = now + one.seconds * random.uniform(1 - JITTER, 1)
         if heartbeats:
-            # At the start there is nothing to poll for yet.
+            # At the start there is no queue to poll yet.
             first = self._started_ms is None
             self._heartbeat_due = now + self._interval * (random.uniform(1 - FIRST_JITTER, 1) if first else 1)
         return due, heartbeats
@@ -278,7 +278,7 @@ class Poller:
         if heartbeats:
             self.error = None
             if self._started_ms is None:
-                # What the first heartbeat finds was requested of an earlier worker of the same name.
+                # A request that the first heartbeat finds was for an earlier worker of the same name.
                 self._started_ms, self._requested = at_ms, requested
             self._check_request(requested)
         elif isinstance(self.error, StoreUnavailable | OutcomeUnknown):
@@ -346,5 +346,5 @@ class Poller:
 
 
 def heartbeat_interval(window: float) -> float:
-    """Return the interval of heartbeats: short enough to prove within the health window that the store answers."""
+    """Return the interval of heartbeats: short enough to prove within the health window that the store replies."""
     return max(INTERVAL_SECONDS_MIN, min(HEARTBEAT_SECONDS, window / HEARTBEATS_PER_WINDOW))

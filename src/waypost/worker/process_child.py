@@ -1,8 +1,8 @@
 """The program of a handler process: it reads calls from its worker, runs the handler, and sends the results.
 
-It ends when its worker does, however that ends: the pipe between them closes, which a thread notices while a handler
-runs; and on Linux the kernel ends it even if a handler holds the GIL in C. It ignores stop signals, also if a terminal
-or a supervisor sends them to all processes: the worker decides.
+It ends when its worker does, however that ends: the pipe between them is closed, which a thread notices while a handler
+runs; and on Linux the kernel ends it even if a handler holds the GIL in C. It ignores stop signals, even if a terminal
+or a supervisor sends them to all processes: the worker decides when it stops.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from waypost.worker.process_protocol import (
 )
 from waypost.worker.signals import NAMES
 
-#: How long an idle process whose worker has ended may take for its `atexit` functions.
+#: The time limit for the `atexit` functions of an idle process whose worker has ended.
 EXIT_SECONDS = 2.0
 PR_SET_PDEATHSIG = 1
 
@@ -46,11 +46,11 @@ def main(descriptor: int, parent: int) -> None:
     """Serve calls until the worker closes the connection."""
     end_with_parent(parent)
     for name in NAMES:
-        # Not SIG_IGN: programs that a handler starts would inherit that.
+        # Not SIG_IGN, which programs that a handler starts would inherit.
         signal.signal(getattr(signal, name), lambda number, stack: None)
     connection = socket.socket(fileno=descriptor)
     connection.set_inheritable(False)
-    # A fork that outlives this process must not keep its worker waiting for the end of the connection.
+    # A fork of this process that outlives it must not keep the connection to its worker open.
     os.register_at_fork(after_in_child=connection.close)
     frames: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(connection, frames), name="waypost-parent", daemon=True).start()
@@ -83,7 +83,7 @@ def end_with_parent(parent: int) -> None:
 
 
 def _listen(connection: socket.socket, frames: queue.SimpleQueue[bytes | None]) -> None:
-    """Read frames; when the worker has ended, end this process, also while a handler runs."""
+    """Read frames; when the worker has ended, end this process, even while a handler runs."""
     while (data := _read_frame(connection)) is not None:
         frames.put(data)
     frames.put(None)

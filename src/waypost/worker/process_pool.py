@@ -1,8 +1,8 @@
-"""Processes for handlers that compute: one for each concurrent call, each a Python that serves one call at a time.
+"""Processes for CPU-bound handlers: one for each concurrent call, each a Python process that serves one call at a time.
 
-A process can be stopped where a thread cannot: when the lease is lost, a cancel is requested or the call times out, it
-is killed, and the next call gets another. If it dies, only the call that it was serving fails. It is started as a
-separate program and gets the name of the handler, so nothing is forked and nothing is unpickled.
+Unlike a thread a process can be stopped: when the lease is lost, a cancel is requested or the call times out, it is
+killed, and the next call gets another process. If a process dies, only the call that it was serving fails. It is
+started as a separate program and gets the name of the handler, so nothing is forked and nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ os.register_at_fork(after_in_child=_close_in_fork)
 
 
 class NotBegun(ProcessFailed):
-    """Raised when a process ended before it began with a call: it died while it was idle."""
+    """Raised when a process ended before it began a call: it died while it was idle."""
 
 
 class Child:
@@ -134,7 +134,7 @@ class Child:
         self._connection.close()
 
     def kill(self) -> None:
-        """End it at once. A thread collects its exit code: the end of a large process takes a moment."""
+        """Kill it at once. A thread collects its exit code: the end of a large process takes a moment."""
         self._connection.close()
         if self.process.poll() is None:
             with suppress(ProcessLookupError):
@@ -250,11 +250,11 @@ class Processes:
 
     @property
     def pids(self) -> list[int]:
-        """The processes that there are."""
+        """The ids of the running processes."""
         return [child.process.pid for child in self._all]
 
     async def stop(self) -> None:
-        """Let idle processes end, then kill what is left."""
+        """Let idle processes end, then kill the others."""
         for child in self._idle:
             child.hang_up()
         polls = round(STOP_SECONDS_MAX / EXIT_POLL_SECONDS)
@@ -264,7 +264,7 @@ class Processes:
         self.kill()
 
     def kill(self) -> None:
-        """End all of them at once."""
+        """Kill all of them at once."""
         for child in list(self._all):
             self._end(child)
         self._idle.clear()

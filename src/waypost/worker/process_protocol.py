@@ -1,6 +1,6 @@
 """The protocol between a worker and a handler process: MessagePack of plain data, each frame after its length.
 
-No frame can become code in the reader: an outcome is its fields, an error is the name of its class and its text.
+No frame is executed as code: an outcome is sent as its fields, an error as the name of its class and its text.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TRACEBACK_CHARACTERS_MAX = 16 * 1024
 
 
 class Hello(Struct, frozen=True):
-    """The first frame: which handler the process is for."""
+    """The first frame: the handler of the process."""
 
     module: str
     name: str

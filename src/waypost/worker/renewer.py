@@ -3,7 +3,7 @@
 Both run while the event loop is blocked. Every third of a lease all held messages are renewed, those of a queue in one
 call (or one per chunk), on a separate connection. The calls of several queues are sent together, so that a slow reply
 for one of them does not delay the others. The replies contain lost leases and requests to cancel. Only code that holds
-the GIL for a third of a lease can keep the thread from running.
+the GIL for a third of a lease can prevent the thread from running.
 
 A lease ends here a little before it ends in the store, counted from the time at which the answered claim or renewal
 was sent. The second thread waits for that time and makes no calls, so a store that does not answer cannot delay it:
@@ -36,13 +36,13 @@ RENEWALS_PER_LEASE = 3
 INTERVAL_SECONDS_MIN = 0.01
 #: A thread's wait does not count the time in which the machine was suspended, so the lease clock is read this often.
 CLOCK_CHECK_SECONDS = 1.0
-#: After this time an unanswered renewal is left to its thread, and another thread renews from then on.
+#: After this time a renewal without a reply is left to its thread, and another thread renews from then on.
 STUCK_SECONDS_MIN = 2.0
 #: How many threads may be stuck in calls; each ends with its call, after half a minute of silence at the latest.
 STUCK_MAX = 16
-#: Messages that are renewed together, so that those with a short lease do not wait for the replies of all others.
+#: Messages that are renewed together, so that messages with a short lease do not wait for the replies of all others.
 TOGETHER_MESSAGES_MAX = 4 * CHUNK_MESSAGES_MAX
-#: Connections over which calls are spread where the store runs calls one after the other.
+#: Connections over which calls are distributed if the store runs the calls of a connection one after the other.
 CONNECTIONS_MAX = 4
 
 Phase = Literal["extend", "deadline"]
@@ -142,14 +142,14 @@ class Renewer:
             self._changed.notify()
 
     def expect_end(self, holder: Holder, until: float, lease_seconds: float) -> None:
-        """Watch leases that end at this time from now on; one that ends soon is renewed at once."""
+        """Watch leases that end at this time from now on; a lease that ends soon is renewed at once."""
         if until < self._next_end:
             with self._ends_changed:
                 if until < self._next_end:
                     self._next_end = until
                     self._ends_changed.notify()
         if until - lease_clock.now() < (RENEWALS_PER_LEASE - 1) * renewal_interval(lease_seconds):
-            # The claim was answered late, or waited in the server: the next renewal might be too late.
+            # The reply to the claim was late, or the claim waited in the server: the next renewal might be too late.
             self.renew_now(holder)
 
     def keep(self, holder: Holder, message: Message[Any]) -> None:
@@ -205,7 +205,7 @@ class Renewer:
                 log.exception("renewal failed", extra={"event": "renewal_failed"})
 
     def _forget_idle(self, due: list[Holder]) -> list[Holder]:
-        """Return the holders that hold something; the others register again with their next message."""
+        """Return the holders that hold messages; the others register again with their next message."""
         idle = [holder for holder in due if not holder.held()]
         for holder in idle:
             self._due.pop(holder, None)
@@ -280,14 +280,14 @@ class Renewer:
         self._context.emit("renewed", holder.queue, count=reply.count("ok") + reply.count("cancel"))
         for message, status in zip(messages, reply, strict=True):
             if status != "lost":
-                # Not an earlier end, of a call that was answered after the next one.
+                # Not an earlier end: the reply to a call may arrive after the reply to the next one.
                 end = lease_clock.local_end(sent, message._lease_seconds)
                 message._lease_until = max(message._lease_until, end)
             if status != "ok":
                 self._answer(holder, message, status)
 
     def _extend(self, renewals: list[Renewal], seconds: float) -> list[list[ExtendStatus] | WaypostError]:
-        """Send renewals together, for so long at most: after the next renewal they are of no use."""
+        """Send renewals together, with this time limit: after the next renewal they have no use."""
         with self._connecting:
             if self.executor is None:
                 self.executor = self._connect()
@@ -296,7 +296,7 @@ class Renewer:
 
     def _answer(self, holder: Holder, message: Message[Any], status: ExtendStatus) -> None:
         if not holder.still_concerns(message):
-            return  # settled meanwhile, or being settled: that reply counts
+            return  # settled meanwhile, or being settled: that reply decides
         if status == "cancel":
             if not message.cancel_requested:
                 message.cancel_requested = True
@@ -305,7 +305,7 @@ class Renewer:
             self._lose(holder, message, "extend")
 
     def _lose(self, holder: Holder, message: Message[Any], phase: Phase) -> None:
-        """Report once that a lease is lost. A reply of the store is final; our own clock may have been too early."""
+        """Report once that a lease is lost. A reply of the store is final; our own clock may be early."""
         with self._losing:
             message.fenced = message.fenced or phase == "extend"
             if message.lease_lost:
@@ -431,5 +431,5 @@ def extend_together(
 
 
 def renewal_interval(lease_seconds: float) -> float:
-    """The time between two renewals."""
+    """Return the time between two renewals."""
     return max(INTERVAL_SECONDS_MIN, lease_seconds / RENEWALS_PER_LEASE)

@@ -1,10 +1,11 @@
 """Settling: sends the outcomes of many messages in one call, and a single outcome without delay.
 
-While a call is in progress, further outcomes are collected, and sent together when it is answered. On an idle
-queue no call is in progress, so an outcome is sent as soon as the event loop has run the tasks that were ready.
+While a call is in progress, further outcomes are collected, and sent together after its reply. On an idle queue no call
+is in progress, so an outcome is sent as soon as the event loop has run the tasks that were ready.
 
-In a queue that takes turns between groups, the next message of a group may wait for the settle of the one before. There
-the claim loop takes the outcomes and sends them with its next claim (`settle_and_claim`), if it can do so at once.
+In a queue with turns between groups, the next message of a group may wait for the settle of the previous one. For such
+a queue the claim loop takes the outcomes and sends them with its next claim (`settle_and_claim`), if it can do so at
+once.
 """
 
 from __future__ import annotations
@@ -58,21 +59,21 @@ class Settler:
         self._settlements: list[Settlement] = []
         #: The settlements of the current call: its reply contains their results.
         self.sending: list[Message[Any]] = []
-        #: The same of the call that the claim loop has sent.
+        #: The same for the call that the claim loop has sent.
         self.sending_with_claim: list[Message[Any]] = []
-        #: Asks the claim loop to take what was added with its next claim; returns False if it cannot do so soon. None:
-        #: the outcomes of this queue are sent alone.
+        #: Requests the claim loop to send the collected outcomes with its next claim; returns False if it cannot do so
+        #: soon. None: the outcomes of this queue are sent separately.
         self.request_claim: Callable[[], bool] | None = None
-        #: Whether the claim loop takes what waits here.
+        #: Whether the claim loop sends the collected outcomes.
         self.waits_for_claim = False
-        #: What the claim loop took and was not answered, to send it again here; with its operation if it was sent.
+        #: What the claim loop took and got no reply for, to be sent again here; with its operation if it was sent.
         self._unanswered: list[tuple[list[Message[Any]], list[Settlement], Operation | None]] = []
         self._has_outgoing = False
         self._idle: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
         self._stopping = False
         self.unsettled = 0
-        #: How many were settled in which way.
+        #: How many messages were settled, by status.
         self.outcomes: Counter[SettleStatus] = Counter()
         self.target = SettleTarget(
             context,
@@ -88,7 +89,7 @@ class Settler:
 
     @property
     def is_given_up(self) -> bool:
-        """Whether its task was cancelled, which only happens at the end of the event loop."""
+        """Whether its task was cancelled, which happens only at the end of the event loop."""
         return self._task is None or self._task.done() or self._task.cancelling() > 0
 
     def __len__(self) -> int:
@@ -96,7 +97,7 @@ class Settler:
         return len(self._messages) + len(self.sending) + len(self.sending_with_claim) + unanswered
 
     def add(self, message: Message[Any], settlement: Settlement) -> None:
-        """Settle this soon."""
+        """Add an outcome, to be sent soon."""
         if message.settled is not None:
             # Its handler has settled it in its own transaction.
             self._settled([settlement], [message.settled])
@@ -105,12 +106,12 @@ class Settler:
         self._settlements.append(settlement)
         if self.request_claim is not None:
             self.waits_for_claim = self.request_claim()
-        # Without a call: every message of every queue passes here.
+        # No function call: every message of every queue passes here.
         if self._idle is not None and not self.waits_for_claim and not self._idle.done():
             self._idle.set_result(None)
 
     def send_now(self) -> None:
-        """Send what waits without the claim loop."""
+        """Send the collected outcomes without the claim loop."""
         self.waits_for_claim = False
         self._end_idle()
 
@@ -119,12 +120,12 @@ class Settler:
             self._idle.set_result(None)
 
     def settle_and_claim(self, limit: int, *, sleeper: str | None, poll_soon_ms: int | None) -> Flow[Claimed]:
-        """Send what waits together with a claim, on the claim loop."""
+        """Send the collected outcomes together with a claim, on the claim loop."""
         messages, settlements = self._take()
         self.sending_with_claim = messages
         self.waits_for_claim = False
         if self._messages:
-            # More than fits into one call is too much to wait for the next claim.
+            # More outcomes than one call can have must not wait for the next claim.
             self._end_idle()
 
         def answered(answer: Woken[list[SettleStatus]] | BaseException, operation: Operation | None) -> None:
@@ -136,7 +137,7 @@ class Settler:
             self._context.replay_windows.end(self._queue, operation)
             statuses = self._context.wake_and_report(answer)
             if receive.note_settled(self._context, messages, settlements, statuses):
-                # The messages that come with the answer to the claim do not wait for it.
+                # The messages of the claim, in the same reply, do not wait for it.
                 self._has_outgoing = True
                 self._end_idle()
             self._held.discard_all(messages)
@@ -156,7 +157,7 @@ class Settler:
         self.start()
 
     async def stop(self, timeout: float) -> None:
-        """Send what is left, within a time limit. Other messages are delivered again when their leases end."""
+        """Send the remaining outcomes, within a time limit. Others are delivered again when their leases expire."""
         if self._task is None:
             return
         self._stopping = True
@@ -226,11 +227,11 @@ class Settler:
         except (StoreUnavailable, OutcomeUnknown) as error:
             self._give_up(messages, settlements, error)
         except Exception as error:
-            # Also unexpected errors: if the settler ended, nothing would be settled any more.
+            # Also for unexpected errors: if the settler ended, nothing would be settled any more.
             if len(messages) == 1:
                 self._give_up(messages, settlements, error)
                 return
-            # One settlement is refused, and the step with it: sent alone, only that one fails.
+            # One settlement is refused, and the whole step with it: sent separately, only that one fails.
             for message, settlement in zip(messages, settlements, strict=True):
                 await self._send([message], [settlement])
         else:

@@ -1,14 +1,14 @@
-"""Consumers that share: several queues one handler, several handlers one queue, or all queues one bound.
+"""Consumers that share: several queues a handler, several handlers a queue, or all queues a limit of handler calls.
 
-A worker makes a plain `Consumer` for a queue that shares nothing, so that it pays for none of this. Otherwise there is
-one `SharingConsumer` for each pair of a queue and a handler. The first of a queue claims for all of its handlers and
-gives each the messages of its types; the others only run.
+A worker makes a plain `Consumer` for a queue that shares nothing, which has no overhead for sharing. Otherwise there is
+one `SharingConsumer` for each pair of a queue and a handler. The first one of a queue claims for all handlers of the
+queue and gives each the messages of its types; the others only run handlers.
 
-A bound on handler calls that several queues share is a `SharedConcurrency`. A consumer claims no more messages than
-can start at once, and nothing ahead: a message that waits here for a handler of another queue could be handled by
-another worker. If a bound leaves no room, the consumer waits for its turn. Turns follow the weights: a queue that has
-had `n` calls with weight `w` stands at `n / w`, and the one that stands lowest is next. A queue that was idle starts
-where the others are, so it neither starves nor claims back the turns that it did not use.
+A limit of handler calls that several queues share is a `SharedConcurrency`. A consumer claims only messages that can
+start at once, and none ahead: a message that waits here for a handler of another queue could be handled by another
+worker. If a limit leaves no capacity, the consumer waits for its turn. Turns follow the weights: a queue that has had
+`n` calls with weight `w` has the position `n / w`, and the queue with the lowest position is next. A queue that was
+idle starts at the position of the others, so it neither starves nor claims back the turns that it did not use.
 """
 
 from __future__ import annotations
@@ -39,28 +39,29 @@ C = TypeVar("C", bound=Consumer)
 
 
 class SharedConcurrency:
-    """A bound on the running handler calls of several consumers, which they use in turns. Lives on one event loop."""
+    """A limit of the running handler calls of several consumers, which they use in turns. Lives on one event loop."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         #: The consumers whose calls count.
         self._runners: list[SharingConsumer] = []
-        #: Those of them that claim, with their weights, and where each stands: its calls divided by its weight.
+        #: The consumers among them that claim, with their weights, and the position of each: its calls divided by its
+        #: weight.
         self._weights: dict[SharingConsumer, int] = {}
         self._stands: dict[SharingConsumer, float] = {}
-        #: Where the last one stood that had its turn.
+        #: The position of the consumer that had the last turn.
         self._now = 0.0
         self._waiting: set[SharingConsumer] = set()
 
     def add(self, runner: SharingConsumer, claimer: SharingConsumer) -> None:
-        """Count the calls of a consumer, whose messages another one claims, or itself."""
+        """Count the calls of a consumer, whose messages another consumer claims, or itself."""
         self._runners.append(runner)
         self._weights[claimer] = max(runner.handler.weight, self._weights.get(claimer, 0))
         self._stands.setdefault(claimer, 0.0)
 
     @property
     def free(self) -> int:
-        """How many more calls can start: those of claims in progress count as started."""
+        """How many more calls can start: the calls of claims in progress count as started."""
         started = sum(runner.calls_held for runner in self._runners)
         return self._limit - started - sum(claimer.calls_claimed for claimer in self._weights)
 
@@ -73,11 +74,11 @@ class SharedConcurrency:
         return min(wanted, self._turns_of(claimer, others, free) if others else free)
 
     def _can_claim(self) -> list[SharingConsumer]:
-        """Return the consumers that wait, without those whose own handlers have no room."""
+        """Return the consumers that wait, without those whose own handlers have no capacity."""
         return [one for one in self._waiting if one.own_room() > 0]
 
     def _turns_of(self, claimer: SharingConsumer, others: list[SharingConsumer], free: int) -> int:
-        """Return how many of the next `free` turns are this consumer's, if all that wait have work for theirs."""
+        """Return how many of the next `free` turns are this consumer's, if all that wait have messages for theirs."""
         line = [(self._stands[one], number, one) for number, one in enumerate([claimer, *others])]
         heapq.heapify(line)
         turns = 0
@@ -88,51 +89,51 @@ class SharedConcurrency:
         return turns
 
     def wait(self, claimer: SharingConsumer) -> None:
-        """Wake this consumer when there is room and it is its turn."""
+        """Wake this consumer when there is capacity and it is its turn."""
         if claimer not in self._waiting:
             self._stands[claimer] = max(self._stands[claimer], self._now)
             self._waiting.add(claimer)
 
     def stop_waiting(self, claimer: SharingConsumer) -> None:
-        """Do not wait for a turn any more."""
+        """Stop waiting for a turn."""
         self._waiting.discard(claimer)
 
     def charge(self, claimer: SharingConsumer, calls: int) -> None:
-        """A claim has brought the messages of so many calls."""
+        """Count the calls for the messages that a claim has returned."""
         self._now = max(self._now, self._stands[claimer])
         self._stands[claimer] += calls / self._weights[claimer]
 
     def wake_next(self) -> None:
-        """Wake the consumer whose turn it is, if there is room."""
+        """Wake the consumer whose turn it is, if there is capacity."""
         if self._waiting and self.free > 0 and (able := self._can_claim()):
             min(able, key=self._stands.__getitem__).end_sleep_for_room()
 
 
 class SharingConsumer(Consumer):
-    """The messages of a queue that one handler takes. One of the consumers of a queue claims for all of them."""
+    """The messages of a queue that one handler handles. One of the consumers of a queue claims for all of them."""
 
     def __init__(self, *given: Any, **options: Any) -> None:
         super().__init__(*given, **options)
-        #: The one that claims: itself, until it joins another.
+        #: The consumer that claims: itself, until it joins another.
         self._claimer: SharingConsumer = self
-        #: All consumers of the queue, of the one that claims.
+        #: All consumers of the queue; used on the consumer that claims.
         self._runners: list[SharingConsumer] = [self]
         self._of_handler: dict[Handler, SharingConsumer] = {self.handler: self}
         self._bounds: list[SharedConcurrency] = []
-        #: The most messages that the claim in progress can bring.
+        #: The maximum number of messages that the claim in progress can return.
         self._granted = 0
         self._logged_types: set[str | None] = set()
 
     def join(self, claimer: SharingConsumer) -> None:
         """Let another consumer of the same queue claim for this one."""
         self._claimer = claimer
-        # The runners here end the waits of the loop that claims, and the health of the queue is that of its claims.
+        # The runners here end the waits of the claiming consumer, and the health of the queue is that of its claims.
         self._waiter, self.liveness = claimer._waiter, claimer.liveness
         claimer._runners.append(self)
         claimer._of_handler[self.handler] = self
 
     def bound_by(self, bound: SharedConcurrency) -> None:
-        """Count the calls of this consumer against a shared bound."""
+        """Count the calls of this consumer against a shared limit."""
         bound.add(self, self._claimer)
         self._bounds.append(bound)
         if self._claimer is not self and bound not in self._claimer._bounds:
@@ -145,24 +146,24 @@ class SharingConsumer(Consumer):
 
     @property
     def runners_of_queue(self) -> Sequence[SharingConsumer]:
-        """All consumers of the queue, of the one that claims."""
+        """All consumers of the queue."""
         return self._runners
 
     # ---- how much it holds -------------------------------------------------------------------------------
 
     @property
     def _per_call(self) -> int:
-        """The messages of a call, the fewest where handlers of the queue differ."""
+        """The number of messages in a call, the smallest if handlers of the queue differ."""
         return min(one.handler.batch or 1 for one in self._runners)
 
     @property
     def calls_held(self) -> int:
-        """The calls that run, and those that the messages here will start."""
+        """The number of calls that run, or that the messages held here will start."""
         return self._busy - (-len(self._ready) // (self.handler.batch or 1))
 
     @property
     def calls_claimed(self) -> int:
-        """The calls that the claim in progress may bring."""
+        """The number of calls that the claim in progress may cause."""
         return -(-self._granted // self._per_call)
 
     @property
@@ -171,12 +172,12 @@ class SharingConsumer(Consumer):
 
     @property
     def in_flight(self) -> int:
-        """The number of messages that were claimed here and are not settled yet: for all that it claims for."""
+        """The number of messages that were claimed here and are not settled yet, for all consumers of the queue."""
         return sum(one._own_in_flight for one in self._runners) if self.claims else self._own_in_flight
 
     @property
     def empty_at(self) -> int:
-        """The worker's count of work when the queue was last found empty, by the consumer that claims."""
+        """The worker's counter of work when the claiming consumer last found the queue empty."""
         return self._claimer._empty_at
 
     @empty_at.setter
@@ -187,14 +188,14 @@ class SharingConsumer(Consumer):
         return all(Consumer._is_idle(one) for one in self._runners)
 
     def own_room(self) -> int:
-        """Return how many messages the handlers of the queue can start now, whatever the shared bounds are."""
+        """Return how many messages the handlers of the queue can start now, whatever the shared limits are."""
         if any(len(one.settler) >= UNSETTLED_MAX for one in self._runners):
             return 0
         room = sum((one.concurrency - one._busy) * (one.handler.batch or 1) - len(one._ready) for one in self._runners)
         return min(room, CHUNK_MESSAGES_MAX)
 
     def _room(self) -> int:
-        """Return how many messages can start now, by the handlers of the queue and by turns in the shared bounds."""
+        """Return how many messages can start now, by the handlers of the queue and by turns in the shared limits."""
         self._granted = 0
         per_call, room = self._per_call, self.own_room()
         calls = max(0, -(-room // per_call))
@@ -206,18 +207,18 @@ class SharingConsumer(Consumer):
             else:
                 calls = min(calls, share)
         if full:
-            # Also if its own handlers are busy: when one of them ends, its turn counts beside that of others.
+            # Also if its own handlers are busy: when one of them ends, its turn counts like that of others.
             for bound in full:
                 bound.wait(self)
         elif room > 0:
             self._granted = min(room, calls * per_call)
         for bound in self._bounds:
-            # There may be room that is not for this one: it is the turn of another, or more than it needs.
+            # There may be capacity that is not for this consumer: it is the turn of another, or more than it needs.
             bound.wake_next()
         return self._granted
 
     def end_sleep_for_room(self) -> None:
-        """Let the claim loop check again for room, if it waits for that."""
+        """Let the claim loop check again for capacity, if it waits for that."""
         if self._waiter.machine.state is WaitState.SLEEPING_FOR_ROOM:
             self._end_sleep_for_room()
 
@@ -233,7 +234,7 @@ class SharingConsumer(Consumer):
             bound.wake_next()
 
     def _freed(self) -> None:
-        """A call has ended, or messages have left: another consumer may claim now."""
+        """Let another consumer claim, because a call has ended or messages were released."""
         if len(self._claimer._runners) > 1:
             self._claimer.end_sleep_for_room()
         for bound in self._bounds:
@@ -255,7 +256,7 @@ class SharingConsumer(Consumer):
         granted, self._granted = self._granted, 0
         leases = claimed.leases
         if len(leases) > granted and leases[0].lease_end_ms is not None:
-            # Of a claim whose answer was lost: meanwhile others have used the room that it had.
+            # They are of a claim whose reply was lost: meanwhile others have used the capacity.
             for message in self._hold(claimed, leases[granted:]):
                 self._give_back(message)
             leases = leases[:granted]
@@ -268,7 +269,7 @@ class SharingConsumer(Consumer):
         self._freed()
 
     def _split(self, claimed: Claimed, leases: Sequence[Lease]) -> dict[SharingConsumer, list[Lease]]:
-        """Return the messages for each handler, by their types; put off those that no handler takes."""
+        """Return the messages for each handler, by their types; delay those that no handler handles."""
         if len(self._runners) == 1 and not self.handler.types:
             return {self: list(leases)} if leases else {}
         chosen: dict[SharingConsumer, list[Lease]] = {}
@@ -284,7 +285,7 @@ class SharingConsumer(Consumer):
         return chosen
 
     def _put_off(self, message: Message[Any]) -> None:
-        """Put off a message whose type no handler here takes: another worker may take it. It uses no delivery."""
+        """Delay a message whose type no handler here handles, for another worker. It uses no delivery."""
         type_name = message.type_name
         if type_name not in self._logged_types and len(self._logged_types) < LOGGED_TYPES_MAX:
             self._logged_types.add(type_name)
@@ -298,7 +299,7 @@ class SharingConsumer(Consumer):
             )  # fmt: skip
         settlement = receive.put_off(message._lease)
         if message.at_most_once:
-            # The queue was changed to lease=None after the start, where this is refused.
+            # The queue was changed to lease=None after the start, at which this is refused.
             log.error(
                 "message %s of queue %s is lost: no handler takes its type, and the queue has lease=None",
                 message.id, self.queue,
@@ -336,11 +337,11 @@ class SharingConsumer(Consumer):
 
     def start(self) -> None:
         if self.claims:
-            # Without the right to blocking waits: a claim that waits in the store would hold the room of other queues.
+            # Without blocking waits: a claim that waits in the store would occupy the capacity of other queues.
             self._start_claiming()
         else:
             self.settler.start()
-            # A stop waits for the claim in progress, which may still bring messages for this one.
+            # A stop waits for the claim in progress, which may still return messages for this consumer.
             self._claiming = self._claimer._claiming
 
     async def stop(self, deadline: float) -> None:
@@ -379,7 +380,7 @@ class SharedQueue:
 
 
 def served_queues(consumers: Iterable[Consumer]) -> list[Served]:
-    """Return what serves each queue: a consumer, or several together."""
+    """Return the consumer of each queue, or its consumers together."""
     served: list[Served] = []
     for consumer in list(consumers):
         if not isinstance(consumer, SharingConsumer):
@@ -392,7 +393,7 @@ def served_queues(consumers: Iterable[Consumer]) -> list[Served]:
 def make_consumers(
     handlers: Sequence[Handler], max_handlers: int | None, make: Callable[[type[Any], Handler], Any]
 ) -> list[Consumer]:
-    """Make the consumers of a worker, which share what their handlers say; `make` gets the class and the handler."""
+    """Make the consumers of a worker, which share as their handlers say; `make` is called with class and handler."""
     of_queue: dict[str, list[Handler]] = {}
     of_pool: dict[object, list[Handler]] = {}
     for handler in handlers:

@@ -1,7 +1,7 @@
-"""SIGINT, SIGTERM and SIGHUP as requests to stop in order.
+"""SIGINT, SIGTERM and SIGHUP as requests for an orderly stop.
 
-The first signal requests a stop; then each has its previous effect again, so that a second one ends the process. A
-signal for which the program has its own handler keeps that handler.
+The first signal requests a stop; then each signal has its previous effect again, so that a second one ends the process.
+A signal for which the program has its own handler keeps that handler.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ from enum import Enum
 
 
 class WaitState(Enum):
-    """Where a consumer is. See the tables above."""
+    """Where a consumer waits. See the tables above."""
 
     ACTIVE = "active"
     SLEEPING = "sleeping"
@@ -88,7 +88,7 @@ IN_WAIT = frozenset(
 
 
 class WaitMachine:
-    """The states of one consumer. Each method is an event; what it returns is for the driver to do."""
+    """The states of one consumer. Each method is an event, and returns what the driver must do."""
 
     __slots__ = ("_answered", "_notified", "_unblock_answers", "_wait_number", "state")
 
@@ -96,9 +96,9 @@ class WaitMachine:
         self.state = WaitState.ACTIVE
         #: Notifications since the last claim of the loop began, or since the blocking wait started.
         self._notified = 0
-        #: How many of them are answered by the claim behind the wait.
+        #: How many of them the claim behind the wait answers.
         self._answered = 0
-        #: How many of them that claim answers if it is our unblock that releases it.
+        #: How many of them that claim answers if our unblock releases it.
         self._unblock_answers = 0
         #: Distinguishes the unblock of this wait from one that came too late for an earlier wait.
         self._wait_number = 0
@@ -116,22 +116,22 @@ class WaitMachine:
     # ---- claims and sleeps of the loop -------------------------------------------------------------------
 
     def begin_claim(self) -> None:
-        """A claim begins now: it answers all notifications so far."""
+        """Begin a claim: it answers all notifications so far."""
         self._notified = self._answered = 0
 
     def sleep(self, state: WaitState) -> None:
-        """The consumer falls asleep on its event loop."""
+        """Begin a sleep on the event loop."""
         assert self.state is WaitState.ACTIVE, self.state
         assert state in ASLEEP, state
         self.state = state
 
     def await_idle(self) -> None:
-        """The pause before a blocking wait is over: the sleep lasts only until no handler runs."""
+        """End the pause before a blocking wait: the sleep now lasts only until no handler runs."""
         if self.state is WaitState.SLEEPING:
             self.state = WaitState.SLEEPING_UNTIL_IDLE
 
     def end_sleep(self) -> bool:
-        """The sleep has ended: return whether by a notification. A claim follows, so that is answered."""
+        """End the sleep; return whether a notification ended it. A claim follows, which answers that notification."""
         notified = self.needs_poll
         self.state = WaitState.ACTIVE
         self.begin_claim()
@@ -140,7 +140,7 @@ class WaitMachine:
     # ---- what ends a sleep or a wait ---------------------------------------------------------------------
 
     def notify(self) -> Action | None:
-        """There may be work, or a reason to stop."""
+        """Handle a notification: there may be work, or a reason to stop."""
         self._notified += 1
         return self.interrupt()
 
@@ -159,14 +159,14 @@ class WaitMachine:
     # ---- the blocking wait -------------------------------------------------------------------------------
 
     def start_wait(self) -> None:
-        """A claim behind a blocking wait is sent."""
+        """Send a claim behind a blocking wait."""
         assert self.state is WaitState.ACTIVE, self.state
         self.state = WaitState.INTERRUPTED if self.needs_poll else WaitState.STARTING
         self._notified = self._answered = self._unblock_answers = 0
         self._wait_number += 1
 
     def wait_started(self) -> Action | None:
-        """The server has registered the wait: from now on an unblock reaches it."""
+        """The server has registered the wait: from now on it receives an unblock."""
         if self.state is WaitState.INTERRUPTED:
             return self._unblock()
         self.state = WaitState.WAITING
@@ -175,8 +175,8 @@ class WaitMachine:
     def already_notified(self) -> None:
         """The sleeper was chosen before the server could register the wait: the read ends at once.
 
-        The notification that belongs to that has come or will come. The claim began after it was sent, and so answers
-        it; notifications arrive in their order, so a second one is news.
+        The notification of that choice has arrived or will arrive. The claim began after it was sent, and so answers
+        it; notifications arrive in order, so a second one is new.
         """
         self.state = WaitState.CLAIMING
         self._answered = 1
@@ -184,17 +184,18 @@ class WaitMachine:
     def read_returned(self, value: str) -> None:
         """The blocking read has returned this value, and the claim behind it begins.
 
-        An unblock that came too late for an earlier wait can end this one: it answers nothing.
+        An unblock that arrived too late for an earlier wait can end this one: then it answers no notification.
         """
         if value == self.unblock_value:
             self._answered = self._unblock_answers
         self.state = WaitState.CLAIMING
 
     def end_wait(self) -> None:
-        """The claim behind the wait was answered, or failed."""
+        """The claim behind the wait got its reply, or failed."""
         assert self.state in IN_WAIT, self.state
         self.state = WaitState.ACTIVE
-        # The one that `already_notified` expects may not have come, and perhaps never will: the next one is news.
+        # The notification that `already_notified` expects may not have arrived, and may never: the next one counts as
+        # new.
         self._notified, self._answered = max(0, self._notified - self._answered), 0
 
     def _unblock(self) -> Action:

@@ -1,6 +1,6 @@
 """How a consumer waits between two claims: on its event loop, or in a blocking wait in its store.
 
-`wait_machine.py` has the states and draws the transitions; here are the timers, the sleep on the loop, the unblock,
+`wait_machine.py` has the states and their transitions; this module has the timers, the sleep on the loop, the unblock,
 the polls and the notifications. A consumer with messages in progress stays on its loop, because it must be able to
 start the messages that are claimed behind a blocking wait.
 
@@ -36,23 +36,23 @@ log = logging.getLogger("waypost")
 #: The time constant of the averages.
 MEMORY_SECONDS = 0.1
 #: Above this number of messages during one claim, a wake-up for each is not worth its cost; below this number a second
-#: it always is, as long as claims keep up with them: a poll comes later than a wake-up.
+#: it always is, as long as claims keep up: a poll finds a message later than a wake-up does.
 BUSY_MESSAGES_PER_CLAIM = 0.25
 BUSY_MESSAGES_PER_SECOND = 400.0
-#: One that polls soon goes on with its share of such a queue, since others may poll it too.
+#: A worker that polls soon continues to, with this share of a busy queue, since other workers may poll the queue too.
 STILL_BUSY_MESSAGES_PER_SECOND = 200.0
-#: Messages that came one after the other while a worker was being woken show how many come to its queue, whichever
-#: worker they go to. A few may be a single burst; what so many show counts.
+#: Messages that arrived one after the other while a worker was being woken show how many arrive in its queue, whichever
+#: worker handles them. A few may be a single burst; from this number on they count.
 ARRIVALS_MIN = 5.0
-#: Their time constant: each of many workers is woken more rarely than it would be alone.
+#: Their time constant: each of many workers is woken more rarely than a single worker would be.
 ARRIVALS_MEMORY_SECONDS = 0.2
-#: How soon it polls again. Long enough for several messages to gather, too short for a delay to be noticed.
+#: How soon it polls again: long enough for several messages to gather, too short for a noticeable delay.
 POLL_SOON_SECONDS_MIN, POLL_SOON_SECONDS_MAX = 0.002, 0.01
-#: After that it sleeps, but polls again after this time, twice: a publish that woke no worker because one was to poll
-#: soon may have been committed only after that poll. Later commits are left to the safety poll.
+#: After that it sleeps, but polls again after these times: a publish that woke no worker because one was about to poll
+#: may have been committed only after that poll. Later commits are found by the safety poll.
 LATE_COMMIT_POLL_SECONDS = (0.03, 0.2)
-#: A claim counts as at most so many times the usual one: a worker claims ahead by how long claims take, and a single
-#: late answer would make it hold more than it can start for a long time.
+#: A claim counts as at most this many times the usual duration: a worker claims ahead by the duration of claims, and a
+#: single late reply would make it hold more messages than it can start for a long time.
 LATE_CLAIMS = 4
 #: The store counts whole milliseconds, and a claim may be slower than the last ones were.
 SPARE_MS = 4
@@ -62,9 +62,9 @@ SPARE = 1.5
 class PollSoon:
     """Decides after which claims of a consumer it polls again within milliseconds instead of sleeping.
 
-    Work can come so often that a sleep and a wake-up for each message would cost more. A worker that polls again soon
-    is not registered as a sleeper. Its claim has the time of its next poll, and until then no worker is woken for a
-    few messages: a busy queue sends no wake-ups, and claims take several messages.
+    Messages can be so frequent that a sleep and a wake-up for each would cost more. A worker that polls again soon is
+    not registered as a sleeper. Its claim tells the store the time of its next poll, and until then no worker is woken
+    for a few messages: a busy queue sends no wake-ups, and claims take several messages.
     """
 
     def __init__(self, now: Callable[[], float] | None = None, *, late_commits: bool = False) -> None:
@@ -79,7 +79,7 @@ class PollSoon:
         self._found = 0
         self._polls_soon = False
         self._late_commit_polls: list[float] = []
-        #: The time of the next poll that the next claim sends: 0: none any more, None: none was ever sent.
+        #: The time of the next poll that the next claim sends: 0 cancels the last one, None: none was ever sent.
         self.poll_soon_ms: int | None = None
 
     @property
@@ -93,12 +93,12 @@ class PollSoon:
         return min(POLL_SOON_SECONDS_MAX, max(POLL_SOON_SECONDS_MIN, self._claim_seconds))
 
     def begin(self, may_sleep: bool) -> bool:
-        """A claim begins: return whether another follows soon. Never after one that found nothing."""
+        """A claim begins: return whether another one follows soon. Never after a claim that found nothing."""
         self._began = self._now()
         before = self._polls_soon
         self._polls_soon = may_sleep and self._found > 0 and self.is_busy
         if self._polls_soon:
-            # From the begin of this claim until the next one, which renews it, is committed.
+            # From the beginning of this claim until the commit of the next one, which renews it.
             self.poll_soon_ms = math.ceil((self.seconds + 2 * self._claim_seconds) * 1000 * SPARE) + SPARE_MS
             self._late_commit_polls = list(LATE_COMMIT_POLL_SECONDS)
         else:
@@ -111,7 +111,7 @@ class PollSoon:
 
     @property
     def is_busy(self) -> bool:
-        """Return whether messages come so often that the next one is not worth a wake-up."""
+        """Return whether messages are so frequent that the next one is not worth a wake-up."""
         self._fade(self._now())
         per_second = self._messages / MEMORY_SECONDS
         if self._arrivals >= ARRIVALS_MIN:
@@ -123,7 +123,7 @@ class PollSoon:
     def end(self, found: int, *, waited: bool = False, arrivals: tuple[int, float] = (0, 0.0)) -> None:
         """A claim has ended and returned this many messages. `waited`: it began in the store later than here.
 
-        `arrivals` is how many of them came after the first one, in how many seconds until the claim.
+        `arrivals` is how many of them arrived after the first one, in how many seconds until the claim.
         """
         now = self._now()
         if not waited:
@@ -146,10 +146,10 @@ class PollSoon:
 
 
 def count_arrivals(leases: Sequence[Lease]) -> tuple[int, float]:
-    """Return how many messages of a claim came after the first one, in how many seconds until the claim.
+    """Return how many messages of a claim arrived after the first one, in how many seconds until the claim.
 
-    What became ready in the same millisecond counts once: it may be one batch. The first one does not count, because
-    the claim was made for it.
+    Messages that became ready in the same millisecond count once: they may be one batch. The first does not count,
+    because the claim was made for it.
     """
     if len(leases) < 2:
         return 0, 0.0
@@ -181,9 +181,9 @@ class NotificationListener:
         self._held = wakeups.listen("held", self._queue, None, self._stop)
 
     def follow_session(self) -> None:
-        """Take another name if this process is a copy of another one, as of a cloned machine, which has the same name.
+        """Use another name if this process is a copy of another one with the same name, as on a cloned machine.
 
-        A poll would find the sleeper of the other process in its wait, and take it for this one.
+        A poll would find the sleeper of the other process in its wait, and mistake it for this one.
         """
         context = self._context
         if self._renewals == context.replay_windows.renewals or self._ready is None:
@@ -210,7 +210,7 @@ class NotificationListener:
             await drive_async(executor, receive.unregister(self._context, self._queue, self._name))
 
     async def pass_wake_up_on(self, executor: AsyncExecutor) -> None:
-        """Be a sleeper no longer: its consumer has no room for what it would be woken for."""
+        """Unregister its sleeper: its consumer has no capacity for the messages for which it would be woken."""
         self.asleep = False
         await drive_async(executor, receive.pass_wake_up_on(self._context, self._queue, self._name))
 
@@ -219,12 +219,12 @@ class NotificationListener:
 WAIT_SECONDS_MIN = 0.5
 #: The claim is as old as the wait before it, and must be repeatable for some time after it.
 WAIT_SECONDS_MAX = 180.0
-#: Waits that began together do not all end together.
+#: Random variation, so that waits that began together do not all end together.
 WAIT_JITTER = 0.1
 #: How often the queue is polled per lease during a blocking wait: a poll shows that the claim has not begun, which
-#: distinguishes a late answer from one whose leases are lost.
+#: distinguishes a late reply from one whose leases are lost.
 POLLS_PER_LEASE = 3
-#: A shorter wait that returned nothing was useless. After it the consumer sleeps on its loop, each time longer.
+#: A shorter wait without a message was useless. After it the consumer sleeps on its loop, longer each time.
 SHORT_WAIT_SECONDS = 2.5
 BACKOFF_FIRST_SECONDS = 1.0
 #: The server ends a blocking read up to a tenth of a second late: for a timer the unblock is sent this much earlier.
@@ -245,7 +245,7 @@ class WaitPlan:
 
 
 class WaitBackoff:
-    """How long to sleep on the loop before the next blocking wait, after waits that ended soon and brought nothing."""
+    """How long to sleep on the loop before the next blocking wait, after short waits without a message."""
 
     __slots__ = ("_pause_seconds", "_seconds")
 
@@ -254,7 +254,7 @@ class WaitBackoff:
         self._pause_seconds = 0.0
 
     def add(self, seconds: float, *, found: bool) -> None:
-        """Note how long a wait lasted, and whether its claim found something."""
+        """Record how long a wait lasted, and whether its claim found messages."""
         useless = not found and seconds < SHORT_WAIT_SECONDS
         longer = min(WAIT_SECONDS_MAX, max(BACKOFF_FIRST_SECONDS, 2 * self._seconds))
         self._seconds = self._pause_seconds = longer if useless else 0.0
@@ -266,7 +266,7 @@ class WaitBackoff:
 
 
 class BlockingClaim:
-    """One claim behind a blocking wait, as the executor reports on it."""
+    """One claim behind a blocking wait, as the executor reports it."""
 
     __slots__ = ("_waiter", "give_up", "not_before", "sleeper", "started_at")
 
@@ -274,7 +274,7 @@ class BlockingClaim:
         self._waiter = waiter
         self.sleeper = sleeper
         self.started_at = time.monotonic()
-        #: By `lease_clock`, the claim has not begun before this: a poll found the sleeper in its wait.
+        #: By `lease_clock`: the claim began after this time, since a poll found the sleeper in its wait.
         self.not_before = lease_clock.now()
         #: Ends the wait as if its connection had failed.
         self.give_up: Callable[[], None] = lambda: None
@@ -315,7 +315,7 @@ class Waiter:
         #: The sleep on the loop, or the claim behind a blocking wait.
         self._sleep: asyncio.Future[None] | None = None
         self._claim: BlockingClaim | None = None
-        #: How often the queue is polled meanwhile, None while it is not.
+        #: How often the queue is polled meanwhile, None while it is not polled.
         self._poll_seconds: float | None = None
         #: The timer that ends it at the next due time of the store, and when a message that we settled is due.
         self._timer: asyncio.TimerHandle | None = None
@@ -323,7 +323,7 @@ class Waiter:
         self._unblocks: set[asyncio.Task[None]] = set()
 
     def open(self) -> None:
-        """Reserve the right to blocking waits, if the store has them and there is one left."""
+        """Reserve a blocking wait, if the store has them and one is left."""
         waits = self._context.store.blocking_waits
         # A wait in a thread would occupy one of few threads, and could not be abandoned.
         if isinstance(self._executor, ThreadedExecutor):
@@ -342,7 +342,7 @@ class Waiter:
     def notify(self) -> None:
         """There may be work, or a reason to stop: end the sleep or the wait, or do not begin the next one.
 
-        A claim in progress may have searched before the work came.
+        A claim in progress may have searched before the message was published.
         """
         self._do(self.machine.notify())
 
@@ -351,7 +351,7 @@ class Waiter:
         self._do(self.machine.interrupt())
 
     def wake_at(self, due: float) -> None:
-        """Note the due time of a message that we settled; the reply to the last claim does not include it."""
+        """Store the due time of a message that we settled; the reply to the last claim does not include it."""
         if due < self._own_due:
             self._own_due = due
             self.interrupt()
@@ -420,9 +420,9 @@ class Waiter:
     ) -> WaitPlan | None:
         """Sleep until the timeout, the due time of a message of ours, or a notification. `owes_none`: no claim is owed.
 
-        The time is counted from `since`, a moment of the monotonic clock, or from now. With `poll_seconds` the queue
-        is polled so often, which may end the sleep. With `then_wait` the sleep lasts only until nothing is in progress;
-        then it returns the blocking wait that is to follow.
+        The time is counted from `since`, a moment of the monotonic clock, or from now. With `poll_seconds` the queue is
+        polled at this interval, which may end the sleep. With `then_wait` the sleep lasts only until nothing is in
+        progress; then it returns the blocking wait that follows.
         """
         now = time.monotonic()
         end = self._own_due if seconds is None else min((since or now) + seconds, self._own_due)
@@ -482,9 +482,9 @@ class Waiter:
     # ---- the blocking wait -------------------------------------------------------------------------------
 
     def plan_wait(self, claimed: Claimed, nap: Nap, *, soon: bool = True) -> WaitPlan | None:
-        """Return the blocking wait after this claim; None if a message is due soon, for which the server would be late.
+        """Return the blocking wait after this claim; None if a message is due so soon that the server would be late.
 
-        Without `soon`, work comes so often that a wait is not worth its commands before a pause.
+        Without `soon`, messages are so frequent that a wait is worth its commands only after a pause.
         """
         pause = max(self._backoff.take(), 0.0 if soon else BACKOFF_FIRST_SECONDS)
         # At-most-once messages would be lost with the reply, so there is no blocking wait for them.

@@ -40,7 +40,7 @@ log = logging.getLogger("waypost")
 
 #: How long handlers may run after a request to stop: less than the 30 s after which most supervisors kill.
 STOP_SECONDS = 25.0
-#: How long the renewing thread is waited for; it may hang in a call to a store that does not answer.
+#: The time limit for the end of the renewing thread, which may hang in a call to a store that does not reply.
 RENEWER_STOP_SECONDS = 0.5
 
 
@@ -119,7 +119,7 @@ class Worker:
         self._poller: Poller | None = None
         self._state: WorkerState = "running"
 
-    # ---- what people call --------------------------------------------------------------------------------
+    # ---- the public methods ------------------------------------------------------------------------------------
 
     async def run(
         self,
@@ -203,11 +203,11 @@ class Worker:
         return report
 
     async def stop_queues(self, queues: Iterable[str], timeout: Duration = STOP_SECONDS) -> None:
-        """Stop with some of its queues, giving their handlers this time to end; the others go on."""
+        """Stop some of its queues, giving their handlers this time to end; the others continue."""
         deadline = time.monotonic() + check_seconds("timeout", timeout)
         names = set(queues)
         chosen = [consumer for consumer in self._consumers if consumer.queue in names]
-        # A caller that gives up does not stop a consumer half-way.
+        # If the caller stops waiting, a consumer is still stopped completely.
         await asyncio.gather(*(asyncio.shield(self._stop_consumer(consumer, deadline)) for consumer in chosen))
 
     def _stop_consumer(self, consumer: Consumer, deadline: float) -> asyncio.Task[None]:
@@ -241,8 +241,8 @@ class Worker:
         return self._judge_health(poller.answered, [] if error is None else [f"the last poll failed: {error}"])
 
     def heartbeat(self, started_ms: int | None) -> Heartbeat:
-        """Return the heartbeat of this moment. Called from the polling thread."""
-        # Without the store's own state: a client that reads the report knows that the store answers.
+        """Return the current heartbeat. Called from the polling thread."""
+        # Without the store's own state: a client that can read the report knows that the store replies.
         health = self._judge_health(time.monotonic(), [])
         return make_heartbeat(
             self.name, served_queues(self._consumers), self._state, health, processes=self.processes,
@@ -280,7 +280,7 @@ class Worker:
     async def _until_stopped(self, on_started: Callable[[], None]) -> Drained:
         assert self._stop_requested is not None
         if self._stop_requested.is_set():
-            return await self._begin_stop()  # asked for while it connected: nothing has started
+            return await self._begin_stop()  # requested while it connected: nothing has started
         for consumer in self._consumers:
             consumer.start()
         log.info(
@@ -378,10 +378,10 @@ class Worker:
         if sent_to is not None:
             self._work += 1
         for other in self._consumers:
-            # A continuation to another of our queues need not wait for the next poll of that queue.
+            # A continuation to another queue of this worker need not wait for the next poll of that queue.
             if (sent_to and other.queue in sent_to) or (self._until_empty and other.empty_at < self._work):
                 other.notify()
-        # All queues are empty if each was found empty by a claim that began after the last settle of any.
+        # All queues are empty if each was found empty by a claim that began after the last settle in any of them.
         if self._until_empty and all(c.empty_at == self._work and not c.in_flight for c in self._consumers):
             self._request_stop()
 
@@ -446,12 +446,13 @@ class _Parts:
         return self
 
     async def __aexit__(self, *ended: object) -> None:
-        # Heartbeats go on while handlers end; one that wins the election again would undo the handing over.
+        # Heartbeats continue while handlers end; one that wins the election again would revert the resignation.
         self.poller.electable = None
         await asyncio.gather(*(part.stop() for part in self._background))
         left = [runner for consumer in self.consumers for runner in consumer.runners()]
         if left:
-            # Handlers that still run in threads keep their leases, and are settled if they end before the loop does.
+            # Handlers that still run in threads keep their leases, and are settled if they end before the loop is
+            # closed.
             task = asyncio.get_running_loop().create_task(self._finish_later(left), name="waypost finishes")
             _unfinished.add(task)
             task.add_done_callback(_unfinished.discard)
@@ -492,7 +493,7 @@ async def await_unfinished() -> None:
 
 
 def _sync_executor(store: Store, timeout: float, executor: AsyncExecutor, loop: asyncio.AbstractEventLoop) -> Executor:
-    """The connection of the renewing thread."""
+    """Return the connection of the renewing thread."""
     try:
         return store.connect(start_timeout=timeout)
     except UnusableClient:

@@ -1,7 +1,7 @@
 """Bulk reads of the journal and the messages of a PostgreSQL store: COPY in, Arrow out, no Python object per row.
 
-The only module besides the store that knows its tables (`migrations/`). A journal entry has the events of one kind of
-one step, as arrays; an array of one element applies to all of them. They are expanded here, by column.
+The only module besides the store that knows its tables (`migrations/`). A journal entry holds the events of one kind of
+one step, as arrays; an array of one element applies to all of them. Entries are expanded here, column by column.
 """
 
 from __future__ import annotations
@@ -26,21 +26,22 @@ from waypost.values import MessageState
 if TYPE_CHECKING:
     from waypost.store.postgres.store import PostgresStore
 
-#: Events per page: a page is in memory as a whole, and may be read again.
+#: Events per page: a whole page is in memory, and may be read again.
 EVENTS_A_PAGE = 200_000
 FIRST_PAGE_EVENTS = 5_000
 MESSAGES_A_PAGE = 20_000
 FIRST_PAGE_MESSAGES = 200
 PAGE_BYTES = 32_000_000
 
-#: Columns of ours by the arrays of an entry that hold them. Newer tables may have more than older ones.
+#: The columns of a bulk read, by the arrays of an entry that hold them. Newer tables may have more than older ones.
 ARRAYS = {
     "message_id": "ids", "key": "keys", "group": "groups", "priority": "ranks", "token": "tokens", "claims": "claims",
     "deliveries": "deliveries", "attempts": "attempts", "worker": "workers", "due_ms": "dues", "cause": "causes",
     "reason": "reasons", "error_type": "error_types", "run_ms": "runs", "wait_ms": "waits", "size": "sizes",
     "chain_id": "chains", "schedule": "schedules",
 }  # fmt: skip
-#: Columns that are not stored as such: once per entry, only where they differ, or derived from the data.
+#: Columns that are not stored as such: stored once per entry, stored only where values differ, or derived from the
+#: data.
 SELECTED = {
     "schedules": "ARRAY[e.schedule] AS schedules",
     "claims": "coalesce(e.claims, e.tokens) AS claims",
@@ -51,7 +52,7 @@ _LEASE_COLUMNS = frozenset(("claimed_ms", "lease_end_ms", "worker"))
 
 
 class PostgresBulkReader:
-    """A PostgreSQL store. Planning uses the store's own connection, reading a connection of ADBC."""
+    """Bulk reads of a PostgreSQL store. Planning uses the store's connection, reading one of ADBC."""
 
     def __init__(self, store: PostgresStore, connection: BulkConnection) -> None:
         self._store = store
@@ -149,7 +150,7 @@ class PostgresBulkReader:
             after = page_to
 
     def unnumbered(self, queue: str) -> set[str]:
-        """Return the messages of events behind the last that has a number: a transaction may still come before them."""
+        """Return the messages of events after the last number: an open transaction may precede them."""
         known = self._number_of(queue)
         if known is None:
             return set()
@@ -165,9 +166,10 @@ class PostgresBulkReader:
         return {message_id for (message_id,) in found}
 
     def _entries(self, queue: int, after: int, to: int, arrays: Sequence[str]) -> str:
-        """The entries that hold these events, each with the number of events before it.
+        """Return the entries that contain these events, each with the number of events before it.
 
-        A mark has the number of its entry's last event; after it, entries are counted. All numbers are our own.
+        A mark has the number of its entry's last event; the numbers after it are counted. All values in the query are
+        our own.
         """
         names = self._store.names
         mark, entry = names.of("mark"), names.of("entry")
@@ -193,7 +195,7 @@ class PostgresBulkReader:
     # ---- messages ----------------------------------------------------------------------------------------------
 
     def spans(self, queue: str, state: MessageState, parts: int) -> list[Span]:
-        """Parts by message id, which rises with time."""
+        """Return parts by message id, which increases with time."""
         where = f"m.queue = $1 AND m.state = {STATES[state]}"
         known = self._number_of(queue)
         if known is None:
@@ -216,7 +218,7 @@ class PostgresBulkReader:
         ]
 
     def messages(self, span: Span, columns: Sequence[str]) -> Iterator[Any]:
-        """The messages of a span, a page at a time."""
+        """Yield the messages of a span, a page at a time."""
         known = self._number_of(span.queue)
         if known is None:
             return
@@ -251,7 +253,7 @@ class PostgresBulkReader:
 
 
 def _first_line(error: Exception) -> str:
-    """The first line of the driver's error, which contains no connection string."""
+    """Return the first line of the driver's error, which contains no connection string."""
     return str(error).strip().partition("\n")[0][:200]
 
 
@@ -271,7 +273,7 @@ def _messages_batch(span: Span, found: Any, names: Sequence[str], columns: Seque
 
 
 def _one(column: Any) -> Any:
-    """A column of a table as one array."""
+    """Return a column of a table as one array."""
     combined = column.combine_chunks()
     return combined if isinstance(combined, pa.Array) else pa.concat_arrays(combined.chunks)
 
@@ -279,7 +281,7 @@ def _one(column: Any) -> Any:
 def _spread(
     queue: str, entries: Any, arrays: dict[str, str], after: int, to: int, columns: Sequence[str]
 ) -> Iterator[Any]:
-    """Entries as one row for each of their events, those with numbers in (after, to]."""
+    """Return entries as one row for each of their events with numbers in (after, to]."""
     counts = entries.column("count").to_numpy(zero_copy_only=False).astype(np.int64)
     before = entries.column("before").to_numpy(zero_copy_only=False).astype(np.int64)
     starts = np.cumsum(counts) - counts
@@ -314,7 +316,7 @@ def _spread(
 
 
 def _values(lists: Any, counts: Any, index: Any, place: Any) -> Any:
-    """The value of each event: its own place in the entry's array, or the only one, or null where there is no array."""
+    """Return the value of each event: its element of the array, the only element, or null without one."""
     offsets = lists.offsets.to_numpy()[: len(lists) + 1].astype(np.int64)
     lengths = np.diff(offsets)
     missing = lists.is_null().to_numpy(zero_copy_only=False)

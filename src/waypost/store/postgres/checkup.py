@@ -41,14 +41,14 @@ _RIGHTS = {"TABLE": "SELECT, INSERT, UPDATE, DELETE", "SEQUENCE": "USAGE, SELECT
 
 
 class PostgresCheckup(Checkup):
-    """A PostgreSQL store."""
+    """Checks of a PostgreSQL store."""
 
     def __init__(self, store: PostgresStore, executor: Any) -> None:
         self._store = store
         self._executor = executor
 
     def check_server(self, found: Sequence[Stats]) -> Findings:
-        """The server, on one connection of the client's."""
+        """Check the server, on one connection of the client."""
         names = self._store.names
         connection = self._executor.lend()
         try:
@@ -64,12 +64,12 @@ class PostgresCheckup(Checkup):
 
 
 def settings(connection: Any, *names: str) -> dict[str, str]:
-    """Settings of the server, as this session has them."""
+    """Return settings of the server, as this session has them."""
     return dict(connection.execute("SELECT name, setting FROM pg_settings WHERE name = ANY(%s)", (list(names),)))
 
 
 def check_server(connection: Any) -> Findings:
-    """Its release, and what it loses in a crash."""
+    """Check the version of the server, and which data a crash of it can lose."""
     found = settings(connection, "server_version", "fsync", "synchronous_commit", "full_page_writes", "autovacuum")
     yield ok("server", f"PostgreSQL {found['server_version']}", version=found["server_version"])
     off = [name for name in ("fsync", "full_page_writes") if found[name] != "on"]
@@ -109,7 +109,7 @@ def check_drift(connection: Any, names: Names) -> Findings:
         yield ok("schema", f"tables and functions are as this release makes them, version {found.version}",
                  version=found.version)  # fmt: skip
     older: tuple[int, ...] = ()
-    # A missing right is reported with all others.
+    # A missing right is reported together with all others.
     with suppress(psycopg.errors.InsufficientPrivilege), connection.transaction(), connection.cursor() as cursor:
         older, since = older_versions(cursor, names), finish_from(cursor, names)
     if older:
@@ -173,7 +173,7 @@ def check_transactions(connection: Any) -> Findings:
 
 
 def check_bytes(connection: Any, names: Names, found: Sequence[Stats]) -> Findings:
-    """What messages, events, keys of a window and results take."""
+    """Measure the bytes of messages, events, keys of a window and results."""
     events = sum(max(0, stats.journal_last - stats.journal_first + 1) for stats in found)
     for table, what in (("message", "message"), ("window", "dedup key"), ("result", "result")):
         row = connection.execute(

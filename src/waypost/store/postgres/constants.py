@@ -1,7 +1,7 @@
 """The constants that Python and SQL share, with their names in the SQL files: `{LEASED}`, `{REPLAY_MAX}`.
 
 They are written into the functions as literals when these are created, so that the planner sees constants, as the
-predicates of partial indexes need them. Migrations have their own numbers: they are history and must not change.
+predicates of partial indexes require. Migrations have numbers of their own: an old migration must not change.
 """
 
 from __future__ import annotations
@@ -15,22 +15,24 @@ from waypost.values import TRACEBACK_MARK, MessageState
 STATES: dict[MessageState, int] = {"ready": 0, "delayed": 1, "leased": 2, "waiting": 3, "dead": 4, "done": 5}
 #: A state that no message can have.
 NO_STATE = 7
-#: A channel name that is longer is cut by the server, so `channel` hashes it, to this many hexadecimal digits.
+#: The server cuts a longer channel name, so `channel` hashes it to this many hexadecimal digits.
 CHANNEL_BYTES_MAX = 63
 CHANNEL_HASH_DIGITS = 40
-#: How the messages of a queue are stored, see the migration: without regard to groups is 0.
+#: How the messages of a queue are stored: see `group_mode` in the migration 0016_groups. 0 is without regard to
+#: groups.
 MODE_FAIR, MODE_ORDERED = 1, 2
 #: The `group_rank` of a message in an ordered group: age alone decides.
 RANK_ORDERED = -1
-#: What a change of a group's counts means for its place in line: it joins, or only if it waits for the end of a lease.
+#: Whether a group joins the line when its counts change: always, or only if it waits for the end of a lease.
 JOINS, JOINS_IF_LIMITED = 1, 2
 #: Messages and groups that one claim converts when the settings of a queue changed: more would delay it too much.
 CONVERT_MAX = 3_000
-#: Messages that are ready when a queue gets an order come before all later ones: their positions begin at minus this.
+#: Messages that are ready when a queue becomes ordered precede all later ones: their positions begin at minus this.
 CONVERTED_OFFSET = 2**46
 #: Changes of groups that a claim folds at a time.
 FOLDED_MAX = 512
-#: How often a redrive in the caller's transaction looks again because a key was taken meanwhile.
+#: How often a redrive in the caller's transaction is tried again because another transaction published a key
+#: meanwhile.
 REDRIVE_TRIES = 5
 #: The client's part of an operation is one value: session, mark, stamp (an int8) and, for a claim, nonce.
 STAMP_BYTES = 8
@@ -67,25 +69,25 @@ CONSTANTS: dict[str, int | str] = {
     "REDRIVE_TRIES": REDRIVE_TRIES,
     "CHANNEL_HASH_DIGITS": CHANNEL_HASH_DIGITS,
     "DEFAULT_LEASE_MS": policy.DEFAULT_POLICY.lease_ms or 0,
-    # Ranks rise where priorities fall, so that an index lists the most urgent first.
+    # Ranks increase as priorities decrease, so that an index lists the highest priority first.
     "RANK_DEFAULT": policy.PRIORITY_MAX - policy.PRIORITY_DEFAULT,
     # The registration of a sleeper is renewed when half of its time has passed.
     "SLEEPER_RENEW_MS": policy.SLEEPER_TTL_MS // 2,
     "STAMP_BYTES": STAMP_BYTES,
-    # Places in a value, counted from 1 as SQL does.
+    # Positions in a value, counted from 1 as in SQL.
     "MARK_AT": _MARK_AT,
     "STAMP_AT": _STAMP_AT,
     "NONCE_AT": _STAMP_AT + STAMP_BYTES,
-    # A remembered result begins with its mark, that of a claim goes on with its nonce, both in hexadecimal digits.
+    # A stored result begins with its mark, that of a claim continues with its nonce, both in hexadecimal digits.
     "MARK_DIGITS": 2 * identity.MARK_BYTES,
     "NONCE_DIGITS": 2 * identity.NONCE_BYTES,
     "RESULT_AT": 2 * identity.MARK_BYTES + 1,
-    # An array.
+    # An array, as PostgreSQL writes it.
     "POLICY_FIELDS": "{" + ",".join(policy.PolicyRecord.__struct_fields__) + "}",
 }
 _NAME = re.compile(r"\{([A-Z][A-Z_]*)\}")
 
 
 def inject(text: str) -> str:
-    """A SQL file with its constants written in; `KeyError` for a name that is not defined."""
+    """Return a SQL file with the values of its constants; `KeyError` for a name that is not defined."""
     return _NAME.sub(lambda match: str(CONSTANTS[match[1]]), text)

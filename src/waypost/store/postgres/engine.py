@@ -1,7 +1,7 @@
 """Connections borrowed from the caller's own SQLAlchemy engine, one for each call; the engine is never disposed of.
 
-Only the psycopg connection of the engine's pool is used, without SQLAlchemy's transactions: a
-call is one statement that commits by itself. The engine's own timeouts, pre-ping and events apply.
+Only the psycopg connection of the engine's pool is used, without SQLAlchemy's transactions: a call is one statement
+that commits by itself. The engine's own timeouts, pre-ping and events apply.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sqlalchemy.util import greenlet_spawn
 from waypost.errors import UnusableClient
 from waypost.store.postgres.sources import STALE_MAX, is_fresh, options
 
-#: These give the same connection to two callers at once, or refuse the second.
+#: Pools that give the same connection to two callers at once, or refuse the second.
 ONE_FOR_ALL = (StaticPool, SingletonThreadPool, AssertionPool)
 
 

@@ -1,8 +1,8 @@
 """Executors: the only part that touches a socket.
 
 A statement is sent with its parameters in one message and its reply awaited: one round trip, one transaction. The
-connection is kept for the next call, or returned to the caller's pool. A step that was rolled back after a conflict
-with another one (a deadlock, a unique index) is sent again at once.
+connection is kept for the next call, or returned to the caller's pool. A step that was rolled back because of a
+conflict with another step (a deadlock, a unique index) is sent again at once.
 """
 
 from __future__ import annotations
@@ -41,12 +41,13 @@ from waypost.store.silence import Sending, unsent_bytes
 T = TypeVar("T")
 Steps = Generator[Any, Any, T]
 
-#: A silence that lasts longer means a dead connection. A step may wait for a row that a user's transaction holds.
+#: A longer silence means a dead connection. It is this long because a step may wait for a row that a user's
+#: transaction holds.
 REPLY_TIMEOUT_SECONDS = 30.0
 #: How often a step is repeated after conflicts with others.
 REPEATS_MAX = 10
-#: The number of concurrent calls of one client; the others wait for their turn. A server has some hundred connections
-#: for all clients, and more than a few dozen make it slower.
+#: The number of concurrent calls of one client; further calls wait. A server has some hundred connections for all
+#: clients, and more than a few dozen active ones make it slower.
 CONNECTIONS_MAX = 32
 #: A connection idle for longer is checked before it is used: the server may have closed it.
 IDLE_SECONDS = 1.0
@@ -56,7 +57,7 @@ _GOOD = (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK)
 
 
 def send(connection: PGconn, call: PostgresCall[Any], prepared: Prepared) -> Steps[bool]:
-    """Send one statement, without waiting for its reply; return whether as a prepared one."""
+    """Send one statement, without waiting for its reply; return whether it was sent as a prepared one."""
     parameters = call.parameters
     kinds, values = tuple([kind for kind, _ in parameters]), [value for _, value in parameters]
     formats, name = [1] * len(parameters), None
@@ -94,7 +95,7 @@ def receive(connection: PGconn) -> Steps[PGresult]:
 
 
 def execute(connection: PGconn, call: PostgresCall[Any], prepared: Prepared) -> Steps[PGresult]:
-    """Run one statement and return its reply; sent again if it was rolled back because of a conflict."""
+    """Run one statement and return its reply; it is sent again if it was rolled back because of a conflict."""
     for repeats in range(REPEATS_MAX):
         by_name = yield from send(connection, call, prepared)
         result = yield from receive(connection)
@@ -106,12 +107,13 @@ def execute(connection: PGconn, call: PostgresCall[Any], prepared: Prepared) -> 
 
 
 def _runs_again(result: PGresult, prepared: Prepared, *, by_name: bool, first: bool) -> bool:
-    """Return whether a step that failed is to be sent again at once."""
+    """Return whether a step that failed must be sent again at once."""
     state = _state(result)
     if by_name and state in NOT_PREPARED:
         prepared.refuse()
         return True
-    # The step that stored this message id has committed: now a repeat of it is answered, and another one fails.
+    # The step that stored this message id has committed: a repeat of it now finds its result, another operation
+    # fails.
     return state in AT_ONCE or (state == KNOWN_ID and first)
 
 
@@ -125,7 +127,7 @@ def in_time(steps: Steps[T], connection: PGconn) -> Steps[T]:
             if ready:
                 deadline = 0.0
             elif deadline == 0.0:
-                # It is silent since the last time that it was checked, a moment ago.
+                # Silent since the previous check, a moment ago.
                 deadline = time.monotonic() + REPLY_TIMEOUT_SECONDS
             elif time.monotonic() > deadline:
                 if not sending.goes_on(unsent_bytes(connection.socket)):
@@ -155,7 +157,7 @@ def read(call: PostgresCall[T], result: PGresult) -> T:
 
 
 def hello(names: Names) -> PostgresCall[int | None]:
-    """The first request of an executor: are there tables? None if not, 0 if a step would see an old state of them."""
+    """The first request of an executor: the version of the tables; None without tables, 0 for an old snapshot."""
     statement = (
         "SELECT (current_setting('transaction_isolation') = 'read committed')::int WHERE to_regclass($1) IS NOT NULL"
     )
@@ -163,12 +165,12 @@ def hello(names: Names) -> PostgresCall[int | None]:
 
 
 def version_of(names: Names) -> PostgresCall[int | None]:
-    """The version of tables that are there."""
+    """Read the version of the tables in the database."""
     return PostgresCall("connect", "", names.fill("SELECT version FROM {schema}").encode(), (), _number)
 
 
 def has_functions(names: Names) -> PostgresCall[int | None]:
-    """Whether the functions of this release are there beside newer ones, as 1 or 0."""
+    """Read whether the functions of this release exist beside newer ones, as 1 or 0."""
     statement = names.fill(f"SELECT count(*)::int FROM {{interface}} WHERE version = {schema.VERSION}")
     return PostgresCall("connect", "", statement.encode(), (), _number)
 
@@ -179,14 +181,14 @@ def _number(result: PGresult) -> int | None:
 
 
 class _Common:
-    """What both executors share: the source, the connections kept at hand, the guard against forks."""
+    """The parts of both executors: the source, the idle connections, the check for a fork."""
 
     def __init__(self, source: Source, names: Names, start_timeout: float) -> None:
         self._source = source
         self._names = names
         self._start_timeout = start_timeout
         self._pid = os.getpid()
-        #: Connections between two calls, with the time of their last use.
+        #: Idle connections, with the time of their last use.
         self._idle: deque[tuple[Any, float]] = deque()
         self._prepared = PreparedByConnection(are_ours=isinstance(source, UrlSource))
 
@@ -246,7 +248,7 @@ class PostgresExecutor(_Common):
         return read(wanted, result)
 
     def run_many(self, calls: Iterable[Call[T]]) -> list[T | Exception]:
-        """One after the other on one connection; the next is put together while the server works on this one.
+        """Run calls one after the other on one connection; the next is prepared while the server works on this one.
 
         A settle and the claim that follows it are one statement.
         """
@@ -263,7 +265,7 @@ class PostgresExecutor(_Common):
             try:
                 connection = self._take()
             except StoreError as error:
-                # There is no server: nothing of the rest was sent either.
+                # There is no server: the remaining calls were not sent either.
                 return [*results, error, *(error for _ in coming)]
             try:
                 prepared = self._prepared.of(connection)
@@ -286,7 +288,7 @@ class PostgresExecutor(_Common):
     def _run_joined(
         self, call: PostgresCall[Any], following: PostgresCall[Any], join: Callable[..., PostgresCall[tuple[Any, Any]]]
     ) -> list[Any]:
-        """Run two calls as one statement. If that is refused, nothing was done: then each gets its own answer."""
+        """Run two calls as one statement. If it is refused, nothing was done: they are run separately."""
         try:
             first, second = self.run(join(following))
             return [first, second]
@@ -314,7 +316,7 @@ class PostgresExecutor(_Common):
             raise
 
     def _take(self) -> psycopg.Connection[Any]:
-        """A connection, when it is this call's turn. It goes back by `_keep` or `_discard`."""
+        """Return a connection when it is this call's turn. It is given back by `_keep` or `_discard`."""
         self._check_process()
         self._places.acquire()
         try:
@@ -348,11 +350,11 @@ class PostgresExecutor(_Common):
             self._places.release()
 
     def lend(self) -> psycopg.Connection[Any]:
-        """Lend a connection for a transaction of the caller's, until `take_back`."""
+        """Lend a connection for a transaction of the caller, until `take_back`."""
         return self._take()
 
     def take_back(self, connection: psycopg.Connection[Any]) -> None:
-        """The transaction is over."""
+        """Take the connection back at the end of the transaction."""
         self._keep(connection)
 
     def close(self) -> None:
@@ -394,7 +396,7 @@ class AsyncPostgresExecutor(_Common):
         return read(wanted, result)
 
     async def run_many(self, calls: Iterable[Call[T]]) -> list[T | Exception]:
-        """One after the other on one connection; the next is put together while the server works on this one.
+        """Run calls one after the other on one connection; the next is prepared while the server works on this one.
 
         A settle and the claim that follows it are one statement.
         """
@@ -411,7 +413,7 @@ class AsyncPostgresExecutor(_Common):
             try:
                 connection = await self._take()
             except StoreError as error:
-                # There is no server: nothing of the rest was sent either.
+                # There is no server: the remaining calls were not sent either.
                 return [*results, error, *(error for _ in coming)]
             try:
                 prepared = self._prepared.of(connection)
@@ -434,7 +436,7 @@ class AsyncPostgresExecutor(_Common):
     async def _run_joined(
         self, call: PostgresCall[Any], following: PostgresCall[Any], join: Callable[..., PostgresCall[tuple[Any, Any]]]
     ) -> list[Any]:
-        """Run two calls as one statement. If that is refused, nothing was done: then each gets its own answer."""
+        """Run two calls as one statement. If it is refused, nothing was done: they are run separately."""
         try:
             first, second = await self.run(join(following))
             return [first, second]
@@ -499,7 +501,7 @@ class AsyncPostgresExecutor(_Common):
         return await self._take()
 
     async def take_back(self, connection: psycopg.AsyncConnection[Any]) -> None:
-        """The transaction is over."""
+        """Take the connection back at the end of the transaction."""
         await self._keep(connection)
 
     async def close(self) -> None:

@@ -20,12 +20,13 @@ from waypost.store.port import queue_full, too_many_groups
 from waypost.store.repeats import id_in_use, removed_since, session_in_use, too_old
 from waypost.urls import redact_text
 
-#: Nothing was done, and the same call may succeed at once: deadlock, serialization, two that met at a unique index,
-#: an operation that finished on another connection.
+#: Nothing was done, and the same call may succeed at once: a deadlock, a serialization failure, two steps that
+#: conflict in a unique index, an operation that finished on another connection.
 AT_ONCE = frozenset(("40001", "40P01", "23505", "WPAGN"))
-#: Nothing was done, and a later call may succeed: starting, stopping, no connection to spare, read-only for now.
+#: Nothing was done, and a later call may succeed: the server starts or stops, has no free connection, or is
+#: read-only.
 PASSING = frozenset(("57P03", "53300", "25006", "55P03", "57014"))
-#: The server stops, and closes connections at any time: the step may have been committed just before.
+#: The server is stopping, and closes connections at any time: the step may have been committed just before.
 CUT_OFF = frozenset(("57P01", "57P02"))
 #: Our own code: a message with this id exists. Repeated once: a repeat on another connection may have stored it.
 KNOWN_ID = "WPKNW"

@@ -4,9 +4,9 @@
     finish    after the last process of the old release: removes the old functions, and what only they used
     undo      instead of finish, after the last process of the new release: the old functions alone are there again
 
-Each step is a short transaction that waits for a lock only for a moment, and is tried again. A migration that was
-interrupted goes on when it is run again; two at once take turns. From a version before `SIDE_BY_SIDE` there is one
-step, and the clients of the older release stop for it.
+Each step is a short transaction that waits for a lock only for a moment, and is then tried again. An interrupted
+migration continues when it is run again; two at once run one after the other. From a version before `SIDE_BY_SIDE`
+there is one step, and the clients of the older release must stop for it.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ from waypost.store.postgres.sources import connect
 from waypost.store.register import registered
 from waypost.times import format_datetime
 
-#: How often a step asks for its locks, and the longest pause between two attempts.
+#: How often a step tries to get its locks, and the longest pause between two attempts.
 LOCK_ATTEMPTS: Final = 60
 LOCK_PAUSE_SECONDS_MAX: Final = 2.0
-#: How often a migration asks whether another one has ended.
+#: How often a migration checks whether another one has ended.
 LOCK_POLL_SECONDS: Final = 0.1
-#: How often one that waits for another one says so.
+#: How often a migration that waits for another one reports that it waits.
 WAITING_SECONDS: Final = 1.0
-#: The pause between two batches of a step, in times of the batch before it, and the longest one: others have the disk
-#: and the processors in between.
+#: The pause between two batches of a step, as a multiple of the duration of the batch, and the longest pause: in it,
+#: other sessions can use the disk and the processors.
 BATCH_PAUSE_TIMES: Final = 3.0
 BATCH_PAUSE_SECONDS_MAX: Final = 1.0
-#: How often a step in batches reports how far it is.
+#: How often a step in batches reports its progress.
 REPORT_SECONDS: Final = 5.0
 
 Report = Callable[[str], None]
@@ -68,7 +68,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """The turn of one migration: the connection that it uses, and one whose transaction holds the lock meanwhile."""
+    """The turn of one migration: the connection that it uses, and one whose transaction holds the lock."""
 
     connection: psycopg.Connection[Any]
     lock: psycopg.Connection[Any]
@@ -84,7 +84,7 @@ class Finished:
 
     #: The versions whose functions were removed.
     removed: tuple[int, ...]
-    #: Why the older versions are needed still; empty if they are not, or if nobody asked.
+    #: Why the older versions are still needed; empty if they are not, or if that was not checked.
     needed: tuple[str, ...] = ()
 
 
@@ -99,9 +99,9 @@ def migrate(
 ) -> int:
     """Bring a namespace of a database to this release's version; return its version before, 0 for none.
 
-    With `grant`, the role of that name gets the rights that clients need; a step gives roles that have them already
-    those of new tables and functions. `report` is called with the name of each step, and with the rows of one in
-    batches.
+    With `grant`, the role of that name gets the rights that clients need; a separate step gives the roles that already
+    have them the rights for new tables and functions. `report` is called with the name of each step, and, for a step in
+    batches, with its rows.
     """
     names = Names(schema, namespace)
     granted = "" if grant is None else grants(grant, schema=schema, namespace=namespace)
@@ -130,7 +130,7 @@ def migrate_in(cursor: Any, names: Names) -> int:
     _refuse_newer(version, names)
     if version < _version():
         for step in steps(names, version):
-            # The locks of one transaction are held until its end anyway.
+            # The locks of one transaction are held until its end in any case.
             cursor.execute(step.at_once)
     return version
 
@@ -164,9 +164,10 @@ def undo(
 ) -> Finished:
     """Take back a migration that is not finished: the functions of the version before are the newest again.
 
-    What was added to tables stays, unused. It takes back an interrupted migration too, and goes on where it was
-    interrupted itself. `force` does it although workers of this release are registered. Calls of the newer functions
-    are not noted: that processes of this release which only publish have ended, the caller must know.
+    What was added to tables stays, unused. An interrupted migration can be taken back too, and an interrupted `undo`
+    continues when it is run again. `force` takes the migration back although workers of this release are registered.
+    Calls of the newer functions are not recorded: the caller must know that processes of this release which only
+    publish have ended.
     """
     return _run_plan(url, Names(schema, namespace), _plan_undo, force, start_timeout, report)
 
@@ -230,7 +231,7 @@ def _plan_finish(connection: psycopg.Connection[Any], names: Names, force: bool)
         )  # fmt: skip
         if needed:
             return _Plan(Finished((), needed))
-    # From here on it can be finished, but not taken back: what was removed from tables does not return.
+    # From here on it can be finished, but not taken back: columns and indexes that were removed are lost.
     steps = [Step("begin", names.fill(f"UPDATE {{interface}} SET restore = '' WHERE version < {_version()};"))]
     steps += finish_steps(names, older[0])
     steps.append(Step("older functions", drop_functions(names, functions_of(names, f"i.version < {_version()}"))))
@@ -252,7 +253,7 @@ def _plan_undo(connection: psycopg.Connection[Any], names: Names, force: bool) -
         needed = () if force else _workers_of(cursor, names, mine=True)
         if needed:
             return _Plan(Finished((), needed))
-        # The release before wrote how its triggers and its clock are made: those of this release may be others.
+        # Use the triggers and the clock as the previous release stored them: those of this release may differ.
         cursor.execute(names.fill("SELECT restore FROM {interface} WHERE version = %s"), (older[-1],))
         ((restore,),) = cursor.fetchall()
         if not restore:
@@ -263,7 +264,8 @@ def _plan_undo(connection: psycopg.Connection[Any], names: Names, force: bool) -
     back = names.fill(
         f"UPDATE {{schema}} SET version = {older[-1]};\nDELETE FROM {{interface}} WHERE version = {_version()};\n"
     ) + drop_functions(names, listed_functions(names))
-    # One step: half of it would leave an older release whose calls are not noted, beside triggers of neither.
+    # One step: with half of it done, calls of an older release would not be recorded, and triggers would be
+    # inconsistent.
     return _Plan(Finished((_version(),)), (Step("triggers, clock, version and newer functions", f"{restore}\n{back}"),))
 
 
@@ -279,15 +281,16 @@ def _refuse_newer(version: int, names: Names) -> None:
 def _with_lock(
     url: str, names: Names, start_timeout: float, run: Callable[[_Turn], T], report: Report = lambda text: None
 ) -> T:
-    """Run while no other migration does.
+    """Run while no other migration runs.
 
-    The lock is that of a transaction on a connection of its own, which ends with the process. A lock of a session
-    would stay with the server process of a pooler, and not exclude those that get another one.
+    The lock belongs to a transaction on a connection of its own, which ends with the process. A session lock would
+    remain with the server process of a connection pooler, and would not exclude clients that get another server
+    process.
     """
     try:
         with closing(connect(url, start_timeout)) as lock, closing(connect(url, start_timeout)) as connection:
             connection.autocommit = True
-            # Without a snapshot between its statements: an index that is built concurrently waits for the end of those.
+            # No snapshot between its statements: building an index concurrently waits for the end of older snapshots.
             lock.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
             with lock.cursor() as cursor:
                 cursor.execute(
@@ -305,10 +308,10 @@ def _with_lock(
 
 
 def _take_lock(cursor: Any, names: Names, report: Report = lambda text: None) -> None:
-    """Take the lock of migrations for a transaction, by asking for it again and again.
+    """Take the lock of migrations for a transaction, by trying again and again.
 
-    A statement that waits for it has a snapshot, for whose end an index that is built concurrently waits: the one that
-    has the lock and those that wait for it would wait for each other.
+    A statement that waits for the lock has a snapshot, and building an index concurrently waits for the end of that
+    snapshot: the migration with the lock and the ones that wait for it would wait for each other.
     """
     reported_at = time.monotonic()
     while True:
@@ -323,7 +326,7 @@ def _take_lock(cursor: Any, names: Names, report: Report = lambda text: None) ->
 
 
 def _run_step(turn: _Turn, step: Step, *, patient: bool, report: Report) -> None:
-    """Run one step. With `patient` it waits for locks in short turns, between which others go on."""
+    """Run one step. With `patient` it waits for locks only for short times, so that others can continue."""
     rows, began = 0, time.monotonic()
     reported = began
     while (changed := _run_once(turn, step, patient=patient)) and step.in_batches:
@@ -349,8 +352,8 @@ def _run_once(turn: _Turn, step: Step, *, patient: bool) -> int:
                 if patient:
                     connection.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT_MS}ms'".encode())
                 if step.in_batches:
-                    # Its rows are not locked while the disk writes. A batch that a crash loses is made again, because
-                    # the step after it cannot be there without it.
+                    # Its rows are not locked while the disk writes. A batch that is lost in a crash is run again,
+                    # because the following step cannot have been committed without it.
                     connection.execute("SET LOCAL synchronous_commit = off")
                 return max(0, connection.execute(step.script.encode()).rowcount)
         except psycopg.errors.LockNotAvailable:
@@ -367,7 +370,7 @@ def _drop_leftover(connection: psycopg.Connection[Any], step: Step) -> None:
     """Remove the index that a step makes if an interrupted one left it unfinished."""
     if step.drop_leftover is None or step.being_built is None:
         return
-    # The server goes on with the statement of a process that was killed: it may still become whole.
+    # The server finishes the statement of a process that was killed: the index may still become valid.
     while connection.execute(step.being_built.encode()).fetchone() is not None:
         time.sleep(LOCK_POLL_SECONDS)
     for (statement,) in connection.execute(step.drop_leftover.encode()).fetchall():
@@ -375,7 +378,7 @@ def _drop_leftover(connection: psycopg.Connection[Any], step: Step) -> None:
 
 
 def _has_functions(cursor: psycopg.Cursor[Any], names: Names) -> bool:
-    """Whether functions of this version are there, whether or not the migration to it has reached its end."""
+    """Return whether functions of this version exist, even if the migration to it has not finished."""
     cursor.execute(
         f"SELECT FROM pg_proc p WHERE p.pronamespace = '\"{names.schema}\"'::regnamespace "
         f"AND p.proname IN ({listed_functions(names)}) LIMIT 1"
@@ -412,7 +415,7 @@ def _recent_calls(cursor: psycopg.Cursor[Any], names: Names, versions: tuple[int
 
 
 def _too_early(cursor: psycopg.Cursor[Any], names: Names) -> tuple[str, ...]:
-    """Return a sentence if calls of older functions have not been noted for long enough."""
+    """Return a sentence if calls of older functions have not been recorded for long enough."""
     until = finish_from(cursor, names)
     if until is None:
         return ()

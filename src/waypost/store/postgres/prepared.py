@@ -1,9 +1,9 @@
-"""Which statements a connection has prepared: the server parses and plans such a statement once, not at each call.
+"""The prepared statements of a connection: the server parses and plans such a statement once, not at each call.
 
-A pooler that gives a session to several clients may lead the next call to a server process that does not know the
-statement. That process refuses it before anything runs, so the call is sent again in full, and this client prepares
-nothing any more. The name of a statement is made from its text and the types of its values: where two clients share a
-server process, the same name means the same statement.
+A pooler that assigns a server process to several clients may send the next call to a server process that does not know
+the statement. That process refuses it before anything runs, so the call is sent again in full, and this client prepares
+no more statements. The name of a statement is made from its text and the types of its values: clients that share a
+server process use the same name for the same statement.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class Prepared:
         return None if self._owner.refused else self._names.get(statement)
 
     def is_due(self, statement: Statement) -> bool:
-        """Count one more use of a statement that is not prepared; return whether it is to be prepared now."""
+        """Count one more use of a statement that is not prepared; return whether to prepare it now."""
         if self._owner.refused:
             return False
         uses = self._uses[statement] = self._uses.get(statement, 0) + 1
         return uses >= USES
 
     def add(self, statement: Statement) -> None:
-        """The server has prepared this statement."""
+        """Record that the server has prepared this statement."""
         self._names[statement] = name_of(statement)
 
     def refuse(self) -> None:
@@ -55,15 +55,15 @@ class Prepared:
 
 
 class PreparedByConnection:
-    """The same for all connections of a client."""
+    """The prepared statements of all connections of a client."""
 
     __slots__ = ("_are_ours", "_known", "refused")
 
     def __init__(self, *, are_ours: bool) -> None:
-        #: Whether the connections are made by us. Those of a caller's pool may say that nothing is to be prepared.
+        #: Whether we make the connections. Connections of a caller's pool may have preparing switched off.
         self._are_ours = are_ours
         self._known: WeakKeyDictionary[Any, Prepared] = WeakKeyDictionary()
-        #: A server process did not know a statement, or the caller wants none prepared.
+        #: A server process did not know a statement, or the caller has preparing switched off.
         self.refused = False
 
     def of(self, connection: Any) -> Prepared:

@@ -1,4 +1,4 @@
-"""Listings and histories: the statements that are put together here, and the reading of their rows."""
+"""Listings and histories: the statements that are composed here, and the reading of their rows."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ ORDERS: dict[MessageState, tuple[str, ...]] = {
     "dead": ("ended_ms", "id"),
     "done": ("number",),
 }
-#: The columns of that index where it does not end with the id.
+#: The columns of that index, for states whose index does not end with the id.
 INDEXED: dict[MessageState, tuple[str, ...]] = {
     "ready": ("rank", "position"), "delayed": ("ready_ms",), "leased": ("lease_end_ms",),
 }  # fmt: skip
-#: The same for ready messages of a queue that takes turns between groups.
+#: The same for ready messages of a queue with turns between groups.
 BY_GROUP = ("coalesce(m.\"group\", '')", "m.group_rank", "m.position", "m.id")
 INDEXED_KEYS = ("NULL", "NOT NULL")
 STATE_OF: dict[int, MessageState] = {number: state for state, number in STATES.items()}
@@ -64,8 +64,8 @@ ENTRY = (
     "coalesce((entry).claims, (entry).tokens), (entry).errors"
 )
 
-#: Which queues have a message, or remember how it ended. Each table is read by its index, whatever the planner
-#: expects of it.
+#: Which queues have a message, or have stored how it ended. Each table is read by its index, whatever the planner
+#: estimates.
 LOCATE = """
     WITH time AS MATERIALIZED (SELECT {clock}($3) AS now)
     SELECT * FROM (
@@ -78,9 +78,9 @@ LOCATE = """
         FROM {queue} q, time WHERE q.name = ANY ($1)
         OFFSET 0
     ) known WHERE state IS NOT NULL OR ended IS NOT NULL ORDER BY name"""
-#: Which queues have an event of a message in their journal. Entries of one message are found by an index; of those
-#: with many messages a bounded number is searched, from the time on when the id was made; a queue that has more of
-#: them may have one.
+#: Which queues have an event of a message in their journal. Entries of a single message are found by an index; of
+#: entries with many messages a bounded number is scanned, from the time at which the id was made; a queue with more of
+#: them is returned as one that may have an event.
 LOCATE_IN_JOURNALS = """
     SELECT q.name, NULL::smallint, NULL::text FROM {queue} q
     WHERE q.name = ANY ($1) AND (
@@ -93,7 +93,7 @@ LOCATE_IN_JOURNALS = """
 
 
 def read_located(message_id: str, result: PGresult) -> list[FoundMessage]:
-    """What `LOCATE` or `LOCATE_IN_JOURNALS` found."""
+    """Read the result of `LOCATE` or `LOCATE_IN_JOURNALS`."""
     found = list[FoundMessage]()
     for queue, state_number, how in rows_of(result):
         state = None if state_number is None else STATE_OF[state_number]
@@ -110,13 +110,13 @@ def _is_indexed(state: MessageState, filter: str, *, by_group: bool = False) -> 
 
 
 def _first_rows(source: str, state: MessageState, limit: str, *, by_id: bool, by_group: bool) -> str:
-    """Return the query for the first rows of a listing; there may be some more, which the caller leaves out.
+    """Return the query for the first rows of a listing; it may return some more rows, which the caller ignores.
 
-    It is in the order of an index, and of nothing behind that, so that no plan sorts: for a queue that has just grown
-    the planner expects a row or two, and would rather read and sort them all.
+    Its order is exactly that of an index, so that no plan sorts: for a queue that has just grown the planner expects a
+    row or two, and would choose to read and sort all rows.
     """
     if state == "waiting" and not by_id:
-        # Those with and those without a key have an index each.
+        # Messages with a key and messages without one have separate indexes.
         parts = (f"SELECT m.* FROM {source} AND m.key IS {key} ORDER BY m.id LIMIT {limit}" for key in INDEXED_KEYS)
         return " UNION ALL ".join(f"({part})" for part in parts)
     order = ", ".join(BY_GROUP[:-1] if by_group else (f"m.{column}" for column in INDEXED.get(state, ORDERS[state])))
@@ -133,9 +133,9 @@ def listing(
 ) -> tuple[bytes, list[Parameter]]:
     """Return the statement for one page of a state and one more message, after the last message seen.
 
-    A filter without an index is applied to a bounded number of messages. If the search stops there, the last one seen
-    is returned too, whether it fits or not: the caller goes on behind it. Ready messages of a queue that takes turns
-    between groups are listed by group; which of the two it is, the first page asks of the queue.
+    A filter without an index is applied to a bounded number of messages. If the search stops there, the last message
+    seen is returned too, whether it fits or not: the caller continues after it. Ready messages of a queue with turns
+    between groups are listed by group; the first page reads from the queue which of the two orders applies.
     """
     parameters = [text(queue), number(limit + 1)]
     given = {name: len(parameters) + at for at, name in enumerate((n for n, v in filters.items() if v is not None), 1)}
@@ -145,7 +145,7 @@ def listing(
     marks = []
     for place in after or ():
         parameters.append(text(place) if isinstance(place, str) else number(place))
-        # A query, not a constant: from old statistics the planner would conclude that nothing comes behind it.
+        # A query, not a constant: with old statistics the planner would conclude that no rows follow it.
         marks.append(f"(SELECT ${len(parameters)})")
     if state != "ready" or after is not None:
         return _page(names, state, given, marks, by_group=by_group).encode(), parameters
@@ -195,7 +195,8 @@ def _page(names: Names, state: MessageState, given: dict[str, int], marks: list[
         fit = f"m.fits, m.seen = {SCANNED_MAX}"
         chosen = f"(m.fits AND m.place <= $2 AND m.seen <= {SCANNED_MAX})"
         end = f"WHERE {chosen} OR m.seen = {SCANNED_MAX} ORDER BY {columns}"
-    # Of the rows that fit only so many have their bodies, the first one always: the others are for the next call.
+    # Only as many of the fitting rows as fit into a page have their bodies, the first always: the rest is for the
+    # next page.
     size = "octet_length(m.data)" if not fits else "CASE WHEN m.fits THEN octet_length(m.data) ELSE 0 END"
     before = f"coalesce(sum({size}) OVER (ORDER BY {columns} ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0)"
     data = f"CASE WHEN {before} < {CHUNK_BYTES_MAX} THEN m.data END"
@@ -222,17 +223,17 @@ def read_listing(state: MessageState, limit: int, result: PGresult) -> Page:
     ]  # fmt: skip
     if len(fitting) > limit:
         return Page(messages, fitting[limit - 1][20])
-    # The search may have stopped at the last one seen.
+    # The search may have stopped at the last message seen.
     return Page(messages, rows[-1][20] if rows and rows[-1][19] else None)
 
 
 def read_stats(queue: str, result: PGresult) -> StatsRecord:
-    """The figures of one queue."""
+    """Read the figures of one queue."""
     return read_figures(queue, one(result) or b"{}")
 
 
 def read_figures(queue: str, figures: bytes | str) -> StatsRecord:
-    """Everything comes as one JSON object."""
+    """Read the figures of one queue from their JSON object."""
     reply: dict[str, Any] = msgspec.json.decode(figures)
     c: dict[str, int] = reply["counts"]
     ledger = Ledger(
@@ -254,19 +255,19 @@ def read_figures(queue: str, figures: bytes | str) -> StatsRecord:
 
 
 def read_counts(minute: dict[str, int | None]) -> dict[str, int]:
-    """The counters of a minute; those that were not counted then are null."""
+    """Return the counters of a minute; counters that did not exist then are null."""
     return {name: count for name in MINUTE_COUNTERS if (count := minute[name]) is not None}
 
 
 def _spread(values: list[Any] | None, count: int) -> list[Any]:
-    """A field of an entry for each of its events."""
+    """Return a field of an entry for each of its events."""
     if values is None:
         return [None] * count
     return values * count if len(values) == 1 else values
 
 
 def _events(queue: str, row: tuple[Any, ...]) -> list[EventRecord]:
-    """The events of one entry."""
+    """Return the events of one entry."""
     before, count, at_ms, event, operation, schedule = row[:6]
     check_events(queue, before + count, (event,))
     fields = [_spread(values, count) for values in row[6:]]
@@ -284,7 +285,7 @@ def _events(queue: str, row: tuple[Any, ...]) -> list[EventRecord]:
 
 
 def read_journal(queue: str, after: int, limit: int, result: PGresult) -> EventPage:
-    """The events behind a number."""
+    """Return the events after a number."""
     (head, *_), *rows = rows_of(result)
     first, newest = msgspec.json.decode(head, type=tuple[int, int])
     start = max(after, first - 1)
@@ -293,7 +294,7 @@ def read_journal(queue: str, after: int, limit: int, result: PGresult) -> EventP
 
 
 def read_trace(queue: str, message_id: str, result: PGresult) -> TracePage:
-    """The events of one message."""
+    """Return the events of one message."""
     (head, *_), *rows = rows_of(result)
     first, _ = msgspec.json.decode(head, type=tuple[int, int])
     events = [event for row in rows for event in _events(queue, row[1:])]

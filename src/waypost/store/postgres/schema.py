@@ -1,13 +1,14 @@
-"""The schema: tables by numbered migrations, functions as this release has them, and rows with the versions.
+"""The schema: tables by numbered migrations, the functions of this release, and rows with the versions.
 
 Tables, indexes and functions of a namespace carry its name as a prefix, in a schema of the user's choice. The name of a
 function also ends with its version, so that clients of two releases can call their own: `migrate` creates those of this
 release beside those of the release before, and `finish` removes the older ones. `migrating.py` runs both.
 
 A migration from version 16 on only adds to tables (columns with defaults, tables, indexes), because the functions of
-the version before go on using them. Its file may consist of several steps; each begins with a line `-- step: NAME` and
-can be repeated. A step whose name begins with `concurrently` is one statement, which runs outside of a transaction.
-What `finish` removes from tables, such as a column or an index, is in a file of the same name that ends with `.finish`.
+the previous version continue to use them. Its file may consist of several steps; each begins with a line
+`-- step: NAME` and can be repeated. A step whose name begins with `concurrently` is one statement, which runs outside
+of a transaction. What `finish` removes from tables, such as a column or an index, is in a file of the same name that
+ends with `.finish`.
 """
 
 from __future__ import annotations
@@ -50,16 +51,16 @@ NAME = re.compile(r"\{(#?)([a-z_]+)\}")
 MADE = re.compile(r"^CREATE (?:OR REPLACE |UNLOGGED )?(TABLE|SEQUENCE|FUNCTION) \{([a-z_]+)\}", re.MULTILINE)
 #: The line before each step of a migration.
 STEP = re.compile(r"^-- step: (.+)\n", re.MULTILINE)
-#: A step waits for a lock no longer, because everything that comes after it waits too; it is then tried again.
+#: The longest time that a step waits for a lock, because all later sessions wait behind it; it is then tried again.
 LOCK_TIMEOUT_MS = 200
-#: The pause between two batches where psql runs them.
+#: The pause between two batches when psql runs them.
 PAUSE_BY_HAND_SECONDS = 0.02
 #: The name of an index that a step makes, and its table.
 INDEX = re.compile(r'INDEX CONCURRENTLY (?:IF NOT EXISTS )?"([^"]+)" ON ("[^ ]+")')
-#: Processes that only publish do not register: functions that were called so recently are in use.
+#: Processes that only publish do not register: functions that were called within this time are in use.
 UNUSED_MINUTES = 15
-#: Plans are made once, for any size of a table: the planner's estimates for a table that was just empty are
-#: wrong in both directions, and every statement here has its index. So the settings leave only the index.
+#: Plans are made once, for any size of a table: the planner's estimates for a table that was just empty are wrong in
+#: both directions, and every statement here has its index. So the settings permit only index scans.
 SETTINGS = (
     "SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off "
     "SET enable_hashjoin = off SET enable_mergejoin = off SET enable_sort = off SET jit = off"
@@ -78,16 +79,16 @@ class Names:
         self.namespace = check_namespace(namespace)
 
     def of(self, name: str) -> str:
-        """A table or function, with its schema."""
+        """Return a table or function, with its schema."""
         return f'"{self.schema}"."{self.bare(name)}"'
 
     def bare(self, name: str) -> str:
-        """The same without its schema, not quoted."""
+        """Return the same without its schema, not quoted."""
         version = f"_{VERSION}" if VERSION >= SIDE_BY_SIDE and name in function_names() else ""
         return f"{self.namespace}_{name}{version}"
 
     def fill(self, text: str) -> str:
-        """A file of ours with the names of this namespace in it."""
+        """Return the text of one of our files with the names of this namespace."""
 
         def name(match: re.Match[str]) -> str:
             if match[2] in ("settings", "few_settings"):
@@ -99,7 +100,7 @@ class Names:
 
 @cache
 def migration_text(name: str) -> str:
-    """A migration as it is written, with places for names."""
+    """Return the text of a migration, with placeholders for names."""
     return _path_of(name).read_text()
 
 
@@ -109,23 +110,24 @@ def _path_of(migration: str) -> Traversable:
 
 @cache
 def function_text(name: str) -> str:
-    """A file of functions with our constants in it, and with places for names."""
+    """Return a file of functions with the values of constants, and with placeholders for names."""
     return inject((files("waypost.store.postgres") / "sql" / f"{name}.sql").read_text())
 
 
 @cache
 def function_names() -> frozenset[str]:
-    """The functions of this release, without namespace and version."""
+    """Return the functions of this release, without namespace and version."""
     return frozenset(found for name in FUNCTIONS for _, found in MADE.findall(function_text(name)))
 
 
 class Step(NamedTuple):
-    """A part of a migration that is committed by itself and may be repeated. Its name begins with how it is run.
+    """A part of a migration that is committed by itself and may be repeated. Its name begins with how to run it.
 
-    `concurrently …` is one statement outside of a transaction: PostgreSQL refuses to build an index beside writers in
+    `concurrently …` is one statement outside of a transaction: PostgreSQL does not build an index concurrently inside
     one. `in batches …` is one statement that changes a bounded number of rows, each time in a transaction of its own,
     until it changes none: no row of a large table is locked for longer than a moment. It should skip locked rows, so
-    that it never waits for clients while it holds what they wait for; a second step without that fills the few left.
+    that it never waits for clients while it holds locks that they wait for; a second step without that changes the few
+    remaining rows.
     """
 
     name: str
@@ -138,12 +140,12 @@ class Step(NamedTuple):
 
     @property
     def in_batches(self) -> bool:
-        """Whether it is run until it changes nothing."""
+        """Whether it is run again until it changes nothing."""
         return self.name.startswith("in batches")
 
     @property
     def at_once(self) -> str:
-        """The same as a part of one transaction, for which clients stop, or in which there is nothing yet."""
+        """The same as a part of one transaction, for which clients stop, or which creates the tables."""
         return self._repeated("") if self.in_batches else self.script.replace("INDEX CONCURRENTLY ", "INDEX ")
 
     @property
@@ -156,9 +158,9 @@ class Step(NamedTuple):
 
     @property
     def drop_leftover(self) -> str | None:
-        """A query that returns a statement to run before: it drops the index that this step makes if it is not valid.
+        """A query that returns a statement to run first: it drops the index that this step makes if it is not valid.
 
-        `IF NOT EXISTS` would keep what an interrupted one has left.
+        `IF NOT EXISTS` would keep the invalid index of an interrupted step.
         """
         named = INDEX.search(self.script)
         return named and (
@@ -181,7 +183,7 @@ class Step(NamedTuple):
 
 
 def steps(names: Names, since: int) -> list[Step]:
-    """Return the steps from a version to this release's: one, for which clients stop, until `SIDE_BY_SIDE`."""
+    """Return the steps from a version to this release's: before `SIDE_BY_SIDE` a single one, without clients."""
     parts = [
         step
         for version, name in MIGRATIONS
@@ -190,7 +192,7 @@ def steps(names: Names, since: int) -> list[Step]:
     ]
     if since < SIDE_BY_SIDE:
         parts += finish_steps(names, since)
-    # A function may call one that is made later in the same script.
+    # A function may call one that is created later in the same script.
     script = ["SET LOCAL check_function_bodies = off;"]
     script += [names.fill(function_text(name)) for name in FUNCTIONS if name != "triggers"]
     parts.append(Step("functions", "\n\n".join(script)))
@@ -201,23 +203,23 @@ def steps(names: Names, since: int) -> list[Step]:
     if since >= SIDE_BY_SIDE:
         return parts
     whole = [step.at_once for step in parts]
-    # No process of an older release is left, or there was none.
+    # No process of an older release runs any more, or there was none.
     whole.append(names.fill(confirm_version()))
     if since:
-        # Every function reads the queue first: in another order, a call in progress and a migration could wait for
+        # Every function reads the queue first: in another order, a call in progress and the migration could wait for
         # each other.
         whole.insert(0, names.fill("LOCK TABLE {queue} IN ACCESS EXCLUSIVE MODE;"))
     return [Step("tables and functions", "\n\n".join(whole))]
 
 
 def finish_steps(names: Names, since: int) -> list[Step]:
-    """Return what `finish` removes from tables that were of a version."""
+    """Return the steps by which `finish` removes parts of tables that only older versions use."""
     endings = [f"{name}.finish" for version, name in MIGRATIONS if version > since]
     return [Step(ending, names.fill(migration_text(ending))) for ending in endings if _path_of(ending).is_file()]
 
 
 def confirm_version() -> str:
-    """Return the statement that records that every process knows the data of this release."""
+    """Return the statement that records that every process can read the data of this release."""
     kind, name = FINISHED
     return (
         "INSERT INTO {record} (kind, name, data, version, created_ms)\n"
@@ -227,14 +229,14 @@ def confirm_version() -> str:
 
 
 def split_steps(name: str, text: str) -> list[Step]:
-    """Return the steps of a migration's file; without the lines that begin one, it is one."""
+    """Return the steps of a migration's file; a file without such lines is one step."""
     first, *rest = STEP.split(text)
     found = [Step(name, first)] if first.strip() else []
     return found + [Step(title, script) for title, script in zip(rest[::2], rest[1::2], strict=True)]
 
 
 def _version_script(names: Names) -> str:
-    """Return the script that makes the functions of this version those to use."""
+    """Return the script that makes the functions of this version the ones in use."""
     restore = f"{names.fill(function_text('triggers'))}\n{_plain_clock(names)}"
     return (
         "CREATE TABLE IF NOT EXISTS {schema} (version integer NOT NULL);\n"
@@ -252,10 +254,10 @@ def _version_script(names: Names) -> str:
 
 
 def _clock_with_record(names: Names) -> str:
-    """Return the clock of an older version, which every verb calls, as one that records that it was used.
+    """Return the clock of an older version, which every verb calls, extended to record that it was called.
 
-    Rows are only added, so that no transaction of a user waits for another; a version that is in use gets about one in
-    a minute, or one from each transaction that cannot see those of the others yet. Roles that may only read add none.
+    Rows are only added, so that no transaction of a user waits for another; a version in use gets about one row a
+    minute, or one from each transaction that cannot see the rows of the others yet. Roles that may only read add none.
     """
     clock = f'"{names.schema}"."{names.namespace}_clock_<version>"'
     return (
@@ -293,9 +295,9 @@ def sql_in_steps(*, schema: str = "public", namespace: str = "wp", since: int = 
 
 
 def for_psql(steps: Iterable[Step], names: Names, *, only_from: tuple[int, ...]) -> str:
-    """Return steps as a script for psql, for tables that are of one of these versions; of none if there are no tables.
+    """Return steps as a script for psql, for tables of one of these versions; of none if there are no tables.
 
-    Where there are tables, there may be clients: no step waits long for a lock. The script ends with the first error,
+    If there are tables, there may be clients: no step waits long for a lock. The script ends with the first error,
     and at once if another migration is running, or if the tables have changed since it was printed.
     """
     has_clients = bool(only_from)
@@ -342,19 +344,19 @@ def grants(role: str, *, schema: str = "public", namespace: str = "wp") -> str:
 
 
 def _rights(names: Names) -> Iterator[str]:
-    """Yield what a client may do with tables and sequences, as statements that grant have it."""
+    """Yield the rights of a client on tables and sequences, in the form of a GRANT statement."""
     yield f"SELECT ON {names.of('schema')}"
     rights = {"TABLE": "SELECT, INSERT, UPDATE, DELETE", "SEQUENCE": "USAGE, SELECT, UPDATE"}
     for kind, name in made_by_migrations():
-        # Slices of the journal are written and read as the journal, and emptied by name.
+        # Slices of the journal are written and read through the journal's table, but truncated by their own names.
         right = "TRUNCATE" if name.startswith("entry_") else rights[kind]
         yield f"{right} ON {kind} {names.of(name)}"
 
 
 def _grant_functions(names: Names, clients: str) -> str:
-    """Return the statement of PL/pgSQL that lets roles call the functions of this version.
+    """Return the PL/pgSQL statement that lets roles call the functions of this version.
 
-    A function may be there several times, for different arguments.
+    There may be several functions of a name, with different arguments.
     """
     return (
         f"    EXECUTE (SELECT 'GRANT EXECUTE ON FUNCTION ' || string_agg(p.oid::regprocedure::text, ', ')"
@@ -365,10 +367,10 @@ def _grant_functions(names: Names, clients: str) -> str:
 
 
 def _rights_as_before(names: Names) -> str:
-    """Return the script that gives clients the rights for what is new.
+    """Return the script that gives clients the rights for new tables and functions.
 
-    Those are the roles that may add messages; functions may be called by whoever may call those of an older version.
-    Functions run with the rights of their caller, so that to call them allows nothing by itself.
+    Clients are the roles that may add messages; functions may be called by the roles that may call those of an older
+    version. Functions run with the rights of their caller, so the right to call them allows nothing by itself.
     """
     role = "CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END"
     tables = "\n".join(f"        EXECUTE 'GRANT {right} TO ' || clients;" for right in _rights(names))
@@ -394,12 +396,12 @@ END $body$;""")
 
 
 def made_by_migrations() -> list[tuple[str, str]]:
-    """Return the tables and sequences that migrations make, each with its kind."""
+    """Return the tables and sequences that migrations create, each with its kind."""
     return [found for _, name in MIGRATIONS for found in MADE.findall(migration_text(name))]
 
 
 def drop_sql(names: Names) -> str:
-    """Return the script that removes the tables and functions of a namespace, with all that is in them."""
+    """Return the script that removes the tables and functions of a namespace, with all their data."""
     made = made_by_migrations()
     tables = [*(names.of(name) for kind, name in made if kind == "TABLE"), names.of("schema")]
     return "\n".join(
@@ -412,12 +414,12 @@ def drop_sql(names: Names) -> str:
 
 
 def listed_functions(names: Names) -> str:
-    """Return the names of this version's functions as SQL has a list of them."""
+    """Return the names of this version's functions as a list in SQL."""
     return ", ".join(f"'{names.bare(name)}'" for name in sorted(function_names()))
 
 
 def functions_of(names: Names, which: str) -> str:
-    """Return the query for the functions of those versions for which a condition on `i.version` holds."""
+    """Return the query for the functions of the versions for which a condition on `i.version` holds."""
     return f"SELECT unnest(i.functions) FROM {names.of('interface')} i WHERE {which}"
 
 
@@ -435,7 +437,7 @@ def drop_functions(names: Names, chosen: str) -> str:
 
 
 def version_in(cursor: psycopg.Cursor[Any], names: Names) -> int | None:
-    """The version of the tables that are there, None if there are none."""
+    """Return the version of the tables, None if there are none."""
     cursor.execute("SELECT to_regclass(%s)", (names.of("schema"),))
     found = cursor.fetchone()
     if found is None or found[0] is None:
@@ -446,13 +448,13 @@ def version_in(cursor: psycopg.Cursor[Any], names: Names) -> int | None:
 
 
 def older_versions(cursor: psycopg.Cursor[Any], names: Names) -> tuple[int, ...]:
-    """The versions before this release's whose functions are there too, because an update is not finished."""
+    """Return the versions before this release's whose functions exist too, because an update is not finished."""
     cursor.execute(names.fill("SELECT version FROM {interface} WHERE version < %s ORDER BY version"), (VERSION,))
     return tuple(version for (version,) in cursor.fetchall())
 
 
 def finish_from(cursor: Any, names: Names) -> datetime | None:
-    """The time until which `finish` refuses, because calls of older functions are not noted for long enough yet."""
+    """Return the time until which `finish` refuses, because calls are not recorded for long enough yet."""
     cursor.execute(
         names.fill(f"SELECT made_ms + %s FROM {{interface}} WHERE version = %s AND made_ms > {NOW_MS} - %s"),
         (UNUSED_MINUTES * 60_000, VERSION, UNUSED_MINUTES * 60_000),
@@ -462,7 +464,7 @@ def finish_from(cursor: Any, names: Names) -> datetime | None:
 
 
 def failure(error: psycopg.Error, names: Names) -> Exception:
-    """Map an error of making or comparing tables."""
+    """Map an error of creating or comparing tables."""
     if error.sqlstate is None:
         return map_connection_error(error, "the PostgreSQL server", sent=True)
     text = error.diag.message_primary or ""
@@ -486,7 +488,7 @@ def command_for(names: Names) -> str:
 
 
 def check_version(version: int | None, names: Names, *, is_kept: bool = False) -> None:
-    """Refuse a database without the functions of this release. `is_kept`: they are there beside newer ones."""
+    """Refuse a database without the functions of this release. `is_kept`: they exist beside newer ones."""
     if version is None:
         raise SchemaTooOld(
             f"the database has no tables of waypost in schema {names.schema} under namespace {names.namespace}; run "
@@ -502,7 +504,7 @@ def check_version(version: int | None, names: Names, *, is_kept: bool = False) -
 
 
 def too_new(version: int, names: Names) -> StoreError:
-    """The tables belong to a newer release."""
+    """Return the error for tables of a newer release."""
     return SchemaTooNew(
         f"the tables of namespace {names.namespace} are of version {version} and this release knows {VERSION}; update "
         "waypost here, nothing was touched"

@@ -1,8 +1,8 @@
 """Compares the tables and functions of a namespace with those of this release, by name.
 
-The same script that migrates is run on temporary tables, both are compared, and the transaction is rolled back. So
-there is no second description that could be out of date. What was added by hand (a column, an index, a table) is left
-alone, and so are storage settings.
+The migration script is run on temporary tables, both sets of tables are compared, and the transaction is rolled back.
+So there is no second description that could be out of date. Additions by hand (a column, an index, a table) are not
+reported, nor are storage settings.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from waypost.store.postgres.schema import (
 )
 from waypost.store.postgres.sources import connect
 
-#: The schema of a session's temporary tables, by the name that stands for it.
+#: The schema of a session's temporary tables, by its alias.
 TEMPORARY = "pg_temp"
 
 _COLUMNS = """
@@ -55,18 +55,18 @@ _FUNCTIONS = """
 
 @dataclass(frozen=True, slots=True)
 class SchemaCheck:
-    """What was found: the version, None if there are no tables, and what differs from this release's own."""
+    """The result: the version, None if there are no tables, and the differences from this release."""
 
     version: int | None
     differences: tuple[str, ...]
-    #: Older versions whose functions are there too: the update is not finished.
+    #: Older versions whose functions exist too: the update is not finished.
     older: tuple[int, ...] = ()
-    #: The time until which `finish` refuses to remove those, because calls of them are not noted for long enough.
+    #: The time until which `finish` refuses to remove them, because calls of them are not recorded for long enough.
     finish_from: datetime | None = None
 
     @property
     def is_current(self) -> bool:
-        """Whether clients of this release can work with it."""
+        """Whether clients of this release can work with this namespace."""
         return self.version == VERSION and not self.differences
 
 
@@ -117,7 +117,7 @@ def _compare(connection: psycopg.Connection[Any], names: Names) -> SchemaCheck:
         version = version_in(cursor, names)
         if version != VERSION:
             return SchemaCheck(version, ())
-        # A temporary table is never logged, and UNLOGGED is an error there; so is CONCURRENTLY in a transaction.
+        # A temporary table is never logged, and UNLOGGED is an error for it; so is CONCURRENTLY in a transaction.
         script = sql(schema=TEMPORARY, namespace=names.namespace)
         cursor.execute(script.replace("CREATE UNLOGGED ", "CREATE ").replace("INDEX CONCURRENTLY ", "INDEX "))
         cursor.execute("SELECT %s::regnamespace::oid, pg_my_temp_schema()", (f'"{names.schema}"',))
@@ -182,5 +182,5 @@ def _describe(column: list[Any]) -> str:
 
 
 def _bare(definition: str) -> str:
-    """An index's definition from its kind on, without the schema of its table."""
+    """Return an index's definition from its kind on, without the schema of its table."""
     return re.sub(r"^CREATE (UNIQUE )?INDEX .* ON (?:ONLY )?.* USING ", lambda match: match[1] or "", definition)

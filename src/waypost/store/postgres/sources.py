@@ -1,8 +1,8 @@
 """Where connections come from: a URL, or the caller's own pool or engine.
 
-From a URL each executor keeps as many connections as calls run at once; the caller's pool lends one per call. Nothing
-is set on a connection, and no call depends on a prepared statement (see `prepared.py`), so pgbouncer in transaction
-mode works.
+From a URL each executor keeps as many connections as calls run at once; the caller's pool lends one per call. No
+session settings are changed, and no call depends on a prepared statement (see `prepared.py`), so pgbouncer in
+transaction mode works.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Source(Protocol):
     """Provides connections, and takes them back."""
 
     display_name: str
-    #: Identity: two sources with the same place lead to the same database as the same user.
+    #: Identity: two sources with an equal place connect to the same database as the same user.
     place: object
 
     def take(self, start_timeout: float) -> psycopg.Connection[Any]: ...
@@ -63,7 +63,7 @@ class Source(Protocol):
 
 
 def options(start_timeout: float) -> dict[str, Any]:
-    """How every connection of ours is made."""
+    """Return the options of all connections that we make."""
     return {
         "autocommit": True,
         "prepare_threshold": None,
@@ -76,19 +76,19 @@ def options(start_timeout: float) -> dict[str, Any]:
 
 
 def check_url(url: str) -> str:
-    """Refuse what libpq could not read, without repeating it."""
+    """Refuse a URL that libpq cannot read; the error does not contain it."""
     check_percent(check_parts(url))
     try:
         conninfo_to_dict(url)
     except (psycopg.Error, ValueError) as error:
-        # Behind its first quotation mark libpq repeats what it was given.
+        # After its first quotation mark the text of libpq repeats a part of the URL.
         reason = re.split("[\"']", redact_text(str(error), url))[0].strip(" :")[:120]
         raise InvalidUrl(f"this postgresql:// URL cannot be used: {reason}") from None
     return url
 
 
 def connect(url: str, start_timeout: float) -> psycopg.Connection[Any]:
-    """One connection for one script: a transaction as usual."""
+    """Return one connection for one script, which does not commit by itself."""
     try:
         return psycopg.connect(check_url(url), **(options(start_timeout) | {"autocommit": False}))
     except (psycopg.Error, OSError) as error:
@@ -102,7 +102,7 @@ def check_server(version: int, display_name: str) -> None:
 
 
 def check_isolation(found: int | None, display_name: str) -> int | None:
-    """Refuse sessions with an isolation in which limits would not be exact."""
+    """Refuse sessions whose isolation level would make limits inexact."""
     if found == 0:
         raise ConfigurationError(
             f"{display_name} begins transactions as repeatable read or serializable; limits of queues are exact only "
@@ -130,7 +130,7 @@ def is_fresh(connection: PGconn) -> bool:
 
 
 class UrlSource:
-    """Connections made from a URL, ours to close: `give` returns False, so that the executor keeps them."""
+    """Connections made from a URL: `give` returns False, so that the executor keeps them and closes them."""
 
     def __init__(self, url: str) -> None:
         self._url = check_url(url)
@@ -138,11 +138,11 @@ class UrlSource:
         self.place: object = url
 
     def dedicated(self, start_timeout: float) -> psycopg.Connection[Any]:
-        """A connection for one purpose, whose owner closes it."""
+        """Return a connection for one purpose; the caller closes it."""
         return self.take(start_timeout)
 
     def uri(self) -> str:
-        """Where the connections lead, secrets included, for another driver on libpq."""
+        """Return the address of the connections, including secrets, for another driver based on libpq."""
         return self._url
 
     def take(self, start_timeout: float) -> psycopg.Connection[Any]:
@@ -159,7 +159,7 @@ class UrlSource:
 
 
 def source_of(client: Any) -> Source:
-    """The caller's own client as a source: a SQLAlchemy engine, or a pool of psycopg_pool."""
+    """Return the caller's own client as a source: a SQLAlchemy engine, or a pool of psycopg_pool."""
     if any(kind.__module__.partition(".")[0] == "sqlalchemy" for kind in type(client).__mro__):
         from waypost.store.postgres.engine import EngineSource
 
@@ -189,7 +189,7 @@ class PoolSource:
         return psycopg.connect(address, **(given | options(start_timeout)))
 
     def uri(self) -> str:
-        """Where the connections lead, secrets included, for another driver on libpq."""
+        """Return the address of the connections, including secrets, for another driver based on libpq."""
         address = self._pool.conninfo
         if not isinstance(address, str):
             raise UnusableClient(

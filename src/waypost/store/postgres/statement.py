@@ -1,4 +1,4 @@
-"""A function call in the form of the protocol: the statement, and its parameters in the server's binary format.
+"""A function call in the format of the protocol: the statement, and its parameters in the server's binary format.
 
 The general adapters of a driver inspect every element of every list. Here the types are known, so a batch is packed
 with one join, and the reply of most verbs is one text.
@@ -42,9 +42,9 @@ class PostgresCall(Call[T]):
     command: bytes
     parameters: Sequence[Parameter]
     decode: Callable[[PGresult], T]
-    #: Whether it is worth preparing: a verb that each message needs.
+    #: Whether to prepare it: true for the verbs that every message needs.
     prepares: bool = False
-    #: Makes one statement of this call and of the one that follows it in the same `run_many`; each has its own result.
+    #: Returns one statement for this call and the next one of the same `run_many`; each has its own result.
     join: Callable[[PostgresCall[Any]], PostgresCall[tuple[Any, Any]]] | None = None
 
 
@@ -74,7 +74,7 @@ def flag(value: bool) -> Parameter:
 
 
 def jsonb(value: bytes) -> Parameter:
-    """JSON, of version 1 of its binary form."""
+    """JSON, in version 1 of its binary format."""
     return JSONB, b"\1" + value
 
 
@@ -136,14 +136,14 @@ def rows_of(result: PGresult) -> list[tuple[Any, ...]]:
     return transformer.load_rows(0, result.ntuples, tuple)
 
 
-#: What else a step did, as the function `take_also` has it.
+#: The side effects of a step, as the SQL function `take_side_effects` returns them.
 Also = tuple[SideEffect, ...]
 
 
 class PublishReply(Struct, array_like=True):
-    """The reply of a publish: a letter for each draft ("": all are queued), ids where they are others, whom to wake.
+    """The reply of a publish: a letter for each draft ("": all queued), ids other than the draft's, whom to wake.
 
-    Then what else it did.
+    Then the side effects.
     """
 
     letters: str
@@ -153,7 +153,7 @@ class PublishReply(Struct, array_like=True):
     also: Also | None = None
 
     def wake(self, queue: str) -> dict[str, list[str]]:
-        """Whom to wake, by queue."""
+        """The sleepers to wake, by queue."""
         return by_queue([(queue, self.names), *self.more])
 
 
@@ -161,7 +161,7 @@ read_published = msgspec.json.Decoder(PublishReply).decode
 
 
 def by_queue(wakes: Iterable[tuple[str, list[str]]]) -> dict[str, list[str]]:
-    """Pairs of a queue and whom to wake there, put together."""
+    """Merge pairs of a queue and the sleepers to wake there."""
     wake: dict[str, list[str]] = {}
     for queue, names in wakes:
         if names:
@@ -170,12 +170,12 @@ def by_queue(wakes: Iterable[tuple[str, list[str]]]) -> dict[str, list[str]]:
 
 
 def one(result: PGresult) -> bytes | None:
-    """The only value of a reply: a text, or None."""
+    """Return the only value of a reply: a text, or None."""
     return result.get_value(0, 0) if result.ntuples else None
 
 
 def safe(value: str | None) -> str | None:
-    """A text that PostgreSQL can hold: it has no NUL, and UTF-8 has no lone surrogates."""
+    """Return a text that PostgreSQL can store: without NUL and lone surrogates."""
     if value is None or ("\0" not in value and value.isprintable()):
         return value
     return value.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()

@@ -1,4 +1,4 @@
-"""The translator: each verb of the contract as one function of the database with its arguments, and its reply read."""
+"""The translator: each verb of the contract as a call of one database function, and the decoding of its reply."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ _stamp = struct.Struct("!q").pack
 
 
 class PostgresStore:
-    """The contract on PostgreSQL. Made by `from_url` or `from_client`; touches no socket itself."""
+    """The contract on PostgreSQL. Made by `from_url` or `from_client`; does no I/O itself."""
 
     kind = "postgres"
     capabilities = Capabilities(
@@ -231,21 +231,21 @@ class PostgresStore:
         self.place = source.place
         self.channel = NaturalChannel("postgres", source)
         self.transactions = PostgresTransactions(self)
-        #: Tests only: store time comes from here instead of the server.
+        #: For tests: store time comes from this clock instead of the server.
         self.clock = clock
         self._replay_ttl = number(replay_ttl_ms)
         self._commands: dict[tuple[str, int], bytes] = {}
 
     @classmethod
     def from_url(cls, url: str, **options: Any) -> PostgresStore:
-        """A store that makes its own connections."""
+        """Return a store that makes its own connections."""
         from waypost.store.postgres.sources import UrlSource
 
         return cls(UrlSource(url), **options)
 
     @classmethod
     def from_client(cls, client: Any, **options: Any) -> PostgresStore:
-        """A store on the caller's own pool or SQLAlchemy engine, which is never closed by us."""
+        """Return a store on the caller's own pool or SQLAlchemy engine, which is never closed by us."""
         from waypost.store.postgres.sources import source_of
 
         return cls(source_of(client), **options)
@@ -310,7 +310,7 @@ class PostgresStore:
         columns: str = "",
         nonce: bytes = b"",
     ) -> PostgresCall[T]:
-        """A verb that runs once per operation."""
+        """Return the call of a verb that runs once per operation."""
         session, count, stamp, mark = operation
         packed = data(b"".join((session, mark, _stamp(stamp), nonce)))
         common = (text(queue), self._now(), packed, number(count), self._replay_ttl)
@@ -322,7 +322,7 @@ class PostgresStore:
             "clock", "", [self._now()], lambda result: int.from_bytes(one(result) or b"", "big"), name="time"
         )
 
-    # ---- the way of a message --------------------------------------------------------------------------------
+    # ---- the path of a message -------------------------------------------------------------------------------
 
     def publish(self, queue: str, drafts: Sequence[Draft], operation: Operation) -> Call[Woken[list[Published]]]:
         def decode(result: PGresult) -> Woken[list[Published]]:
@@ -401,13 +401,13 @@ class PostgresStore:
     def _settle_and_claim(
         self, settle: PostgresCall[Any], claim: PostgresCall[Any], read: Callable[[bytes], Any]
     ) -> PostgresCall[tuple[Any, Any]]:
-        """A settle and the claim that follows it as one statement: one round trip, and one commit to wait for."""
+        """Join a settle and the next claim in one statement: one round trip, and one commit to wait for."""
 
         def decode(result: PGresult) -> tuple[Any, Any]:
-            # In the last row, which has no message, the answer of the settle has the place of an id.
+            # In the last row, which has no message, the reply of the settle is in the column of the id.
             return read(result.get_value(result.ntuples - 1, 1) or b""), claim.decode(result)
 
-        # Both have the same queue, clock and time for repeats.
+        # Both have the same queue, clock and replay time.
         parameters = (*claim.parameters, *settle.parameters[2:4], *settle.parameters[5:])
         command = self._command("settle_and_claim", len(parameters), "*")
         return PostgresCall("settle_and_claim", settle.queue, command, parameters, decode, prepares=True)
@@ -459,7 +459,8 @@ class PostgresStore:
 
         return self._once("change_priority", queue, operation, [array_of_text(list(ids)), number(priority)], decode)
 
-    # ---- chains and waiting: a step spans queues, so nothing is ever on its way between two of them ----------
+    # ---- chains and waiting: a step covers several queues, so no notice is ever in transit between two of them
+    # ------
 
     def outgoing(self, queue: str, limit: int) -> Call[list[Continuation | Notice]]:
         return PostgresCall("outgoing", queue, _NOTHING, (), lambda result: [])
@@ -546,8 +547,8 @@ class PostgresStore:
             found = {queue: queries.read_figures(queue, figures) for queue, figures in rows_of(result)}
             return [found[queue] for queue in queues]
 
-        # In the order of their names: each takes the lock of its journal, and two such statements must not wait for
-        # each other.
+        # In the order of their names: each step takes the lock of its journal, and two such statements must not wait
+        # for each other.
         parameters = [array_of_text(sorted(set(queues))), self._now(), number(minutes)]
         command = self.names.fill("SELECT name, {stats}(name, $2, $3) FROM unnest($1::text[]) name").encode()
         return [PostgresCall("stats_many", "", command, parameters, decode)]
@@ -586,7 +587,7 @@ class PostgresStore:
         decode = functools.partial(queries.read_located, message_id)
         return [PostgresCall("locate", "", command, parameters, decode)]
 
-    # ---- running a queue -------------------------------------------------------------------------------------
+    # ---- administration --------------------------------------------------------------------------------------
 
     def redrive(
         self,
@@ -685,7 +686,7 @@ class PostgresStore:
             changed, wake = _changed_reply(_grouped_reply(queue, result))
             return Woken(changed, _wake(queue, wake))
 
-        # Not the names of the queue's own settings: readers of the journal must not confuse the two.
+        # Not the names of the queue's own settings, with which readers of the journal would confuse them.
         own = format_changes({f"own_{name}": value for name, value in changes.items()})
         parameters = [text(queue), self._now(), text(group), jsonb(msgspec.json.encode(changes)), text(own)]
         return self._call("configure_group", queue, parameters, decode)
@@ -698,7 +699,7 @@ class PostgresStore:
         return self._once("skip_held", queue, operation, [text(group)], decode)
 
     def strand_group(self, queue: str, group: str) -> Call[None]:
-        """For tests: take a group out of the line, so that no claim finds its messages."""
+        """For tests: remove a group from the line, so that no claim finds its messages."""
         statement = self.names.fill(
             "SELECT {leave_line}(q, 0, ARRAY[$2]) FROM {groups}($1, $3, NULL, NULL, 1), {queue} q WHERE q.name = $1"
         )
@@ -919,7 +920,7 @@ def _int(result: PGresult) -> int:
 
 
 def _grouped_reply(queue: str, result: PGresult) -> bytes:
-    """Return the reply of a function of groups; it is null on a queue that does not treat them apart."""
+    """Return the reply of a function of groups; it is null for a queue that does not distinguish groups."""
     reply = one(result)
     if reply is None:
         raise not_grouped(queue)
@@ -940,7 +941,7 @@ def _read_schedule(row: tuple[Any, ...]) -> StoredSchedule | None:
 
 
 def _fired_drafts(drafts: Sequence[Draft]) -> list[Parameter]:
-    """Envelopes, priorities, groups, journal copies, expiries if any: fires have no keys and are never for later."""
+    """Envelopes, priorities, groups, journal copies, expiries if any: fires have no keys and no delay."""
     usual = all(draft.priority == PRIORITY_DEFAULT for draft in drafts)
     alone = all(draft.group is None for draft in drafts)
     plain = all(draft.journal_copy is None for draft in drafts)
@@ -955,7 +956,7 @@ def _fired_drafts(drafts: Sequence[Draft]) -> list[Parameter]:
 
 
 def _is_simple(draft: Draft) -> bool:
-    """Whether a message is ready at once and no other message matters to it."""
+    """Return whether a message is ready at once and no other message affects it."""
     return (
         draft.key is None
         and not draft.delay_ms
@@ -973,12 +974,12 @@ def _one_draft(draft: Draft) -> list[Parameter]:
     ]  # fmt: skip
 
 
-#: The options of a draft as nulls, each of the type of its array.
+#: The options of a draft as nulls, each with the type of its array.
 _NO_OPTIONS = [nothing(kind) for kind in (INT2, TEXT, INT8, INT8, BYTES, TEXT, INT8, TEXT, BOOL)]
 
 
 def _options(drafts: Sequence[Draft]) -> list[Parameter]:
-    """The options of drafts beside their envelopes: a list where one of them has the option, null where none has."""
+    """The options of drafts other than the envelope: a list if one of them has the option, null if none has."""
     options = list(_NO_OPTIONS)
     if any(draft.priority != PRIORITY_DEFAULT for draft in drafts):
         options[0] = array_of_smalls([draft.priority for draft in drafts])
@@ -1030,7 +1031,7 @@ def _fences(held: Sequence[Settlement] | Sequence[Hold]) -> list[Parameter]:
     ]
 
 
-#: The outcomes of settlements as nulls: all are done, and leave nothing behind.
+#: The outcomes of settlements as nulls: all are done, without a result or a continuation.
 _NO_OUTCOMES = [
     nothing(kind) for kind in (TEXT, INT8, TEXT, TEXT, TEXT, BYTES, INT8, INT4, TEXT, BYTES, TEXT, INT8, INT2, TEXT)
 ]
@@ -1053,7 +1054,7 @@ def _outcomes(settlements: Sequence[Settlement]) -> list[Parameter]:
         return outcomes + _NO_OUTCOMES[len(outcomes) :]
     envelopes: list[bytes | None] = [then.envelope for _, then in following]
     if any(then.journal_copy is not None for _, then in following):
-        # Behind the envelopes, in the same order: what the journal keeps of them.
+        # After the envelopes, in the same order: what the journal stores in place of them.
         envelopes += [then.journal_copy for _, then in following]
     chained = [then.chain for _, then in following]
     expires = any(then.expires_ms for _, then in following)

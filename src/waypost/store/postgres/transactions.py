@@ -1,10 +1,10 @@
-"""Verbs as a part of the caller's own transaction, for whatever driver it runs on.
+"""Verbs as a part of the caller's own transaction, on any driver.
 
-A call is made for our own executors: `$1` for a value, and the value in the server's binary form. Other drivers want
-plain values and marks of their own; the cast names the type of each value. The reply is one text, as always.
+A call is made for our own executors: `$1` for a value, and the value in the server's binary format. Other drivers need
+Python values and their own placeholders; a cast names the type of each value. The reply is one text, as always.
 
-Each connection is checked once (does it lead to the store's database?), and each queue once (does it exist?). After
-that a call is one statement.
+Each connection is checked once (is it to the store's database?), and each queue once (does it exist?). After that a
+call is one statement.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ T = TypeVar("T")
 
 #: Queues that are known to exist; beyond this number they are checked again.
 QUEUES_KNOWN_MAX = 10_000
-#: Where a verb that runs once per operation has the time for which its result is kept.
+#: The position of the time for which a result is kept, in the parameters of a verb that runs once per operation.
 TTL_PLACE = 4
 _KINDS = {TEXT: "text", BYTES: "bytea", BOOL: "boolean", INT2: "smallint", INT4: "integer", INT8: "bigint"}
 _ARRAYS = {1009: TEXT, 1001: BYTES, 1000: BOOL, 1005: INT2, 1007: INT4, 1016: INT8}
 _MARK = re.compile(r"\$(\d+)")
 _INT32 = struct.Struct("!i").unpack_from
-#: How a driver marks the places of values.
+#: The style of a driver's placeholders.
 Style = str
 NUMBERED, FORMAT = "$", "%"
 
 
 class TransactionExecutor:
-    """Runs calls in a transaction that blocks."""
+    """Runs calls in a transaction on a blocking driver."""
 
     def __init__(self, transaction: CallerTransaction) -> None:
         self._transaction = transaction
@@ -58,7 +58,7 @@ class TransactionExecutor:
         return [self.run(call) for call in calls]
 
     def close(self) -> None:
-        """Nothing: the transaction is the caller's."""
+        """Do nothing: the transaction is the caller's."""
 
 
 class AsyncTransactionExecutor:
@@ -79,7 +79,7 @@ class AsyncTransactionExecutor:
         return results
 
     async def close(self) -> None:
-        """Nothing: the transaction is the caller's."""
+        """Do nothing: the transaction is the caller's."""
 
 
 class PostgresTransactions:
@@ -94,7 +94,7 @@ class PostgresTransactions:
         self._store = store
         #: The identity of the store's database.
         self._mark: str | None = None
-        #: Connections that lead there. They are their owners', and forgotten with them.
+        #: Connections to that database. They are weak references: the owners decide how long they live.
         self._known: WeakSet[Any] = WeakSet()
         self._queues: set[str] = set()
 
@@ -109,7 +109,7 @@ class PostgresTransactions:
                 raise another_database(self._store.kind)
             theirs = yield False, identify_database(names)
             if theirs != self._mark:
-                # Ours may be of another day: tables can be made anew.
+                # The stored mark may be out of date: the tables may have been created again.
                 self._mark = yield True, identify_database(names)
             if theirs != self._mark:
                 raise another_database(self._store.kind)
@@ -180,7 +180,7 @@ class PostgresTransactions:
 
 
 def without_replay(call: Call[T]) -> PostgresCall[T]:
-    """A call whose result is kept for no repeat: none can come, the transaction ends it either way."""
+    """Return a call that stores no result: the transaction of the caller is not repeated."""
     mine = cast("PostgresCall[T]", call)
     if len(mine.parameters) <= TTL_PLACE:
         return mine  # no operation, so there is no result to keep
@@ -192,7 +192,7 @@ def without_replay(call: Call[T]) -> PostgresCall[T]:
 
 
 def _is_chain_known(call: PostgresCall[Any]) -> PostgresCall[ChainState]:
-    """Whether a chain exists: its row is read as the one text that a reply is here."""
+    """Return whether a chain exists: its row is read as the single text of a reply."""
     command = b"SELECT count(*)::text FROM (" + call.command + b") found"
     return PostgresCall(call.name, call.queue, command, call.parameters, lambda reply: ChainState(one(reply) == b"1"))
 
@@ -208,7 +208,7 @@ def _scalar(kind: int, raw: bytes) -> Any:
 
 
 def value_of(parameter: Parameter) -> Any:
-    """A parameter as Python has it."""
+    """Return a parameter as a Python value."""
     kind, raw = parameter
     if raw is None:
         return None
@@ -243,13 +243,13 @@ def _format_command(command: bytes, kinds: tuple[int, ...], style: Style) -> str
 
 
 def format_statement(call: PostgresCall[Any], style: Style) -> tuple[str, Sequence[Any]]:
-    """The statement with the marks of a driver, and its plain values in the order of the marks."""
+    """Return the statement with the placeholders of a driver, and its values in the order of the placeholders."""
     kinds = tuple(kind for kind, _ in call.parameters)
     return _format_command(call.command, kinds, style), [value_of(parameter) for parameter in call.parameters]
 
 
 class Reply:
-    """One value, in place of what libpq would have brought."""
+    """One value, in place of a result of libpq."""
 
     __slots__ = ("_value", "ntuples")
 
@@ -262,12 +262,12 @@ class Reply:
 
 
 def read(call: PostgresCall[T], value: Any) -> T:
-    """What the one text of a reply means."""
+    """Decode the single text of a reply."""
     return call.decode(cast(Any, Reply(value)))
 
 
 def check_publish_reply(letters: str, others: Sequence[str] | None, queue: str) -> None:
-    """Raise what a publish inside a transaction answered in place of raising, so that the transaction lives on."""
+    """Raise the error that a publish returned as a reply so that the caller's transaction is not aborted."""
     if letters == "F":
         raise map_error("WPFUL", (others or [""])[0], queue, "publish")
     if letters == "B":
@@ -280,13 +280,13 @@ def check_publish_reply(letters: str, others: Sequence[str] | None, queue: str) 
 
 
 def open_queue(names: Names, queue: str) -> PostgresCall[None]:
-    """Make a queue that is not there, in a step of its own: a row made in a long transaction would hold up workers."""
+    """Make a missing queue in a separate step: a row inserted in a long transaction would block workers."""
     command = f"SELECT ({names.of('open_queue')}($1)).number".encode()
     return PostgresCall("publish", queue, command, [(TEXT, queue.encode())], lambda result: None)
 
 
 def identify_database(names: Names) -> PostgresCall[str | None]:
-    """Which database this is, and whether it has our tables: the same text on every connection to it."""
+    """Identify the database, and whether it has our tables: the same text on every connection to it."""
     statement = (
         "SELECT concat_ws(' ', c.system_identifier, d.oid, coalesce(to_regclass($1)::oid, 0)) "
         "FROM pg_control_system() c, pg_database d WHERE d.datname = current_database()"

@@ -54,7 +54,7 @@ def redrive(records: QueueRecords, limit: int, operation: str, ids: Sequence[str
     elif reason is not None:
         query, parameters = _DEAD_BY_REASON, (records.number, reason, limit + 1)
     else:
-        # Without a filter, letters that stay dead as duplicates would be chosen again and again.
+        # Without a filter, dead letters that are duplicates are excluded: they would be chosen again and again.
         query, parameters = _DEAD_ALL, (records.number, limit + 1)
     chosen = [records.hold(row) for row in usable(records, records.step.execute(query, parameters).fetchall())]
     records.load_holders([record.key for record in chosen if record.key is not None])
@@ -89,7 +89,7 @@ def replace_dead(records: QueueRecords, message_id: str, draft: Draft, operation
     if not letters:
         return None
     letter = letters[0]
-    # The message takes over what the letter has: how long its key is in use, and the key itself.
+    # The message inherits from the letter how long its key is in use, and the key itself.
     had_key = letter.key_mode == LIVE_OR_DEAD and forget_window(records, letter)
     unique: Unique = get_args(Unique)[letter.key_mode or 0]
     (published,) = publish(records, [structs.replace(draft, unique=unique)], operation)
@@ -102,7 +102,7 @@ def replace_dead(records: QueueRecords, message_id: str, draft: Draft, operation
 
 
 def purge(records: QueueRecords, state: MessageState, limit: int, operation: str, ids: Sequence[str] = ()) -> Purged:
-    """Remove messages of one state, in the order of its listing, up to a bound."""
+    """Remove messages of one state, in the order of its listing, up to a limit."""
     if state == "done":
         return Purged(forget_completed(records, limit), records.numbers["completed"] > 0)
     index, order, where = str(state), ORDERS[state], ""

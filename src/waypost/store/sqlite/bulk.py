@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 ROWS_A_PAGE = 20_000
 FIRST_PAGE_ROWS = 200
 PAGE_BYTES = 32_000_000
-#: What a row takes beside its body, roughly.
+#: The size of a row without its body, roughly.
 ROW_BYTES = 500
 
 _HELD_KEY, _PUBLISHED_KEY = 'm."key"', "coalesce(m.key, m.freed_key)"
@@ -30,14 +30,14 @@ _QUEUE = "(SELECT number FROM {queue} WHERE name = ?)"
 
 
 class SqliteBulkReader:
-    """A SQLite store: one file on the machine where everything runs."""
+    """Bulk reads of a SQLite store: one file on the machine where everything runs."""
 
     def __init__(self, store: SqliteStore, connection: BulkConnection) -> None:
         self._store = store
         self._run = connection.run
 
     def close(self) -> None:
-        """It has opened nothing."""
+        """Do nothing: nothing was opened."""
 
     def _rows(self, query: str, parameters: Sequence[Any]) -> list[tuple[Any, ...]]:
         return self._run(SqliteCall("read", lambda step: step.execute(query, parameters).fetchall(), writes=False))
@@ -49,7 +49,7 @@ class SqliteBulkReader:
         return self._run(SqliteCall("read", read, writes=False))
 
     def journal(self, queue: str, after: int, to: int, columns: Sequence[str]) -> Iterator[Any]:
-        """Events with numbers in (after, to], a page of numbers at a time."""
+        """Yield events with numbers in (after, to], a page of numbers at a time."""
         names = [name for name in columns if name != "queue" and name not in ENVELOPE_COLUMNS]
         bodies = any(name in ENVELOPE_COLUMNS for name in columns)
         fields = [*names, *(["body"] if bodies else [])]
@@ -69,7 +69,7 @@ class SqliteBulkReader:
         return set()
 
     def spans(self, queue: str, state: MessageState, parts: int) -> list[Span]:
-        """Parts by the order in which messages came into the file."""
+        """Return parts by the order in which messages were stored in the file."""
         where = f"WHERE queue = {_QUEUE} AND state = {STATE_NUMBERS[state]}"
         total = self._rows(f"SELECT count(*) FROM {{message}} {where}", (queue,))[0][0]
         bounds: list[str] = []
@@ -85,7 +85,7 @@ class SqliteBulkReader:
         ]
 
     def messages(self, span: Span, columns: Sequence[str]) -> Iterator[Any]:
-        """The messages of a span, a page at a time."""
+        """Yield the messages of a span, a page at a time."""
         hidden = frozenset() if span.state == "leased" else _LEASE_COLUMNS
         if span.state == "dead":
             hidden |= {"expires_ms"}
@@ -117,7 +117,7 @@ class SqliteBulkReader:
 
 
 def _size(rows: Sequence[tuple[Any, ...]], bodies: bool) -> int:
-    """About how many bytes a page has; bodies stand last."""
+    """Return roughly how many bytes a page has; bodies are the last columns."""
     return len(rows) * ROW_BYTES + (sum(len(row[-1] or b"") for row in rows) if bodies else 0)
 
 
@@ -139,7 +139,7 @@ def _batch(
     rows: Sequence[tuple[Any, ...]],
     extra: dict[str, Any],
 ) -> Any:
-    """Rows whose values are those of `names`, and after them the envelope if there is one."""
+    """Return rows as a batch: their values are those of `names`, then the envelope if there is one."""
     values = list(zip(*rows, strict=True))
     arrays = dict(extra)
     for name, column in zip(names, values, strict=False):

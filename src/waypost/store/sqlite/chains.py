@@ -1,4 +1,4 @@
-"""Chains at their first queue, messages that wait for them, and clients that wait for an end."""
+"""Chains, stored with their first queue; messages that wait for chains; and clients that wait for an end."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _ENDED = "SELECT how FROM {ending} WHERE queue = ? AND id = ? AND until_ms > ?"
 
 
 def deliver_notices(step: Step) -> dict[str, list[str]]:
-    """Act on the notices of a step and on those that follow from them; return the sleepers to wake, by queue."""
+    """Apply the notices of a step and the notices that these cause; return the sleepers to wake, by queue."""
     wake: dict[str, list[str]] = {}
     while step.notices:
         notices, step.notices = step.notices, []
@@ -137,7 +137,7 @@ def watch_chain(step: Step, queue: str, message_id: str, waiter: str | None) -> 
 
 
 def links(step: Step, queue: str, message_id: str) -> Links:
-    """What a message has to do with chains."""
+    """Return the relations of a message to chains."""
     records = step.queue_for_reading(queue)
     record, state = records.find(message_id), _state(records, message_id)
 

@@ -1,4 +1,4 @@
-"""Find damaged rows, and mend them: SQLite takes any value in any column, and files are edited by hand."""
+"""Find damaged rows, and repair them: SQLite takes any value in any column, and files are edited by hand."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ NUMBERS = (2, 3, 4, 5, 6, 7, 10, 11, 12, 17, 18, 26)
 #: Columns that hold a text or nothing.
 TEXTS = (8, 9, 14, 19, 21, 22, 23, 24, 28)
 
-#: The places of the rank and of how long it has its key, each a number or nothing.
+#: The positions of the rank and of `key_mode`, each a number or null.
 RANK, KEY_MODE = 25, 27
 
-#: The place of the body, or of its length, in a row that has it.
+#: The position of the body, or of its length, in a row that has it.
 BODY = 29
 
-#: Whether the columns have valid values that a claim does not read. Numbers are smaller than texts, and texts than
-#: bytes: a comparison takes SQLite a fifth of the time of `typeof`.
+#: Whether the columns that a claim does not read have valid values. SQLite sorts numbers before texts, and texts before
+#: bytes: a comparison takes a fifth of the time of `typeof`.
 OTHERS_SOUND = "m.position < '' AND m.lease_ms < '' AND m.cancel_requested < '' AND m.nonce >= x''"
 
 _PAGE = f"""
@@ -65,9 +65,9 @@ def is_sound(row: Sequence[Any]) -> bool:
             return False
     if type(row[RANK]) not in (int, NoneType) or type(row[KEY_MODE]) not in (int, NoneType):
         return False
-    # A ready message that was claimed before has the cause of being ready again.
+    # A ready message that was claimed before has a cause: why it is ready again.
     explained = row[2] != READY or row[10] == 0 or row[19] in REDELIVERY_CAUSES
-    # A row that is about to be handed out has its body behind its columns.
+    # A row that is about to be handed out has its body after its columns.
     whole = len(row) <= BODY or type(row[BODY]) in (bytes, int)
     return type(row[13]) is bytes and 0 <= row[3] <= PRIORITY_MAX and explained and whole
 
@@ -88,7 +88,7 @@ def usable(records: QueueRecords, rows: list[tuple[Any, ...]]) -> list[tuple[Any
 
 
 def check(records: QueueRecords, after: str | None, *, mend: bool) -> CheckPage:
-    """One bounded part of a check; its cursor is the last id checked."""
+    """Check one bounded part; its cursor is the last id checked."""
     rows = records.step.execute(_PAGE, (records.number, after or "", ROWS_MAX)).fetchall()
     damages = []
     for row in rows:
@@ -104,7 +104,7 @@ def check(records: QueueRecords, after: str | None, *, mend: bool) -> CheckPage:
 
 
 def _rank(records: QueueRecords, priority: int, group: str | None) -> int | None:
-    """Return the rank of a message that is put at the head of its group."""
+    """Return the rank of a message that becomes the first of its group."""
     if records.groups is None or not records.policy.grouped:
         return None
     return RANK_FIRST if records.groups.is_ordered(group) else records.groups.rank_of(priority, group)
@@ -134,10 +134,10 @@ def _text(value: Any) -> str | None:
 
 
 def _mend(records: QueueRecords, row: tuple[Any, ...], kind: DamageKind) -> str:
-    """Put a message back to the head of its priority, or give it up if it has no body. Counts are corrected later."""
+    """Make a message the first of its priority, or drop it if it has no body. Counts are corrected later."""
     seq, message_id, state = row[:3]
     if state == DEAD and (kind == "missing" or not is_sound(row)):
-        # It is no dead letter any more.
+        # It is no longer a dead letter.
         records.step.execute(_WINDOW_FREE, (records.number, _text(row[8]), str(message_id)))
     if kind == "missing":
         records.step.execute(_REMOVE, (seq,))

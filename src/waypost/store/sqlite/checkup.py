@@ -18,20 +18,20 @@ from waypost.views import Stats
 if TYPE_CHECKING:
     from waypost.store.sqlite.store import SqliteStore
 
-#: A larger file is not read whole to find damage.
+#: A larger file is not read completely to find damage.
 QUICK_CHECK_BYTES_MAX = 256 * 1024 * 1024
-#: A log this many times longer than it is cut back to has a reader that stands still.
+#: If the log is this many times longer than its limit, a reader keeps it from being reused.
 LOG_TIMES_MAX = 4
 
 
 class SqliteCheckup(Checkup):
-    """A SQLite store."""
+    """Checks of a SQLite store."""
 
     def __init__(self, store: SqliteStore) -> None:
         self._store = store
 
     def check_server(self, found: Sequence[Stats]) -> Findings:
-        """The library and the file, on a connection that only reads."""
+        """Check the library and the file, on a connection that only reads."""
         path = os.path.abspath(self._store.path)
         yield ok("server", f"SQLite {sqlite3.sqlite_version}, {path}", version=sqlite3.sqlite_version)
         try:
@@ -44,7 +44,7 @@ class SqliteCheckup(Checkup):
 
 
 def check_file(connection: sqlite3.Connection, path: str) -> Findings:
-    """Whether what is committed is safe, and the file whole."""
+    """Check whether committed data is durable, and the file intact."""
     mode = connection.execute("PRAGMA journal_mode").fetchone()[0]
     if mode == "wal":
         yield ok("durability", "each commit is on the disk (write-ahead log, synchronous full)", journal_mode=mode)
@@ -77,7 +77,7 @@ def check_file(connection: sqlite3.Connection, path: str) -> Findings:
         yield wrong("file", f"the file is damaged: {damage}", "restore it from a backup")
 
 
-#: What is measured: the tables that hold it, and how many there are in each.
+#: What is measured: the tables that contain it, and the number of rows in each.
 _MEASURED = {
     "message": {"message": "SELECT count(*) FROM {message}"},
     "event": {
@@ -90,7 +90,7 @@ _MEASURED = {
 
 
 def check_bytes(connection: sqlite3.Connection, spelling: Spelling, found: Sequence[Stats]) -> Findings:
-    """What messages, events, keys of a window and results take: of each table with its indexes, if SQLite knows."""
+    """Measure the bytes of messages, events, keys of a window and results: each table with its indexes, if possible."""
     sizes = table_bytes(connection)
     for what, tables in _MEASURED.items():
         number = sum(connection.execute(spelling[count]).fetchone()[0] for count in tables.values())
@@ -107,7 +107,7 @@ def check_bytes(connection: sqlite3.Connection, spelling: Spelling, found: Seque
 
 
 def table_bytes(connection: sqlite3.Connection) -> dict[str, int]:
-    """The bytes of each table with its indexes; nothing if the library was built without the table that knows."""
+    """Return the bytes of each table with its indexes; empty if the library was built without `dbstat`."""
     try:
         return dict(
             connection.execute(

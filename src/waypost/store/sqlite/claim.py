@@ -1,4 +1,4 @@
-"""Claim: promote what is due, reclaim what expired, lease what is first, and return when to claim again."""
+"""Claim: promote due messages, reclaim expired leases, lease messages, and return when to claim again."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _ROWS_LISTED = f"""
 _ROW_WITH_LENGTH = f"""
     SELECT {COLUMNS}, CASE typeof(e.data) WHEN 'blob' THEN length(e.data) END
     FROM {{message}} m LEFT JOIN {{envelope}} e ON e.seq = m.seq WHERE m.seq = ?"""
-#: What a claim needs of messages that it only leases; the other columns must have valid values.
+#: The columns that a claim needs of messages that it only leases; the other columns must have valid values.
 _READY_PLAIN = f"""
     SELECT m.seq, m.id, m.priority, m.ready_ms, m.published_ms, m.size, m.token, m.deliveries, m.attempts,
         coalesce(m.key, m.freed_key), m."group", m.cause, m.chain, {OTHERS_SOUND}, m.key_mode, e.data
@@ -130,7 +130,7 @@ def claim(
 
 
 def claim_again(records: QueueRecords, ids: list[str], held: bytes, nonce: bytes) -> Claimed:
-    """The answer to a repeated claim: what is still leased under its nonce, armed anew, nothing counted."""
+    """Return the result of a repeated claim: the leases that still have its nonce, renewed; nothing is counted."""
     rows = records.step.execute(_STILL_LEASED, (as_list(ids), records.number, held)).fetchall()
     leases = []
     for row in rows:
@@ -167,7 +167,7 @@ def _reclaim(records: QueueRecords, operation: str) -> None:
     if last_ms is None:
         return
     if lease_ms is not None and (type(last_ms) is not int or last_ms > now + lease_ms):
-        # A lease that ends later than its own length from now was given before the clock was set back.
+        # A lease that ends later than now plus its own length was given before the clock was set back.
         records.step.execute(_CAP_LEASES, (records.number, now, lease_ms, RECLAIM_MAX))
         records.moments_changed = True
     elif at_start is not None and at_start.lease_end_ms is not None and at_start.lease_end_ms > now:
@@ -195,7 +195,8 @@ def _room(records: QueueRecords, limit: int) -> int:
         allowed = policy.rate_count - records.numbers["rate_sum"]
         last = records.step.execute(_RATE_LAST, (records.number,)).fetchone()[0]
         if last is not None and last > records.now:
-            # The clock was set back. The whole window counts from now on, not until the clock reaches the old time.
+            # The clock was set back. The whole window counts from now on, not only when the clock has reached the old
+            # time.
             records.step.execute(_RATE_CLEAR, (records.number,))
             records.step.execute(_RATE_ADD, (records.number, records.now, records.numbers["rate_sum"]))
         room = min(room, max(0, allowed))
@@ -284,7 +285,7 @@ def _lease_in_turn(
 
 
 def _bodies(records: QueueRecords, rows: list[tuple[Any, ...]]) -> dict[int, bytes]:
-    """Return the envelopes of these messages, by their rows, as far as they are sound."""
+    """Return the envelopes of these messages by their rows, for those with valid values."""
     found = records.step.execute(_DATA_LISTED, (as_list([row[0] for row in rows]),)) if rows else ()
     return {seq: data for seq, data in found if type(data) is bytes}
 
@@ -296,7 +297,7 @@ def _count_rate(records: QueueRecords, leased: int) -> None:
 
 
 def _fitting_plain(records: QueueRecords, room: int, left: int) -> tuple[list[tuple[Any, ...]], bool] | None:
-    """Return the first ready messages that fit, and whether one did not; None if one of them cannot just be leased."""
+    """Return the first ready messages that fit, and whether one did not; None if one needs more than a lease."""
     rows: list[tuple[Any, ...]] = []
     more = False
     for row in records.step.execute(_READY_PLAIN, (records.number, room)):
@@ -312,7 +313,7 @@ def _fitting_plain(records: QueueRecords, room: int, left: int) -> tuple[list[tu
 
 
 def _are_plain(rows: list[tuple[Any, ...]], deliveries_max: int | None) -> bool:
-    """Return whether all are to be leased and have valid values: as `is_sound` decides, but column by column."""
+    """Return whether all can be leased and have valid values: the same checks as `is_sound`, but column by column."""
     columns = list(zip(*rows, strict=True))
     priorities, tokens, deliveries, causes, others = columns[2], columns[6], columns[7], columns[11], columns[13]
     return (
@@ -331,7 +332,7 @@ def _are_plain(rows: list[tuple[Any, ...]], deliveries_max: int | None) -> bool:
 def _lease_plain(
     records: QueueRecords, rows: list[tuple[Any, ...]], nonce: bytes, worker: str, operation: str, known: KnownLeases
 ) -> list[Lease]:
-    """Lease messages that nothing else is to be decided about, all at once."""
+    """Lease messages that need no further decision, all at once."""
     now, policy, count = records.now, records.policy, len(rows)
     assert policy.lease_ms is not None
     end_ms = now + policy.lease_ms
@@ -377,10 +378,7 @@ def _lease_plain(
 
 
 def _fitting(records: QueueRecords, room: int, left: int, *, started: bool) -> tuple[list[tuple[Any, ...]], int, bool]:
-    """Return the first ready messages that fit into `room` bytes, the bytes left, and whether one did not fit.
-
-    Messages above their delivery limit are included: they are not delivered, and use no bytes.
-    """
+    """Return the first ready messages that fit, and whether one did not; None if one needs more than a lease."""
     rows: list[tuple[Any, ...]] = []
     limit = records.policy.max_deliveries
     for row in records.step.execute(_READY, (records.number, room)):
@@ -405,7 +403,7 @@ def _lease_round(
     worker: str,
     operation: str,
 ) -> int | None:
-    """Lease these messages, or bury those above their limit; return how many were buried so far, None if enough."""
+    """Lease these messages, or bury those above their limit; return how many were buried so far, None to stop."""
     now, policy, numbers = records.now, records.policy, records.numbers
     claims = total_wait = longest_wait = 0
     leased: list[int] = []
@@ -439,7 +437,7 @@ def _lease_round(
             records.move(record, LEASED)
             leased.append(record.seq)
         else:
-            # The message may get its rank here, so that its whole row is written.
+            # The message may get its rank here, so its whole row is written.
             record.lease_ms = policy.lease_ms or 0
             records.move(record, LEASED)
             records.touch(record)

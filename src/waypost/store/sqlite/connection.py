@@ -15,19 +15,20 @@ from waypost.store.sqlite.schema import Spelling, check_schema, complete, create
 T = TypeVar("T")
 
 SQLITE_VERSION_MIN = (3, 35, 0)
-#: SQLite's own busy timeout, for short waits inside a statement. Longer ones are ours, with jitter.
+#: SQLite's own busy timeout, for short waits inside a statement. We implement longer waits, with jitter.
 BUSY_TIMEOUT_MS = 2
 BUSY_PAUSE_FIRST_SECONDS = 0.0005
 BUSY_PAUSE_MAX_SECONDS = 0.01
-#: Pages in the log before they are moved into the file: fewer would sync twice as often, more would slow readers.
+#: Pages in the log before they are moved into the file: with fewer, it would sync twice as often; with more, reads slow
+#: down.
 CHECKPOINT_PAGES = 4_000
 CACHE_KIB = 16_384
-#: A log that grew in a rush is cut back to this.
+#: A log that has grown is cut back to this.
 LOG_BYTES_KEPT = 64 * 1024 * 1024
 
 
 def check_library(version: tuple[int, ...] = sqlite3.sqlite_version_info) -> None:
-    """Refuse a SQLite that lacks what the statements use."""
+    """Refuse a SQLite library without the features that the statements use."""
     if version < SQLITE_VERSION_MIN:
         found, wanted = (".".join(map(str, v)) for v in (version, SQLITE_VERSION_MIN))
         raise ConfigurationError(
@@ -36,22 +37,22 @@ def check_library(version: tuple[int, ...] = sqlite3.sqlite_version_info) -> Non
 
 
 def error_code(error: sqlite3.Error) -> int:
-    """The primary code of an error, 0 if it has none."""
+    """Return the primary code of an error, 0 if it has none."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 
 def is_busy(error: sqlite3.Error) -> bool:
-    """Whether another connection has the file, so that trying again makes sense."""
+    """Return whether another connection has locked the file, so that a further attempt makes sense."""
     return error_code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
 def is_full(error: sqlite3.Error) -> bool:
-    """Whether the disk, or the limit set for the file, is reached."""
+    """Return whether the disk, or the limit set for the file, is full."""
     return error_code(error) == sqlite3.SQLITE_FULL
 
 
 def map_error(error: sqlite3.Error, path: str, verb: str) -> StoreError:
-    """Map an error of SQLite to one of ours. Unless its text differs, the step was rolled back."""
+    """Map an error of SQLite to one of ours. Unless its text says otherwise, the step was rolled back."""
     code = error_code(error)
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return StoreUnavailable(
@@ -77,7 +78,7 @@ def map_error(error: sqlite3.Error, path: str, verb: str) -> StoreError:
 
 
 def same_file(path: str, main: str) -> bool:
-    """Whether both name one file."""
+    """Return whether both are the same file."""
     try:
         return os.path.samefile(path, main)
     except OSError:
@@ -85,7 +86,7 @@ def same_file(path: str, main: str) -> bool:
 
 
 def retry_while_busy(work: Callable[[], T], budget_seconds: float, on_busy: Callable[[], None] | None = None) -> T:
-    """Try again, with pauses that grow and vary, while others have the file. `on_busy` may raise instead."""
+    """Try again, with pauses that grow and vary, while others have locked the file. `on_busy` may raise instead."""
     deadline = time.monotonic() + budget_seconds
     pause = BUSY_PAUSE_FIRST_SECONDS
     while True:
@@ -101,14 +102,14 @@ def retry_while_busy(work: Callable[[], T], budget_seconds: float, on_busy: Call
 
 
 def open_file(path: str, spelling: Spelling, budget_seconds: float, *, reads_only: bool = False) -> sqlite3.Connection:
-    """A connection of our own to a file that has our tables; they are made if they are missing."""
+    """Open a connection of our own to a file with our tables, which are created if they are missing."""
     directory = os.path.dirname(os.path.abspath(path))
     if not os.path.isdir(directory):
         raise StoreUnavailable(f"{path} cannot be opened: there is no directory {directory}; create it first")
     if os.path.isdir(path):
         raise StoreUnavailable(f"{path} is a directory; name a file in it")
     try:
-        # The executor's own lock keeps threads apart; a connection may be used by any of them in turn.
+        # The executor's own lock keeps threads apart; any of them may use the connection.
         connection = sqlite3.connect(
             path, timeout=BUSY_TIMEOUT_MS / 1000, isolation_level=None, check_same_thread=False, cached_statements=256
         )
@@ -128,10 +129,10 @@ def open_file(path: str, spelling: Spelling, budget_seconds: float, *, reads_onl
 
 
 def _prepare(connection: sqlite3.Connection, path: str, spelling: Spelling) -> None:
-    # Check first: a file that is not ours to use must be left exactly as it was.
+    # Check first: a file that is not ours must not be changed.
     ready = check_schema(connection, spelling, path) and is_complete(connection, spelling)
     if connection.execute("PRAGMA page_count").fetchone()[0] == 0:
-        # Only possible in a new file: deleted messages can then give their pages back.
+        # Only possible in a new file: pages of deleted messages can then be returned to the file system.
         connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
     mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
     if mode != "wal":
@@ -146,7 +147,7 @@ def _prepare(connection: sqlite3.Connection, path: str, spelling: Spelling) -> N
         return
     connection.execute("BEGIN IMMEDIATE")
     try:
-        # Another process may have made the tables while this one waited.
+        # Another process may have created the tables while this one waited.
         if check_schema(connection, spelling, path):
             complete(connection, spelling)
         else:

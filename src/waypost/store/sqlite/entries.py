@@ -1,10 +1,11 @@
 """The journal on disk: one row for the events of one step, packed by columns.
 
-A row for each event cost a third of every step, most of it in the index that finds the events of a message. An entry
-stores a column whose events all have the same value as that value, and the ids without their common beginning. It is
-found by the smallest and the largest message id in it: ids begin with their time, so few entries span a given one.
+A row for each event took a third of the time of every step, most of it for the index by which the events of a message
+are found. An entry stores a column whose events all have the same value as that value, and the ids without their common
+prefix. It is found by the smallest and the largest message id in it: ids begin with their time, so few entries include
+a given id.
 
-Files of the first release have a row for each event in `journal`. They are read as they are, until they are trimmed.
+Files of release 0.1.0 have a row for each event in `journal`. These are read as they are, until they are trimmed.
 """
 
 from __future__ import annotations
@@ -28,19 +29,19 @@ if TYPE_CHECKING:
 
 #: Events in one entry: reading one of them unpacks all.
 ENTRY_EVENTS_MAX = 512
-#: The columns of an entry, in their order on disk: append only. `claims` is the token, the numbers are consecutive.
+#: The columns of an entry, in their order on disk: append only. `claims` is the token; the numbers are consecutive.
 COLUMNS = (
     "event", "message_id", "key", "group", "priority", "token", "deliveries", "attempts", "worker", "due_ms", "cause",
     "reason", "error_type", "run_ms", "wait_ms", "size", "operation_id", "chain_id", "schedule", "body", "error",
 )  # fmt: skip
 _PLACES = {name: place for place, name in enumerate(COLUMNS)} | {"claims": COLUMNS.index("token")}
 _IDS = COLUMNS.index("message_id")
-#: All that is known of an event but its queue, in the order of `EventRecord`.
+#: All fields of an event except its queue, in the order of `EventRecord`.
 FIELDS = EventRecord.__struct_fields__[1:]
 
 _INSERT = "INSERT INTO {entry} (queue, last, first, low, high, data) VALUES (?, ?, ?, ?, ?, ?)"
 _BETWEEN = "SELECT first, last, data FROM {entry} WHERE queue = ? AND last > ? ORDER BY last"
-#: Ids that no other is equal to, or that lie between others.
+#: Entries whose ids are all the same, or all in one range.
 _OF_ONE = """
     SELECT first, last, data FROM {entry} INDEXED BY {entry:one} WHERE queue = ? AND low = ? AND low = high"""
 _OF_MANY = """
@@ -62,13 +63,13 @@ _decode = msgspec.msgpack.Decoder(list[Any]).decode
 
 
 def constant_or_all(values: Sequence[Any]) -> Any:
-    """Return the value that all have, or else all of them."""
+    """Return the value that all elements have, or else all values."""
     first = values[0]
     return first if values.count(first) == len(values) else values
 
 
 class Entry:
-    """Events of one step. Each of `columns` is a list with a value for each event, or the one value that all have."""
+    """Events of one step. Each of `columns` is a list with a value for each event, or the value that all have."""
 
     __slots__ = ("at_ms", "columns", "first", "last")
 
@@ -79,7 +80,7 @@ class Entry:
         self.columns = columns
 
     def row(self, queue: int) -> tuple[Any, ...]:
-        """Return the row that keeps it."""
+        """Return the row that stores it."""
         columns = list(self.columns)
         ids = columns[_IDS]
         low = high = ids
@@ -108,7 +109,7 @@ class Entry:
 
 
 def pack_events(first: int, at_ms: int, events: Sequence[tuple[Any, ...]]) -> Iterator[Entry]:
-    """Make entries of events that are given as tuples of `COLUMNS`; the first has the number `first`."""
+    """Yield entries of events that are given as tuples of `COLUMNS`; the first event has the number `first`."""
     for start in range(0, len(events), ENTRY_EVENTS_MAX):
         part = events[start : start + ENTRY_EVENTS_MAX]
         columns = [constant_or_all(values) for values in zip(*part, strict=True)]
@@ -170,7 +171,8 @@ def events_of(step: Step, queue: int, message_id: str, fields: Sequence[str] = F
     """Return the number and these fields of the events of one message, in order."""
     found = step.execute(_ROWS_OF.format(columns=_columns_of(("number", *fields))), (queue, message_id)).fetchall()
     one = step.execute(_OF_ONE, (queue, message_id))
-    # One after the other: where old messages end beside new ones, many entries span an id and few of them have it.
+    # Read one by one: where old messages end together with new ones, many entries include an id and few of them have
+    # it.
     for first, last, data in chain(one, step.execute(_OF_MANY, (queue, message_id, message_id))):
         entry = read_entry(first, last, data)
         ids = list(entry.values("message_id"))
@@ -181,7 +183,7 @@ def events_of(step: Step, queue: int, message_id: str, fields: Sequence[str] = F
 
 
 def sweep_events(step: Step, queue: int, before: int) -> None:
-    """Delete the events with smaller numbers. An entry that also has others stays until those are swept."""
+    """Delete the events with smaller numbers. An entry that also has others remains until these are deleted."""
     for statement in _SWEEP:
         step.execute(statement, (queue, before))
 

@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 #: How long a step may wait for the file while others write.
 BUSY_BUDGET_SECONDS = 5.0
-#: Steps that share one commit in `run_many`: one sync for all of them, and not so many that others wait long.
+#: Steps that share one commit in `run_many`: one sync for all of them, but not so many that other writers wait long.
 GROUP_MAX = 8
 #: How long a fork waits for the end of the current step.
 FORK_WAIT_SECONDS = 5.0
@@ -42,7 +42,7 @@ _RESERVE_GIVE = "DELETE FROM {reserve}"
 
 
 class ConnectionHolder:
-    """One connection, opened when needed, and the lock that keeps threads apart."""
+    """One connection, opened when it is needed, and the lock that keeps threads apart."""
 
     def __init__(self, opener: Callable[[float], sqlite3.Connection]) -> None:
         self._opener = opener
@@ -53,7 +53,7 @@ class ConnectionHolder:
 
     @contextmanager
     def use(self, budget_seconds: float = BUSY_BUDGET_SECONDS) -> Iterator[sqlite3.Connection]:
-        """The connection, for this thread alone."""
+        """Yield the connection, for this thread alone."""
         if self._pid != os.getpid():
             self._after_unseen_fork()
         with self._lock:
@@ -62,8 +62,8 @@ class ConnectionHolder:
             yield self._connection
 
     def _after_unseen_fork(self) -> None:
-        # A fork that Python did not see could not close the connection. It must not even be closed here: that would
-        # touch the parent's files. So it is kept, unused, until the process ends.
+        # A fork that Python did not notice could not close the connection. It must not be closed here either: that
+        # would change the parent's files. So it is kept, unused, until the process ends.
         _inherited.append(self._connection)
         self._connection, self._lock, self._pid = None, threading.Lock(), os.getpid()
 
@@ -78,7 +78,7 @@ class ConnectionHolder:
         self._connection = None
 
     def before_fork(self) -> bool:
-        """Wait for the step in progress and close; whether this worked."""
+        """Wait for the step in progress and close; return whether this worked."""
         if not self._lock.acquire(timeout=FORK_WAIT_SECONDS):
             return False
         try:
@@ -89,7 +89,7 @@ class ConnectionHolder:
         return True
 
     def after_fork(self, *, in_child: bool) -> None:
-        """Go on: the connection is opened again when it is needed."""
+        """Continue after a fork: the connection is opened again when it is needed."""
         if in_child:
             self._pid = os.getpid()
         self._lock.release()
@@ -172,7 +172,7 @@ class SqliteExecutor:
             return result
 
     def run_many(self, calls: Iterable[Call[T]]) -> list[T | Exception]:
-        """Run calls in order; each gives its result or its error. Neighbouring writes share a commit."""
+        """Run calls in order; each gives its result or its error. Consecutive writes share a commit."""
         results: list[T | Exception] = []
         waiting: list[SqliteCall[T]] = []
         for call in calls:
@@ -210,7 +210,7 @@ class SqliteExecutor:
             return error
 
     def _run_group(self, calls: Sequence[SqliteCall[T]]) -> list[T | Exception]:
-        """Writes that share one commit, each behind its own savepoint."""
+        """Run writes that share one commit, each with its own savepoint."""
         if len(calls) > 1:
             try:
                 with self._using(self._writer) as connection:
@@ -229,11 +229,11 @@ class SqliteExecutor:
             try:
                 return self._in_turn(lambda: self._write_as_one_step(connection, calls))
             except WaypostError:
-                pass  # one of them is refused: the others must not be
+                pass  # one of them is refused: run them separately, so that the others are not
         return self._in_turn(lambda: self._write_group(connection, calls))
 
     def _write_as_one_step(self, connection: sqlite3.Connection, calls: Sequence[SqliteCall[T]]) -> list[T | Exception]:
-        """Calls whose changes are gathered and written together: all of them, or none if one is refused."""
+        """Run calls whose changes are collected and written together: all of them, or none if one is refused."""
         with transaction(connection, "BEGIN IMMEDIATE"):
             step = self._new_step(connection, fills=any(call.fills for call in calls))
             results: list[T | Exception] = [call.step(step) for call in calls]
@@ -271,7 +271,7 @@ class SqliteExecutor:
         except sqlite3.Error as error:
             if not is_full(error) or call.fills:
                 raise map_error(error, self._path, call.name) from error
-        # The file is full, and this call does not fill it: free the reserve first, then old history.
+        # The file is full, and this call adds no messages: free the reserve first, then delete old history.
         try:
             return self._in_turn(lambda: self._write(connection, call, give_reserve=True))
         except sqlite3.Error as error:
@@ -283,7 +283,7 @@ class SqliteExecutor:
             raise map_error(error, self._path, call.name) from error
 
     def _in_turn(self, work: Callable[[], T]) -> T:
-        """Write after the threads of this process that came before."""
+        """Write after the threads of this process that asked before."""
         deadline = time.monotonic() + self._budget
         turn = self._turn_lock.acquire(self._budget)
         try:
@@ -321,20 +321,20 @@ class SqliteExecutor:
 
 @contextmanager
 def transaction(connection: sqlite3.Connection, begin: str) -> Iterator[None]:
-    """Commit everything inside together, or roll it back."""
+    """Commit all statements inside together, or roll them back."""
     try:
         connection.execute(begin)
         yield
         connection.execute("COMMIT")
     except BaseException:
-        # Some errors (a full disk, a file that others have) leave no transaction to end.
+        # Some errors (a full disk, a file locked by others) end the transaction themselves.
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise
 
 
 class AsyncSqliteExecutor:
-    """The same for an event loop: a thread of its own does the waiting."""
+    """The same for an event loop: a separate thread does the waiting."""
 
     def __init__(self, executor: SqliteExecutor) -> None:
         self._sync = executor

@@ -1,6 +1,6 @@
-"""Messages that lapse: they end dropped, cause lapsed, if they were not claimed before their expiry.
+"""Messages that lapse: messages that were not claimed before their expiry end as dropped, with cause lapsed.
 
-The expiry is a column that only this module reads. A leased message leaves its index, and is in it again if it returns.
+The expiry is a column that only this module reads. A leased message is not in its index, and is again when it returns.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def lapse(records: QueueRecords, operation: str | None) -> bool:
 
 
 def lapse_keys(records: QueueRecords, keys: list[str], operation: str | None) -> None:
-    """End messages of these keys that have lapsed: they do not keep their keys from the next ones."""
+    """End messages of these keys that have lapsed: they must not block their keys for the next messages."""
     rows = records.step.execute(_LAPSED_OF_KEYS, (records.number, records.now, as_list(keys))).fetchall()
     if rows:
         _end(records, rows, operation)
@@ -69,7 +69,7 @@ def next_moment(records: QueueRecords) -> int | None:
 
 
 def set_expiries(records: QueueRecords, drafts: Sequence[Draft], first: int) -> None:
-    """Give an expiry to those drafts that have one, which were stored with numbers from `first` on."""
+    """Set the expiry of drafts that have one; they were stored with numbers from `first` on."""
     records.flush_messages()
     rows = [(draft.expiry(records.now), seq) for seq, draft in enumerate(drafts, first) if draft.expires_ms]
     records.step.execute_many(_SET, rows)
@@ -77,5 +77,5 @@ def set_expiries(records: QueueRecords, drafts: Sequence[Draft], first: int) -> 
 
 
 def clear_expiries(records: QueueRecords, seqs: Sequence[int]) -> None:
-    """Take the expiry from messages: dead letters that are made ready again do not lapse."""
+    """Remove the expiry of messages: dead letters that are made ready again do not lapse."""
     records.step.execute(_CLEAR, (as_list(seqs),))

@@ -1,15 +1,17 @@
-"""The groups of one queue inside one step: how many messages each has, who joins the line, whom that wakes.
+"""The groups of one queue inside one step: how many messages each has, which join the line, how many sleepers to wake.
 
-A queue that takes turns between groups (see `memory/groups.py`) has a row for each group in `group`, and each of its
-messages a `rank`. `rank` is NULL in other queues: such a message is in no index of groups and in no count. Where it is
-not, the row of the message's group counts it, whatever the queue's settings say by now. So counts are right while a
+A queue with turns between groups (see `memory/groups.py`) has a row for each group in `group`, and each of its messages
+has a `rank`. `rank` is NULL in other queues: such a message is in no index of groups and in no count. If it is not
+NULL, the row of the message's group counts it, whatever the queue's settings are now. So counts are correct while a
 queue is converted.
 
-The messages of a group are claimed by rank, position and id. Ranks are the priorities, the highest first; below them
-those that were leased when an order was switched on, and above them those that joined an ordered group. So switching an
-order on rewrites no message that is ready: they come first, in the order in which they would have been claimed.
+The messages of a group are claimed by rank, position and id. Ranks are the priorities, the highest first; before them
+are the messages that were leased when the queue became ordered, and after them the messages that joined an ordered
+group. So no ready message is rewritten when a queue becomes ordered: these come first, in the order in which they would
+have been claimed.
 
-Changes are gathered here and written by a statement for all groups that change in the same way: nearly always one.
+Changes are collected here and written by one statement for all groups that change in the same way: usually a single
+one.
 """
 
 from __future__ import annotations
@@ -28,15 +30,15 @@ from waypost.values import TurnLimit
 if TYPE_CHECKING:
     from waypost.store.sqlite.queue_records import QueueRecords, Record
 
-#: The messages without a group, as a row of `group` has them.
+#: The messages without a group, as a row of `group`.
 NO_GROUP = ""
-#: The rank of messages that joined an ordered group, and of those that were leased when the order was switched on.
+#: The rank of messages that joined an ordered group, and of messages that were leased when the queue became ordered.
 RANK_ORDERED, RANK_FIRST = 0, -100
-#: The rank of a message that no order holds, in SQL: its priority, the highest first.
+#: The rank of a message that is not in an ordered group, in SQL: its priority, the highest first.
 RANK_BY_PRIORITY = "-1 - priority"
 #: `holds` of a delayed message with a place in an ordered group: it holds the group, or others may pass it.
 HOLDS, HAS_PLACE = 1, 2
-#: The count that each state of a message goes into: ready, leased, others.
+#: The count in which a message of each state is: ready, leased, others.
 _COUNTS = {READY: 0, LEASED: 1, DELAYED: 2, WAITING: 2}
 
 _COUNT = """
@@ -50,7 +52,7 @@ _ADD_AND_JOIN = """
     ON CONFLICT (queue, name) DO UPDATE SET
         ready = ready + excluded.ready, leased = leased + excluded.leased, others = others + excluded.others,
         turn = coalesce(turn, ?5 + ?6 / weight)"""
-#: The same for groups of which a lease ended, in one pass: they are seldom in line.
+#: The same for groups in which a lease ended, in one pass: they are rarely in line.
 _COUNT_AND_JOIN = """
     UPDATE {group} SET ready = ready + ?2, leased = leased + ?3, others = others + ?4,
         turn = coalesce(turn, ?5 + ?6 / weight)
@@ -58,11 +60,11 @@ _COUNT_AND_JOIN = """
 _JOIN = """
     UPDATE {group} SET turn = ?2 + ?3 / weight
     WHERE queue = ?1 AND name IN (SELECT value FROM json_each(?4)) AND turn IS NULL"""
-#: Groups whose leases are limited by a setting of their own.
+#: Groups with a limit of leases in their own settings.
 _JOIN_LIMITED = f"{_JOIN} AND max_running IS NOT NULL"
 _JOIN_ALL = "UPDATE {group} SET turn = ?2 + ?3 / weight WHERE queue = ?1 AND turn IS NULL AND ready > 0"
 _SAVE = "UPDATE {queue} SET grouping = ? WHERE number = ?"
-#: Rows of which nothing is to be remembered: as the index of them has it.
+#: Rows that hold no information, as in the predicate of the index of these.
 EMPTY = """
     ready = 0 AND leased = 0 AND others = 0 AND turn IS NULL AND limited_until IS NULL AND claims IS NULL AND own = 0"""
 #: The columns of a group, in the order of the fields of `GroupRow`.
@@ -84,18 +86,18 @@ _decode_claims = msgspec.json.Decoder(dict[int, int]).decode
 
 
 class GroupingRecord(Struct, omit_defaults=True):
-    """What a queue remembers of its groups as a whole, in its row."""
+    """The data of a queue about its groups as a whole, stored in its row."""
 
     #: The number of the last turn.
     turn: int = 0
-    #: The pass over the messages that is not over, and the last id that it has converted.
+    #: The conversion in progress, and the last id that it has converted.
     conversion: Literal["join", "unorder", "leave"] | None = None
     converted_to: str = ""
-    #: The time of the last claim that knew of a group at its rate: an earlier one shows that the clock was set back.
+    #: The time of the last claim that found a group at its rate: an earlier time means that the clock was set back.
     clock_ms: int = 0
     #: Whether the times until which groups are limited may be wrong, because settings have changed.
     check_limits: bool = False
-    #: How many groups have settings of their own; limits of leases and of pending messages among them.
+    #: How many groups have settings of their own; how many of these limit leases, and how many pending messages.
     own: int = 0
     own_running: int = 0
     own_pending: int = 0
@@ -105,7 +107,7 @@ _decode = msgspec.json.Decoder(GroupingRecord).decode
 
 
 class GroupRow(Struct):
-    """A group, as its row is."""
+    """A group, as in its row."""
 
     name: str
     turn: int | None
@@ -120,11 +122,11 @@ class GroupRow(Struct):
     max_pending: int | None
     claims: bytes | None
     limited_until: int | None
-    #: The first delayed message that holds it, if that matters.
+    #: The first delayed message that holds it, if it was read.
     held_by: str | None = None
 
     def most_running(self, policy: PolicyRecord) -> int | None:
-        """Return the limit of its leases, other than by its order."""
+        """Return the limit of its leases, apart from its order."""
         return None if self.name == NO_GROUP else self.max_running or policy.group_max_running
 
     def most_pending(self, policy: PolicyRecord) -> int | None:
@@ -147,7 +149,8 @@ class GroupRow(Struct):
             return {}
         claimed = {at: number for at, number in _decode_claims(self.claims).items() if at + per_ms > now}
         if any(at > end_of_part(now, per_ms) for at in claimed):
-            # The clock was set back. The whole window counts from now on, not until the clock reaches the old time.
+            # The clock was set back. The whole window counts from now on, not only when the clock has reached the old
+            # time.
             claimed = {end_of_part(now, per_ms): sum(claimed.values())}
             self.claims = _encode(claimed)
         return claimed
@@ -186,7 +189,7 @@ class GroupRow(Struct):
         return None
 
     def can_go_on(self, policy: PolicyRecord, now: int) -> bool:
-        """Return whether a claim may take a message of it now."""
+        """Return whether a claim may lease a message of it now."""
         if self.paused or self.ready <= 0 or self.limit_at(policy, now)[0] is not None:
             return False
         if policy.order is None or self.name == NO_GROUP:
@@ -194,7 +197,7 @@ class GroupRow(Struct):
         return self.leased <= 0 and (policy.on_failure == "pass" or self.held_by is None)
 
     def waits_for_rate(self, policy: PolicyRecord, now: int) -> bool:
-        """Return whether it could go on if its rate allowed it, and no claim has returned yet when it does."""
+        """Return whether only its rate holds it back, and no claim has returned yet until when."""
         if self.limited_until is not None or self.paused or self.ready <= 0:
             return False
         if policy.order is not None and (self.leased > 0 or (policy.on_failure != "pass" and self.held_by is not None)):
@@ -203,13 +206,13 @@ class GroupRow(Struct):
 
 
 def end_of_part(now: int, per_ms: int) -> int:
-    """Return the last millisecond of the part of a rate's window in which a time lies."""
+    """Return the last millisecond of the part of a rate's window that contains a time."""
     part_ms = -(-per_ms // GROUP_RATE_PARTS)
     return now - now % part_ms + part_ms - 1
 
 
 class Grouping:
-    """The groups of a queue that takes turns between them, or is being converted."""
+    """The groups of a queue that takes turns between groups, or is being converted."""
 
     __slots__ = ("_before", "_changes", "_join", "_join_limited", "freed", "fresh", "records", "state")
 
@@ -217,17 +220,17 @@ class Grouping:
         self.records = records
         self.state = GroupingRecord() if data is None else _decode(data)
         self._before = None if data is None else structs.replace(self.state)
-        #: By how much the counts of each group change: ready, leased, others.
+        #: The changes of each group's counts: ready, leased, others.
         self._changes: dict[str, list[int]] = {}
         self._join: set[str] = set()
         self._join_limited: set[str] = set()
-        #: In the current step: ordered groups with messages that became ready, and groups that may go on.
+        #: In the current step: ordered groups with messages that became ready, and groups that may be able to continue.
         self.fresh: set[str] = set()
         self.freed: set[str] = set()
 
     @property
     def takes_turns(self) -> bool:
-        """Whether claims choose by turns: not before all messages have a rank."""
+        """Whether claims choose by turns: only when all messages have a rank."""
         return self.records.policy.grouped and self.state.conversion != "join"
 
     @property
@@ -255,12 +258,12 @@ class Grouping:
         return record.rank is not None and record.position != 0 and self.is_ordered(record.group)
 
     def joined(self, record: Record) -> None:
-        """A message got a new position: its rank, if it is counted already, is that of one that joins its group."""
+        """Set the rank of a message that got a new position and is counted: that of a message that joins its group."""
         if record.rank is not None:
             record.rank = self.rank_of(record.priority, record.group)
 
     def is_worth_waking(self, record: Record) -> bool:
-        """Whether a message that became ready is worth a sleeper: an ordered group hands out one, however many did."""
+        """Whether to wake a sleeper for a message that became ready: an ordered group hands out only one."""
         if not self.is_ordered(record.group):
             return True
         name = record.group or NO_GROUP
@@ -269,13 +272,13 @@ class Grouping:
         return not known
 
     def add(self, record: Record) -> None:
-        """A new message."""
+        """Count a new message."""
         if self.records.policy.grouped:
             record.rank = self.rank_of(record.priority, record.group)
             self.count(record.group, record.state, 1)
 
     def add_ready(self, groups: Sequence[str | None]) -> int:
-        """New messages of these groups that are ready; return how many sleepers they are worth."""
+        """Count new messages of these groups that are ready; return how many sleepers to wake for them."""
         counts, changes = Counter(groups), self._changes
         for group, number in counts.items():
             name = group or NO_GROUP
@@ -292,7 +295,7 @@ class Grouping:
         return counts[None] + len(fresh)
 
     def move(self, record: Record, state: int) -> None:
-        """A message goes from its state into another one, or into the queue's dead letters."""
+        """Count a message that changes its state, or becomes a dead letter."""
         before = record.state
         if record.rank is not None:
             self.count(record.group, before, -1)
@@ -305,14 +308,14 @@ class Grouping:
         if state == DEAD or not self.records.policy.grouped:
             record.rank = None
         elif record.rank is None:
-            # One that was ready before the queue was converted has its place before those that join now.
+            # A message that was ready before the queue was converted has its place before those that join now.
             ready = before == READY and state != READY
             record.rank = -1 - record.priority if ready else self.rank_of(record.priority, record.group)
         if record.rank is not None:
             self.count(record.group, state, 1)
 
     def remove(self, record: Record) -> None:
-        """A message leaves the queue."""
+        """Count a message that is removed from the queue."""
         if record.state == LEASED or record.holds == HOLDS:
             self.release(record.group)
         if record.rank is not None:
@@ -329,7 +332,7 @@ class Grouping:
             self._join.add(name)
 
     def release(self, group: str | None) -> None:
-        """A lease of a group ended, or what held it: it may be able to go on."""
+        """Record that a lease or a hold in a group has ended: the group may be able to continue."""
         policy = self.records.policy
         if group is None or not policy.grouped:
             return
@@ -341,7 +344,7 @@ class Grouping:
             self._join_limited.add(group)
 
     def end_leases(self, groups: Sequence[str | None]) -> None:
-        """Leased messages of these groups are done, and removed."""
+        """Count leased messages of these groups that are done and removed."""
         changes, policy = self._changes, self.records.policy
         releases = policy.order is not None or policy.group_max_running is not None or self.state.own_running > 0
         for group, number in Counter(groups).items():
@@ -357,7 +360,7 @@ class Grouping:
     # ---- writing -------------------------------------------------------------------------------------------
 
     def join(self, name: str) -> None:
-        """Put a group into the line that has a row."""
+        """Put a group into line; it has a row."""
         self._join.add(name)
 
     def join_all(self) -> None:
@@ -366,7 +369,7 @@ class Grouping:
         self.records.step.execute(_JOIN_ALL, (self.records.number, self.state.turn, GROUP_STRIDE))
 
     def flush(self) -> None:
-        """Write all changes of groups: the next read sees them."""
+        """Write all changes of groups, so that the next read finds them."""
         execute, number = self.records.step.execute, self.records.number
         if self._changes:
             alike: dict[tuple[int, ...], list[str]] = {}
@@ -376,7 +379,7 @@ class Grouping:
                     alike.setdefault((*change, name in join), []).append(name)
             for (*counts, joins), names in alike.items():
                 if joins:
-                    # A group has a row if it had a leased message.
+                    # A group with a leased message has a row.
                     statement = _COUNT_AND_JOIN if counts[1] < 0 else _ADD_AND_JOIN
                     execute(statement, (number, *counts, self.state.turn, GROUP_STRIDE, _as_list(names)))
                     join.difference_update(names)
@@ -391,7 +394,7 @@ class Grouping:
             self._join_limited.clear()
 
     def save(self) -> None:
-        """Write all that the step gathered."""
+        """Write all collected changes."""
         self.flush()
         if self.state != self._before:
             self.records.step.execute(_SAVE, (_encode(self.state), self.records.number))
@@ -399,17 +402,17 @@ class Grouping:
     # ---- reading -------------------------------------------------------------------------------------------
 
     def rows(self, names: Iterable[str]) -> list[GroupRow]:
-        """Return the rows of these groups that there are."""
+        """Return the existing rows of these groups."""
         self.records.flush_messages()
         self.flush()
         found = self.records.step.execute(_NAMED, (self.records.number, _as_list(names))).fetchall()
         return [GroupRow(*row) for row in found]
 
     def worth_waking(self) -> int:
-        """Return how many sleepers the groups are worth that can go on since a step ended leases or holds of them.
+        """Return how many sleepers to wake for groups that can continue after the step ended leases or holds in them.
 
-        Those with messages that became ready in the same step are counted already. One more if only a rate keeps some
-        of them back, and no claim has returned until when: the claim of that sleeper does.
+        Groups with messages that became ready in the same step are already counted. One more if only their rate holds
+        some of them back, and no claim has returned until when: the claim of that sleeper does.
         """
         names = self.freed - self.fresh
         policy, now = self.records.policy, self.records.now

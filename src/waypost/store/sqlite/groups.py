@@ -1,4 +1,4 @@
-"""Groups: what a full queue drops, settings and their changes on a live queue, listings, repairs."""
+"""Groups: overload, settings and their changes on a live queue, listings, repairs."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ if TYPE_CHECKING:
     from waypost.store.sqlite.step import Step
 
 IN_LINE = "put in line"
-#: Messages that `configure` and each claim afterwards convert: more would block other writers for too long.
+#: Messages that `configure` and each later claim convert: more would block other writers for too long.
 CONVERTED_MAX = 3_000
 
-#: The ready messages of a group, as they are claimed, and those of one rank.
+#: The ready messages of a group in the order of claims, and those of one rank.
 _OF_GROUP = f"""
     SELECT {COLUMNS} FROM {{message}} m INDEXED BY {{message:group}}
     WHERE m.queue = ? AND m."group" IS ? AND m.state = {READY} AND m.rank IS NOT NULL"""
@@ -78,7 +78,7 @@ _LEASED = f"""
     WHERE queue = ? AND state = {LEASED} AND "group" IS NOT NULL"""
 _UNHOLD = f"UPDATE {{message}} SET holds = {HAS_PLACE} WHERE seq = ?"
 
-#: Conversion: the last id of a part, the messages that are not counted yet or not any more, and what becomes of them.
+#: Conversion: the last id of a part, the messages to count or to stop counting, and their changes.
 _PART = "SELECT id FROM {message} INDEXED BY {message:id} WHERE queue = ? AND id > ? ORDER BY id LIMIT 1 OFFSET ?"
 _IN_PART = "queue = ?1 AND id > ?2 AND (?3 IS NULL OR id <= ?3)"
 _COUNT_PART = f"""
@@ -113,11 +113,11 @@ _AWAY = f"""
     WHERE g.queue = ? AND g.turn IS NULL AND g.limited_until IS NULL AND g.ready > 0 ORDER BY g.name"""
 
 
-# ---- caps ------------------------------------------------------------------------------------------------
+# ---- limits ----------------------------------------------------------------------------------------------
 
 
 def over_group_caps(records: QueueRecords, added: Sequence[str | None], spared: set[str]) -> list[Record]:
-    """Return what must be dropped so that no group has more than its `max_pending`; raises `QueueFull`."""
+    """Return what must be dropped so that no group exceeds its `max_pending`; raises `QueueFull`."""
     groups = _groups_of(records)
     counts = Counter(group for group in added if group is not None)
     rows = {row.name: row for row in groups.rows(counts)}
@@ -137,7 +137,7 @@ def over_group_caps(records: QueueRecords, added: Sequence[str | None], spared: 
 
 
 def oldest_of_longest(records: QueueRecords, count: int, spared: set[str]) -> list[Record]:
-    """Return what a full queue drops, fewer if there are not as many: one by one the oldest of the longest group."""
+    """Return what a full queue drops, fewer if there are not enough: one by one the oldest of the longest group."""
     groups = _groups_of(records)
     records.flush_messages()
     groups.flush()
@@ -209,7 +209,7 @@ def configure_group(records: QueueRecords, group: str, changes: Mapping[str, Any
         ),
     )  # fmt: skip
     _count_settings(records, groups)
-    # Not the names of the queue's own settings: readers of the journal must not confuse the two.
+    # Not the names of the queue's own settings, with which readers of the journal would confuse them.
     text = format_changes({f"own_{name}": value for name, value in changes.items()})
     records.note("configured", None, group=group, cause=text)
     groups.join(group)
@@ -217,12 +217,12 @@ def configure_group(records: QueueRecords, group: str, changes: Mapping[str, Any
 
 
 def has_limited_groups(records: QueueRecords) -> bool:
-    """Return whether single groups have limits of their own, also while the queue takes no turns."""
+    """Return whether single groups have limits of their own, even while the queue takes no turns."""
     return bool(records.step.execute(_LIMITED_BY_OWN, (records.number,)).fetchone()[0])
 
 
 def worth_configuring(records: QueueRecords, group: str) -> int:
-    """Return how many sleepers a group is worth that was resumed or configured."""
+    """Return how many sleepers to wake for a group that was resumed or configured."""
     for row in _groups_of(records).rows([group]):
         if row.can_go_on(records.policy, records.now):
             return 1 if records.policy.order else row.ready
@@ -231,7 +231,7 @@ def worth_configuring(records: QueueRecords, group: str) -> int:
 
 
 def skip_held(records: QueueRecords, group: str, operation: str) -> str | None:
-    """Let the next message of a group pass the delayed one that holds it; return that one's id."""
+    """Let the next message of a group pass the delayed message that holds it; return the id of that message."""
     groups = _groups_of(records)
     held_by = next((row.held_by for row in groups.rows([group])), None)
     if held_by is None or records.policy.order is None or records.policy.on_failure == "pass":
@@ -279,7 +279,7 @@ def page(records: QueueRecords, limit: int, cursor: str | None, group: str | Non
         rows = execute(_PAGE, (number, str(after[0]), limit + 1)).fetchall()
     leased: dict[str, str] = {}
     if records.policy.order is not None and records.numbers["leased"] <= CHUNK_MESSAGES_MAX:
-        # Of several of a group the first by id.
+        # Of several messages of a group, the first by id.
         leased = dict(sorted(execute(_LEASED, (number,)).fetchall(), reverse=True))
     found = [_record(records, GroupRow(*row[:-1]), row[-1], leased.get(row[0])) for row in rows[:limit]]
     return GroupPage(found, group_cursor(rows[limit - 1][0]) if len(rows) > limit else None)
@@ -303,7 +303,7 @@ def _record(records: QueueRecords, row: GroupRow, ready_ms: int | None, leased: 
 
 
 def configured(records: QueueRecords, before: PolicyRecord) -> None:
-    """Fit the messages to changed settings: those of a long queue part by part, in this step and in later claims."""
+    """Convert the messages to changed settings: a long queue part by part, in this step and in later claims."""
     after, number, execute = records.policy, records.number, records.step.execute
     if not before.grouped and not after.grouped:
         return
@@ -313,7 +313,7 @@ def configured(records: QueueRecords, before: PolicyRecord) -> None:
     if before.order is not None and after.order is None:
         execute(_UNHOLD_ALL, (number,))
     if after.order is not None and before.order is None:
-        # They were claimed before all that are ready, so they return to places before them.
+        # They were claimed before all messages that are ready, so they return to places before them.
         for group, count in execute(_LEASED_UNCOUNTED, (number,)).fetchall():
             groups.count(group, LEASED, count)
         execute(_LEASED_FIRST, (number,))
@@ -326,7 +326,7 @@ def configured(records: QueueRecords, before: PolicyRecord) -> None:
     elif before.order is not None and after.order is None:
         state.conversion, state.converted_to = "unorder", ""
     elif after.order is not None and state.conversion == "unorder":
-        # Those that are not converted come behind the others: in this order they would have been claimed.
+        # Messages that are not converted follow the others: the order in which they would have been claimed.
         state.conversion = None
     state.check_limits = True
     convert(records)
@@ -371,7 +371,7 @@ def convert(records: QueueRecords) -> None:
 
 
 def check(records: QueueRecords, *, mend: bool) -> list[Damage]:
-    """Find wrong counts of groups, and groups that can go on and are not in line."""
+    """Find wrong counts of groups, and groups that can continue and are not in line."""
     groups = records.groups
     if groups is None or not groups.counts_all:
         return []
@@ -415,6 +415,6 @@ def _check_counts(records: QueueRecords, groups: Grouping, *, mend: bool) -> lis
 
 
 def strand(step: Step, queue: str, group: str) -> None:
-    """For tests: take a group that can go on out of the line, so that no claim finds its messages."""
+    """For tests: remove a group from the line that can hand out a message, so that no claim finds its messages."""
     number = step.queue_for_writing(queue).number
     step.execute("UPDATE {group} SET turn = NULL WHERE queue = ? AND name = ?", (number, group))

@@ -14,7 +14,7 @@ _READER_FORGET = "DELETE FROM {reader} WHERE queue = ? AND name = ?"
 
 
 def journal(records: QueueRecords, after: int, limit: int) -> EventPage:
-    """Events after a number."""
+    """Return the events after a number."""
     first = records.numbers["journal_first"]
     start = max(after, first - 1)
     last = records.numbers["journal_last"]
@@ -23,7 +23,7 @@ def journal(records: QueueRecords, after: int, limit: int) -> EventPage:
 
 
 def trace(records: QueueRecords, message_id: str) -> TracePage:
-    """The history of one message, as far as the journal reaches."""
+    """Return the history of one message, as far as the journal has it."""
     first = records.numbers["journal_first"]
     rows = events_of(records.step, records.number, message_id)
     found = [EventRecord(records.name, *row) for row in rows if row[0] >= first]
@@ -43,5 +43,5 @@ def reader(records: QueueRecords, name: str, read_to: int | None) -> int:
 
 
 def forget_reader(records: QueueRecords, name: str) -> bool:
-    """Whether there was such a reader."""
+    """Return whether there was such a reader."""
     return records.step.execute(_READER_FORGET, (records.number, name)).rowcount > 0

@@ -1,14 +1,14 @@
-"""What this process has leased, remembered until it is settled: a settle then need not search its messages by id.
+"""Leases given by this process, remembered until they are settled: a settle then need not search messages by id.
 
-Nothing is decided by it. A lease that is found here is settled only if its row still has the claim's nonce and token;
-everything else is searched in the file.
+No decision depends on it. A lease that is found here is settled only if its row still has the claim's nonce and token;
+all others are searched in the file.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-#: More than a worker has in hand. The oldest are forgotten first.
+#: More than a worker holds. The oldest are forgotten first.
 LEASES_MAX = 16_384
 
 #: A leased message without key and chain, with what the event of its end needs: seq, token, priority, group,
@@ -30,7 +30,7 @@ class KnownLeases:
         self._count += len(ids) - len(self._claims.get(nonce, ()))
         self._claims[nonce] = dict(zip(ids, leases, strict=True))
         while self._count > LEASES_MAX and len(self._claims) > 1:
-            # Another thread may have taken it meanwhile.
+            # Another thread may have removed it meanwhile.
             self._count -= len(self._claims.pop(next(iter(self._claims)), ()))
 
     def find(self, nonce: bytes, ids: Iterable[str]) -> list[KnownLease] | None:
@@ -50,7 +50,7 @@ class KnownLeases:
         """Forget leases that were settled."""
         claim = self._claims.get(nonce, {})
         if len(claim) == len(ids):
-            # All of it: the ids were found in it, and each once.
+            # The whole claim: all its ids were found, each once.
             self._claims.pop(nonce, None)
         else:
             for id in ids:

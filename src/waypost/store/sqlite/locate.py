@@ -24,7 +24,7 @@ _JOURNALS = """
 
 
 def find_messages(step: Step, queues: Sequence[str], message_id: str) -> list[FoundMessage]:
-    """The queues that have a message, or remember how it ended."""
+    """Return the queues that have a message, or have stored how it ended."""
     found = list[FoundMessage]()
     for queue, number, ended in step.execute(_MESSAGES, (_names(queues), message_id, step.now)):
         state = None if number is None else STATES[number]
@@ -33,7 +33,7 @@ def find_messages(step: Step, queues: Sequence[str], message_id: str) -> list[Fo
 
 
 def find_in_journals(step: Step, queues: Sequence[str], message_id: str) -> list[FoundMessage]:
-    """The queues whose journal has an event of a message."""
+    """Return the queues whose journal has an event of a message."""
     return [
         FoundMessage(queue, message_id, None)
         for queue, number, first in step.execute(_JOURNALS, (_names(queues),)).fetchall()

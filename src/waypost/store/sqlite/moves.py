@@ -1,7 +1,7 @@
-"""How a message moves: to the ready messages, back to the head, to its end, and what becomes of its key and its chain.
+"""State changes of a message: to the ready messages, to the head of its priority, to its end; its key and its chain.
 
-Every verb that changes messages goes through these few functions, each of which keeps the ledger, the journal and
-the keys in step with the change.
+Every verb that changes messages uses these functions, each of which updates the ledger, the journal and the keys
+together with the message.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _CHAINS_OLD = """
     SELECT c.queue, c.id, c.failed IS NULL AND EXISTS (
         SELECT 1 FROM {member} m WHERE m.queue = c.queue AND m.chain = c.id)
     FROM {chain} c INDEXED BY {chain:until} WHERE c.until_ms <= ? ORDER BY c.until_ms LIMIT 8"""
-#: The release before gave unfinished chains an end.
+#: The previous release gave unfinished chains an expiry.
 _CHAIN_KEEP = f"UPDATE {{chain}} SET until_ms = {NO_END_MS} WHERE queue = ? AND id = ?"
 _CHAIN_FORGET = (
     "DELETE FROM {chain} WHERE queue = ? AND id = ?",
@@ -59,7 +59,7 @@ _ENDING = """
 
 
 def place(records: QueueRecords, record: Record, ready_ms: int) -> int:
-    """Return the state of a message that may be claimed from `ready_ms` on; one that is ready gets its position.
+    """Return the state of a message that may be claimed from `ready_ms` on; a ready one gets its position.
 
     In an ordered group it keeps its position, if it has one.
     """
@@ -85,7 +85,7 @@ def make_claimable(records: QueueRecords, record: Record, ready_ms: int) -> None
 
 
 def to_head(records: QueueRecords, record: Record, ready_ms: int, cause: str) -> None:
-    """Put a message before all others of its priority, in the order of `ready_ms`; back into an ordered group."""
+    """Put a message before all others of its priority, in the order of `ready_ms`; or back into its ordered group."""
     groups = records.groups
     record.cause, record.ready_ms = cause, ready_ms
     if groups is None or not groups.keeps_place(record):
@@ -99,7 +99,7 @@ def to_head(records: QueueRecords, record: Record, ready_ms: int, cause: str) ->
 
 
 def ends_otherwise(records: QueueRecords, record: Record, operation: str | None, cause: str) -> bool:
-    """End a delivery that would be returned, if it was cancelled or its key has a successor."""
+    """End a delivery whose message would return if it was cancelled or its key has a next generation."""
     if record.cancel_requested:
         end(records, record, "cancelled", operation, cause=cause)
         return True
@@ -120,7 +120,7 @@ def end(
     cause: str | None = None,
     begun: tuple[str, ...] = (),
 ) -> None:
-    """End a message: count and journal it, and free its key or pass it to the successor."""
+    """End a message: count and journal it, and release its key or pass it to the next generation."""
     records.count_up(how)
     if record.state == LEASED and cause not in NOT_RUNS:
         records.count_run(record)
@@ -141,7 +141,7 @@ def end(
         records.move(record, DEAD)
         records.touch(record)
         if record.freed_key is not None:
-            # Among the dead letters several may have one key.
+            # Several dead letters may have one key.
             records.flush_messages()
             records.step.execute(_KEY_BACK, (record.seq,))
             record.key, record.freed_key = record.freed_key, None
@@ -173,11 +173,11 @@ def end(
 
 
 def _complete(records: QueueRecords, record: Record) -> None:
-    """Into the history of finished messages, which lets its oldest go when it is full."""
+    """Store it in the history of finished messages, whose oldest is deleted when the history is full."""
     numbers = records.numbers
     numbers["completed_last"] += 1
     numbers["completed"] += 1
-    # The message must have left its table first: the history takes over its envelope.
+    # The message must have been removed from its table first: the history takes over its envelope.
     records.flush_messages()
     records.step.execute(
         _COMPLETED_INSERT,
@@ -193,7 +193,7 @@ def _complete(records: QueueRecords, record: Record) -> None:
 
 
 def forget_completed(records: QueueRecords, count: int) -> int:
-    """Let the oldest finished messages go; how many there were."""
+    """Delete the oldest finished messages; return how many there were."""
     seqs = records.step.execute(_COMPLETED_OLDEST, (records.number, count)).fetchall()
     records.step.execute_many(_COMPLETED_DELETE, seqs)
     records.step.execute_many(_ENVELOPE_DELETE, seqs)
@@ -202,7 +202,7 @@ def forget_completed(records: QueueRecords, count: int) -> int:
 
 
 def bury(records: QueueRecords, record: Record, reason: str, operation: str | None) -> None:
-    """To the dead letters, which lose their oldest if the policy bounds them."""
+    """Make it a dead letter; the oldest letters are deleted if the policy limits their number."""
     record.reason = reason
     record.ended_ms = records.now
     end(records, record, "dead", operation)
@@ -210,7 +210,7 @@ def bury(records: QueueRecords, record: Record, reason: str, operation: str | No
 
 
 def trim_dead(records: QueueRecords) -> None:
-    """Let dead letters go that are too many or too old, a bounded number at a time."""
+    """Delete dead letters that are too many or too old, a bounded number at a time."""
     policy = records.policy
     if policy.dead_max is None and policy.dead_keep_ms is None:
         return
@@ -237,21 +237,21 @@ def remove_letter(records: QueueRecords, letter: Record) -> None:
 
 
 def forget_window(records: QueueRecords, record: Record) -> bool:
-    """End the window of a message, that of its publish or that of a dead letter; return whether there was one."""
+    """End the window of a message, the one of its publish or of a dead letter; return whether there was one."""
     return records.step.execute(_WINDOW_FREE, (records.number, record.key, record.id)).rowcount > 0
 
 
 def keep_key(records: QueueRecords, letter: Record) -> None:
-    """Keep the key of a dead letter in use, if it is to be: like that of a finished message, but without an end."""
+    """Keep the key of a dead letter in use if its mode says so: like that of a finished message, but without an end."""
     if letter.key_mode == LIVE_OR_DEAD:
         records.step.execute(WINDOW_SET, (records.number, letter.key, letter.id, NO_END_MS))
 
 
-# ---- chains and waiters: notices are gathered here, and `chains` acts on them ------------------------------------
+# ---- chains and waiters: notices are collected here, and `chains` applies them -----------------------------------
 
 
 def begin(records: QueueRecords, record: Record, after: tuple[str, ...]) -> None:
-    """A message was stored that is the first of a chain, or has to wait for others."""
+    """Store the chain of which a new message is the first, and the chains that the message must wait for."""
     step, now = records.step, records.now
     member = chain_id(records.name, record.id)
     if record.chain == member:
@@ -262,7 +262,7 @@ def begin(records: QueueRecords, record: Record, after: tuple[str, ...]) -> None
         step.execute(_CHAIN_BEGIN, (records.number, record.id, NO_END_MS))
         step.execute(_MEMBER_BEGIN, (records.number, record.id, member))
     if after:
-        # A message that waited and was removed may have had this row before.
+        # A removed message that waited may have had the same row number.
         step.execute(_BLOCKERS_FORGET, (record.seq,))
     for index, chain in enumerate(after):
         step.execute(_BLOCKER, (record.seq, chain))
@@ -271,7 +271,7 @@ def begin(records: QueueRecords, record: Record, after: tuple[str, ...]) -> None
 
 
 def ended(records: QueueRecords, record: Record, how: EventName, begun: tuple[str, ...]) -> None:
-    """Note the end of a message for its chain and its waiters."""
+    """Collect the notices of the end of a message, for its chain and its waiters."""
     if record.chain is not None:
         failed = None if how == "done" else (record.reason or how)
         notify_chain(records, record.chain, record.id, record.token, begun, failed)
@@ -284,7 +284,7 @@ def ended(records: QueueRecords, record: Record, how: EventName, begun: tuple[st
 
 
 def wake_waiters(records: QueueRecords, id: str) -> list[tuple[str, int]]:
-    """Remove the waiters for this end, and wake those whose wait has not run out."""
+    """Remove the waiters for this end, and wake those whose wait has not expired."""
     names = records.step.execute(_WAITERS_OUT, (records.number, id)).fetchall()
     if names:
         waiters_to_wake = records.step.waiters_to_wake.setdefault(records.name, [])

@@ -23,7 +23,7 @@ ORDERS: dict[MessageState, str] = {
     "dead": "m.ended_ms, m.id",
     "done": "m.number",
 }
-#: The order of ready messages in a queue that takes turns between groups.
+#: The order of ready messages in a queue with turns between groups.
 BY_GROUP = 'm."group", m.rank, m.position, m.id'
 #: The columns of a listing's order as values, for the cursor.
 PLACES: dict[MessageState, tuple[str, ...]] = {
@@ -40,9 +40,9 @@ _ENDED = "m.cancel_requested, m.ended_ms, m.reason, m.error_type, m.error"
 def peek(
     records: QueueRecords, state: MessageState, limit: int, cursor: str | None, filters: dict[str, str | None]
 ) -> Page:
-    """A page of one state, in the order of its listing. The cursor is the place of the last message that was seen.
+    """Return a page of one state, in the order of its listing. The cursor is the place of the last message seen.
 
-    A filter without an index is applied to a bounded number of messages: the caller goes on behind them.
+    A filter without an index is applied to a bounded number of messages: the caller continues after them.
     """
     wanted = {name: value for name, value in filters.items() if value is not None}
     by_group = state == "ready" and records.groups is not None and records.groups.takes_turns
@@ -57,13 +57,13 @@ def peek(
     messages = _read(records, state, [row[1] for row in fitting[:limit]])
     if len(fitting) > limit:
         return Page(messages, _cursor(fitting[limit - 1]))
-    # There is a next page if anything at all comes after, even if none of it fits the filters.
+    # There is a next page if any message follows, even if none of them matches the filters.
     more = len(seen) == seen_max and find(records, state, 1, list(seen[-1][2:]), {}, {})
     return Page(messages, _cursor(seen[-1]) if more else None)
 
 
 def _within_bytes(records: QueueRecords, numbers: list[int]) -> int:
-    """How many of these messages are read in one call: about so many bytes, and at least one message."""
+    """Return how many of these messages to read in one call: by a page's bytes, and at least one message."""
     query = "SELECT length(e.data) FROM json_each(?) j CROSS JOIN {envelope} e ON e.seq = j.value ORDER BY j.key"
     bytes_read = 0
     for count, (size,) in enumerate(records.step.execute(query, (as_list(numbers),)), 1):
@@ -78,7 +78,7 @@ def _cursor(row: tuple[Any, ...]) -> str:
 
 
 def _index_of(state: MessageState, filter: str) -> str | None:
-    """The index that finds messages of a state by a filter."""
+    """Return the index that finds messages of a state by a filter."""
     if filter == "id":
         return "completed:id" if state == "done" else "message:id"
     if filter == "key" and state in ("ready", "delayed", "leased", "waiting"):
@@ -94,9 +94,9 @@ def _seen(
     indexed: dict[str, str],
     others: dict[str, str],
 ) -> list[tuple[Any, ...]]:
-    """Messages behind a place: whether each fits the other filters, its number, its place.
+    """Return messages after a place: whether each matches the other filters, its number, its place.
 
-    Priorities fall while positions rise, so ready messages take two queries.
+    Priorities decrease while positions increase, so ready messages need two queries.
     """
 
     def select(number: int, behind: str, place: list[Any]) -> list[tuple[Any, ...]]:
@@ -104,7 +104,7 @@ def _seen(
         index = next((found for found in (_index_of(state, name) for name in indexed) if found is not None), index)
         fits = " AND ".join(f'm."{name}" IS ?' for name in others) or "1"
         where = "" if state == "done" else f" AND m.state = {STATE_NUMBERS[state]}"
-        # The index of owners is one of several states.
+        # The index of owners has several states.
         where += " AND m.state < {WAITING}" if index == "message:owner" else ""
         where += "".join(f' AND m."{name}" = ?' for name in indexed) + behind
         query = (
@@ -134,7 +134,7 @@ def _seen_by_group(
     indexed: dict[str, str],
     others: dict[str, str],
 ) -> list[tuple[Any, ...]]:
-    """The same for ready messages of a queue that takes turns between groups."""
+    """The same for ready messages of a queue with turns between groups."""
     group = others.get("group") if len(others) == 1 else None
     others = {} if group is not None else others
 
@@ -166,7 +166,7 @@ def _seen_by_group(
 
 
 def _read(records: QueueRecords, state: MessageState, numbers: list[int]) -> list[Stored]:
-    """The messages of these numbers, in their order."""
+    """Return the messages with these numbers, in their order."""
     table = "completed" if state == "done" else "message"
     lease = "m.claimed_ms, m.lease_end_ms, m.worker" if state == "leased" else "NULL, NULL, NULL"
     expiry = "NULL" if state in ("dead", "done") else "m.expires_ms"
@@ -182,7 +182,7 @@ def _read(records: QueueRecords, state: MessageState, numbers: list[int]) -> lis
 
 
 def holders(step: Step, queues: Sequence[str], key: str) -> list[tuple[str, str]]:
-    """Queue and id of the unfinished messages of a key: those that have it, then their successors."""
+    """Return queue and id of the unfinished messages of a key: the owners, then the next generations."""
     found: list[tuple[str, str]] = []
     for index, state in (("owner", "< {WAITING}"), ("parked", "= {WAITING}")):
         query = (

@@ -1,4 +1,4 @@
-"""Poll: whether a claim of any of these queues may bring something, asked for all of them at once."""
+"""Poll: whether a claim of any of these queues may return messages, for all of them at once."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _polled(step: Step, idle: Idle, row: tuple[Any, ...], renewed: list[tuple[in
     if paused:
         ready, due, end = 0, expiry, None
     needs_claim = ready > 0 or any(at is not None and at <= now for at in (due, end))
-    # A claim shortens leases from before the clock was set back to their own length.
+    # A claim shortens leases from before the clock was set back.
     needs_claim = needs_claim or (end is not None and policy.lease_ms is not None and end - now > policy.lease_ms)
     if not needs_claim and policy.dead_keep_ms is not None and dead_kept:
         oldest = step.execute(_OLDEST_DEAD, (number,)).fetchone()[0]

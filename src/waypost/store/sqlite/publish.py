@@ -1,6 +1,6 @@
 """Publish: drafts become messages, unless their key is in use or they arrived before.
 
-All is decided before anything is written: what each draft means, and whether there is room for all of them.
+Everything is decided before anything is written: what happens to each draft, and whether there is room for all of them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _DROPPABLE = f"""
     SELECT {COLUMNS} FROM {{message}} m INDEXED BY {{message:ready}}
     WHERE m.queue = ? AND m.state = {READY} AND m.priority = ? ORDER BY m.position, m.id LIMIT ?"""
 
-#: Why a message is claimable again that was claimed since it joined its ordered group: it keeps its place there.
+#: Why a message is ready again that was claimed after it joined its ordered group: it keeps its place in it.
 CLAIMED_BEFORE = frozenset(("expired", "released", "retried", "snoozed"))
 
 #: What to do with a draft, and the id of the message that it concerns.
@@ -55,7 +55,8 @@ def publish(
     if keys:
         lapse_keys(records, keys, operation)
     plans = _plans(records, drafts)
-    # A known id is found by the file when the message is written; but these write something else before it.
+    # The unique index finds an id that is in use when the message is written; but for these, something is written
+    # before.
     of_chains = [draft.id for draft in drafts if draft.chain is not None or draft.after]
     if of_chains:
         records.load(of_chains)
@@ -83,7 +84,7 @@ def publish(
 
 
 def _are_plain(records: QueueRecords, drafts: Sequence[Draft]) -> bool:
-    """Return whether all are ready now, alike, and fit in, with nothing else to decide: most batches are."""
+    """Return whether all are ready now, alike, and fit, with nothing else to decide: most batches are."""
     cap = records.policy.max_pending
     if not drafts or (cap is not None and _pending(records) + len(drafts) > cap):
         return False
@@ -137,7 +138,7 @@ def _plans(records: QueueRecords, drafts: Sequence[Draft]) -> list[Plan]:
 
 
 def find_windows(records: QueueRecords, keys: list[str]) -> dict[str, str]:
-    """Which of these keys are inside a window, and the message that each window belongs to."""
+    """Return which of these keys are inside a window, and the message of each window."""
     return dict(records.step.execute(_WINDOWS, (as_list(keys), records.number, records.now)).fetchall())
 
 
@@ -176,7 +177,7 @@ def _make_room(records: QueueRecords, drafts: Sequence[Draft], plans: list[Plan]
     if not added:
         return
     if capped_groups or (cap is not None and _pending(records) + len(added) > cap):
-        # A known id is refused as such, whether the queue is full or not.
+        # An id that is in use is refused as such, whether the queue is full or not.
         stored = [
             draft.id for draft, (action, _) in zip(drafts, plans, strict=True) if action in ("new", "park", "replace")
         ]
@@ -192,7 +193,7 @@ def _make_room(records: QueueRecords, drafts: Sequence[Draft], plans: list[Plan]
 
 
 def _over_cap(records: QueueRecords, added: int, dropped: int, spared: set[str]) -> list[Record]:
-    """Return what must be dropped so that the queue has no more than `max_pending`; raises `QueueFull`."""
+    """Return what must be dropped so that the queue does not exceed `max_pending`; raises `QueueFull`."""
     cap, pending = records.policy.max_pending, _pending(records)
     if cap is None:
         return []
@@ -217,14 +218,14 @@ def _pending(records: QueueRecords) -> int:
 
 
 def count_over_cap(records: QueueRecords, added: int) -> None:
-    """Count how many of the messages that were just accepted regardless of the cap exceed it."""
+    """Count how many of the messages just accepted without a check of `max_pending` exceed it."""
     cap = records.policy.max_pending
     if added and cap is not None:
         records.numbers["over_cap"] += min(added, max(0, _pending(records) - cap))
 
 
 def _oldest(records: QueueRecords, count: int, spared: set[str]) -> list[Record]:
-    """The ready messages to drop first: lowest priority, then oldest, none that this publish concerns."""
+    """Return the ready messages to drop first: lowest priority, then oldest, none that this publish concerns."""
     records.flush_messages()
     chosen: list[Record] = []
     for priority in range(PRIORITY_MIN, PRIORITY_MAX + 1):
@@ -250,7 +251,7 @@ def _store(
         records.count_up("duplicates")
         records.note("duplicate", operation, message_id=holder_id, key=draft.key)
         if draft.forwarded and draft.chain is not None and action != "arrived":
-            # Another message, not of this chain, replaces it: its branch ends here.
+            # Another message, not of this chain, has the key: the branch of the draft ends here.
             notify_chain(records, draft.chain, draft.id, 0, (), "duplicate")
         return Published(holder_id, "conflict" if action == "conflict" else "duplicate", records.name)
     now = records.now
@@ -330,7 +331,7 @@ def _extend(records: QueueRecords, holder_id: str, ready_ms: int, operation: str
 
 
 def _set_key_modes(records: QueueRecords, drafts: Sequence[Draft], first: int) -> None:
-    """Write how long messages have their keys, of those for which it is not while they are unfinished."""
+    """Store how long messages keep their keys, if that is not simply while they are unfinished."""
     rows = [(UNIQUE_NUMBERS[draft.unique], seq) for seq, draft in enumerate(drafts, first) if draft.unique != "live"]
     if rows:
         records.flush_messages()
@@ -338,7 +339,7 @@ def _set_key_modes(records: QueueRecords, drafts: Sequence[Draft], first: int) -
 
 
 def _remember(records: QueueRecords, drafts: Sequence[Draft], plans: list[Plan]) -> None:
-    """Which keys stay taken after their message has ended, and which continuations have come."""
+    """Store the keys that stay in use after their message has ended, and the arrivals of continuations."""
     number, now = records.number, records.now
     windows = [
         (number, draft.key, draft.id, now + draft.window_ms)
@@ -348,7 +349,7 @@ def _remember(records: QueueRecords, drafts: Sequence[Draft], plans: list[Plan])
     if windows:
         records.sweep("window", len(windows))
         records.step.execute_many(WINDOW_SET, windows)
-    # Also those whose key was taken: that answer is final, and must not change because it was sent again.
+    # Also if its key was in use: that reply is final, and must not change when the message is sent again.
     arrivals = [
         (number, draft.id, now + ARRIVAL_TTL_MS)
         for draft, (action, _) in zip(drafts, plans, strict=True)

@@ -1,8 +1,8 @@
-"""One queue inside one step: its row, its counters and journal, and the messages the step has in hand.
+"""One queue inside one step: its row, its counters and journal, and the messages that the step uses.
 
-`QueueRecords` gathers changes in memory and writes them in bulk, so that a batch costs a few statements. Two rules keep
-it true to the file: `flush_messages` comes before every query that must see the step's own changes, and a message
-is held by one `Record` only as long as `messages` holds it.
+`QueueRecords` collects changes in memory and writes them in bulk, so that a batch takes a few statements. Two rules
+keep it consistent with the file: `flush_messages` precedes every query that must find the step's own changes, and a
+message has one `Record` only as long as `messages` contains it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from waypost.values import MINUTE_COUNTERS, MINUTE_MAXIMA, SIDE_EVENTS, EventNam
 if TYPE_CHECKING:
     from waypost.store.sqlite.step import Step
 
-#: The counter of the queue's row that goes with each state.
+#: The counter in the queue's row for each state.
 STATE_COUNTERS = ("ready", "delayed", "leased", "waiting", "dead_kept")
 
 #: The columns of a queue's row after its number, name, policy and `paused`: see `schema.sql`.
@@ -65,7 +65,7 @@ _QUEUE_UPDATE = (
 )
 _ENVELOPE_INSERT = "INSERT INTO {envelope} (seq, data) VALUES (?, ?)"
 _ENVELOPES_DELETE = "DELETE FROM {envelope} WHERE seq BETWEEN ? AND ?"
-#: A place in the bytes of all envelopes is one number: where an envelope begins, and in these bits how long it is.
+#: The position of an envelope in the bytes of all envelopes is one number: its start, and in these bits its length.
 _LENGTH_BITS = 24
 ENVELOPE_BYTES_MAX = 2**_LENGTH_BITS - 1
 _ENVELOPES_INSERT = f"""
@@ -75,7 +75,7 @@ _READY_INSERT = """
     INSERT INTO {message} (seq, queue, id, state, priority, position, ready_ms, published_ms, size, "group")
     SELECT ?1 + j.key, ?2, j.value, {READY}, ?3, ?4 + j.key, ?5, ?5, length(e.data), ?6
     FROM json_each(?7) j CROSS JOIN {envelope} e ON e.seq = ?1 + j.key"""
-#: The same with ranks and a group for each message, behind its id. The ids have the same length.
+#: The same with a rank and a group for each message, after its id. The ids have the same length.
 _READY_INSERT_GROUPS = """
     INSERT INTO {message} (seq, queue, id, state, priority, position, ready_ms, published_ms, size, rank, "group")
     SELECT ?1 + j.key, ?2, substr(j.value, 1, ?8), {READY}, ?3, ?4 + j.key, ?5, ?5, length(e.data),
@@ -116,7 +116,7 @@ _MINUTE = (
 )
 _WAITERS = "SELECT 1 FROM {waiter} WHERE queue = ? LIMIT 1"
 _MINUTES_OLD = "DELETE FROM {minute} WHERE queue = ? AND minute <= ?"
-#: Expired rows of these tables are removed a few with every addition: faster than they are added, never a long stop.
+#: A few expired rows of these tables are deleted with every insert: faster than rows are added, and never for long.
 _SWEEPS = {
     table: f"""
     DELETE FROM {{{table}}} WHERE rowid IN (
@@ -126,7 +126,7 @@ _SWEEPS = {
 
 
 class Record(Struct, gc=False):
-    """A message as its row is, or will be after the flush."""
+    """A message as in its row, or as it will be after the flush."""
 
     seq: int
     id: str
@@ -148,45 +148,45 @@ class Record(Struct, gc=False):
     #: The length of a renewed lease: the queue's setting when it was claimed.
     lease_ms: int = 0
     cancel_requested: int = 0
-    #: What made it claimable again, for the event of the next claim.
+    #: Why it is claimable again, for the event of the next claim.
     cause: str | None = None
     ended_ms: int | None = None
     reason: str | None = None
     error_type: str | None = None
     error: str | None = None
     chain: str | None = None
-    #: Its place in its group before its position; None if no group counts it. See `grouping.py`.
+    #: The first part of its place in its group, before `position`; None if no group counts it. See `grouping.py`.
     rank: int | None = None
     holds: int = 0
-    #: How long it has its key, a number of `UNIQUE_NUMBERS`; None: while it is unfinished.
+    #: How long it keeps its key, a number of `UNIQUE_NUMBERS`; None: while it is unfinished.
     key_mode: int | None = None
-    #: The key that it gave up when it was claimed; it has none since then.
+    #: The key that it released when it was claimed; since then it has none.
     freed_key: str | None = None
 
     def ready_after_wait(self, now: int) -> int:
-        """Return when it may be claimed if it need not wait any more: now, unless it was published with a delay.
+        """Return when it may be claimed if it no longer has to wait: now, unless it was published with a delay.
 
-        Without a delay `ready_ms` is the time of the publish, which may be ahead of a clock that was set back since.
+        Without a delay `ready_ms` is the time of the publish, which is in the future if the clock was set back since.
         """
         return now if self.ready_ms == self.published_ms else max(self.ready_ms, now)
 
     @property
     def published_key(self) -> str | None:
-        """The key that it was published with."""
+        """The key with which it was published."""
         return self.key if self.freed_key is None else self.freed_key
 
 
 class AtStart(Struct, gc=False):
-    """What is known of a queue when a step begins, read together with its row."""
+    """What a step knows of a queue when it begins, read together with the queue's row."""
 
-    #: The largest number of the operations of the session, and until when its results are kept.
+    #: The largest number of the session's operations, and until when their results are kept.
     newest: int | None
     session_until_ms: int | None
     due_ms: int | None
     lease_end_ms: int | None
     lease_end_last_ms: int | None
     expires_ms: int | None
-    #: The last minute that is counted.
+    #: The last minute that was counted.
     minute: int | None
     is_awaited: int
     has_sleepers: int
@@ -195,7 +195,7 @@ class AtStart(Struct, gc=False):
 
 
 class Holder(Struct):
-    """The owner of a key: its message, and the successor that waits until that message ends."""
+    """The owner of a key: its message, and the next generation, which waits until that message ends."""
 
     owner: Record
     parked: Record | None = None
@@ -203,7 +203,7 @@ class Holder(Struct):
 
 @lru_cache(maxsize=256)
 def read_policy(text: bytes) -> PolicyRecord:
-    """A policy as its row keeps it. Read in every step, so remembered."""
+    """Decode a policy from its row. Every step does that, so the result is cached."""
     try:
         return msgspec.json.decode(text, type=PolicyRecord)
     except msgspec.DecodeError as error:
@@ -212,12 +212,12 @@ def read_policy(text: bytes) -> PolicyRecord:
         ) from None
 
 
-#: Settings that the first release does not know.
+#: Settings that release 0.1.0 does not know.
 LATER_SETTINGS = ("hide_bodies", "no_tracebacks", *sorted(GROUP_FIELDS))
 
 
 def write_policy(policy: PolicyRecord) -> bytes:
-    """A policy as its row keeps it. What the first release does not know is left out unless it is set."""
+    """Encode a policy for its row, without the settings that release 0.1.0 does not know, unless they are set."""
     fields = structs.asdict(policy)
     for name in LATER_SETTINGS:
         if fields[name] == getattr(DEFAULT_POLICY, name):
@@ -229,7 +229,7 @@ DEFAULT_POLICY_TEXT = write_policy(DEFAULT_POLICY)
 
 
 def as_list(values: Any) -> str:
-    """Texts or numbers as one parameter, for `json_each`."""
+    """Return texts or numbers as one parameter, for `json_each`."""
     return msgspec.json.encode(values).decode()
 
 
@@ -253,12 +253,12 @@ def consecutive(numbers: Iterable[int]) -> list[tuple[int, int]]:
 
 
 def is_scattered(ranges: Sequence[tuple[int, int]]) -> bool:
-    """Return whether rows are so many ranges that a statement with a list of them is faster."""
+    """Return whether rows are in so many ranges that a statement with a list of them is faster."""
     return len(ranges) > 4
 
 
 class QueueRecords:
-    """A queue in hand. `number` is 0 when it is not in the file."""
+    """A queue that a step uses. `number` is 0 if it is not in the file."""
 
     __slots__ = (
         "_added",
@@ -298,14 +298,14 @@ class QueueRecords:
 
     def __init__(self, step: Step, name: str, row: tuple[Any, ...] | None, at_start: AtStart | None = None) -> None:
         self.step = step
-        #: None if it was not read: each of its facts is then read when it is needed.
+        #: None if it was not read: each of its values is then read when it is needed.
         self.at_start = at_start
         self.may_have_sleepers = at_start is None or bool(at_start.has_sleepers)
         #: Whether the step has changed messages that are delayed or leased or can lapse, other than by new leases.
         self.moments_changed = False
-        #: When the leases end that it has given.
+        #: The first end of the leases that the step has given.
         self.new_leases_end_ms: int | None = None
-        #: A session of which the newest operation and the end are known: see `replays.py`.
+        #: A session whose newest operation and expiry are known: see `replays.py`.
         self.session: bytes | None = None
         self.session_newest, self.session_until_ms = 0, 0
         self.now = step.now
@@ -314,7 +314,7 @@ class QueueRecords:
         self.policy_text = DEFAULT_POLICY_TEXT
         self.paused = False
         self.numbers: dict[str, int] = dict(_FRESH_NUMBERS)
-        #: Whether it is a queue at all, and when one of this name was removed.
+        #: Whether the name is a queue, and when a queue of this name was removed.
         self.mark = RemovalMark(gone=True) if row is None else read_mark(row[-1])
         self._mark_before = None if row is None else structs.replace(self.mark)
         if row is not None:
@@ -325,7 +325,7 @@ class QueueRecords:
         self._before = None if row is None else row[: 4 + len(NUMBERS)]
         self.messages: dict[str, Record] = {}
         self.holders: dict[str, Holder | None] = {}
-        #: The number of messages that became claimable in the current step: this many sleepers are woken.
+        #: The number of messages that became claimable in the current step: as many sleepers are woken.
         self.freshly_ready = 0
         #: Ids that this step set aside, because their rows cannot be used.
         self.damaged: list[str] = []
@@ -335,12 +335,12 @@ class QueueRecords:
         self._buried: dict[str, Record] = {}
         self._gone: list[int] = []
         self._kept_envelopes: set[int] = set()
-        #: Events that are not packed yet, the last ones of the journal; and those that are.
+        #: The last events of the journal, which are not packed yet; and the packed ones.
         self._events: list[tuple[Any, ...]] = []
         self._entries: list[Entry] = []
         self._minute: dict[str, int] = {}
         self._follow(read_policy(self.policy_text))
-        #: None in a queue that never took turns between groups, or has been converted back.
+        #: None for a queue that never took turns between groups, or has been converted back.
         self.groups = None if row is None or grouping is None else Grouping(self, grouping)
 
     def _follow(self, policy: PolicyRecord) -> None:
@@ -348,21 +348,21 @@ class QueueRecords:
         self._events_noted = policy.journal in ("all", "full")
 
     def set_policy(self, policy: PolicyRecord) -> None:
-        """A changed policy acts from here on."""
+        """Change the policy; it applies from here on."""
         self.policy_text = write_policy(policy)
         self._follow(policy)
 
     @property
     def is_made(self) -> bool:
-        """Whether it is a queue: a claim of a name that is none makes none."""
+        """Whether the name is a queue: a claim from a name does not make it one."""
         return not self.mark.gone
 
     def make(self) -> None:
-        """Something is added to it: from now on it is a queue."""
+        """Make the name a queue, because something is added to it."""
         self.mark.gone = False
 
     def begin_anew(self, mark: RemovalMark, policy: PolicyRecord) -> None:
-        """It was removed: what is left is its number, the last number of its journal, and that it was removed."""
+        """Begin again after a removal: its number, the last number of its journal, and the removal remain."""
         last = self.numbers["journal_last"]
         self.numbers = _FRESH_NUMBERS | {
             "journal_last": last, "journal_first": last + 1, "journal_swept": last + 1,
@@ -375,7 +375,7 @@ class QueueRecords:
     # ---- counting ----------------------------------------------------------------------------------------
 
     def count_up(self, name: str, by: int = 1) -> None:
-        """Count what happened, for all time and for the minute if it is one of the minute's counters."""
+        """Count an event in the totals, and in the minute if it is one of the minute's counters."""
         self.numbers[name] += by
         self._minute[name] = self._minute.get(name, 0) + by
 
@@ -398,7 +398,7 @@ class QueueRecords:
         self._minute[f"{name}_max"] = max(self._minute.get(f"{name}_max", 0), longest)
 
     def move(self, record: Record, state: int) -> None:
-        """A new state for a message, with the depth of both states."""
+        """Change the state of a message, and the counts of both states."""
         if self.groups is not None:
             self.groups.move(record, state)
         if state in (DELAYED, LEASED) or record.state in (DELAYED, LEASED):
@@ -473,15 +473,15 @@ class QueueRecords:
             self._events = []
 
     def note_run(self, event: EventName, operation: str | None, record: Record, **details: Any) -> None:
-        """An event that ends a lease: with its worker, and how long it ran."""
+        """Add an event that ends a lease: with its worker, and how long the delivery ran."""
         self.note(event, operation, record, worker=record.worker, run_ms=self.now - (record.claimed_ms or 0), **details)
 
     def readers(self) -> dict[str, int]:
-        """Who reads the journal, and how far each has come."""
+        """Return the readers of the journal, and how far each has read."""
         return dict(self.step.execute(_READERS, (self.number,)).fetchall())
 
     def _cut_journal(self, first: int, cause: str) -> None:
-        """Keep events from `first` on, read or not, and note what a reader has not read."""
+        """Keep only events from `first` on, and journal which of the others a reader has not read."""
         unread_from = min(self.readers().values(), default=first - 1) + 1
         before = self.numbers["journal_first"]
         self.numbers["journal_first"] = first
@@ -497,7 +497,7 @@ class QueueRecords:
         return self.numbers["journal_first"]
 
     def give_way(self) -> None:
-        """The file is full: the oldest history makes room for the next steps."""
+        """Delete the oldest history, to make room in a full file for the next steps."""
         first, last = self.numbers["journal_first"], self.numbers["journal_last"]
         if last >= first:
             self._cut_journal(min(last, first + SWEEP_MAX // 2), "store_full")
@@ -512,14 +512,14 @@ class QueueRecords:
     # ---- messages ----------------------------------------------------------------------------------------
 
     def hold(self, row: tuple[Any, ...]) -> Record:
-        """The record of a row just read: the one in hand, if there is one."""
+        """Return the record of a row that was just read: the existing one, if there is one."""
         record = self.messages.get(row[1])
         if record is None:
             record = self.messages[row[1]] = Record(*row)
         return record
 
     def find(self, message_id: str) -> Record | None:
-        """One message of this queue."""
+        """Find one message of this queue."""
         record = self.messages.get(message_id)
         if record is None:
             self.flush_messages()
@@ -528,13 +528,13 @@ class QueueRecords:
         return record
 
     def load(self, ids: list[str]) -> None:
-        """Bring many messages into `messages` at once."""
+        """Load many messages into `messages` at once."""
         self.flush_messages()
         for row in self.step.execute(_BY_IDS, (as_list(ids), self.number)).fetchall():
             self.hold(row)
 
     def load_holders(self, keys: list[str]) -> None:
-        """Bring into `holders` who has these keys."""
+        """Load the owners of these keys into `holders`."""
         unknown = [key for key in keys if key not in self.holders]
         if not unknown:
             return
@@ -552,13 +552,13 @@ class QueueRecords:
                 holder.parked = record
 
     def holder(self, key: str) -> Holder | None:
-        """Who has a key."""
+        """Return the owner of a key."""
         if key not in self.holders:
             self.load_holders([key])
         return self.holders[key]
 
     def add(self, record: Record, envelope: bytes) -> None:
-        """A message that is new in this queue."""
+        """Add a message that is new in this queue."""
         if self.groups is not None:
             self.groups.add(record)
         if record.state == DELAYED:
@@ -568,11 +568,11 @@ class QueueRecords:
         self._added[record.id] = (record, envelope)
 
     def touch(self, record: Record) -> None:
-        """The record was changed and is to be written."""
+        """Mark the record as changed, to be written."""
         (self._buried if record.state == DEAD else self._touched)[record.id] = record
 
     def remove(self, record: Record, *, keep_envelope: bool = False) -> None:
-        """The message leaves the queue."""
+        """Remove the message from the queue."""
         if self.groups is not None:
             self.groups.remove(record)
         if record.state in (DELAYED, LEASED):
@@ -588,7 +588,7 @@ class QueueRecords:
             self._kept_envelopes.add(record.seq)
 
     def flush_messages(self) -> None:
-        """Write the messages in hand. What frees a key goes first, for two rows cannot share one."""
+        """Write the changed messages. Changes that release a key come first: two rows cannot have one key."""
         step = self.step
         if self._gone:
             step.execute_many(_MESSAGES_DELETE, consecutive(self._gone))
@@ -630,7 +630,7 @@ class QueueRecords:
     ) -> None:
         """Add messages that are ready now and have neither key nor chain, by one statement for each table.
 
-        They have consecutive rows, from `first` on. SQLite takes one value for all envelopes, and cuts it.
+        They have consecutive rows, from `first` on. SQLite receives one value with all envelopes, and splits it.
         """
         self.flush_messages()
         step, numbers, count = self.step, self.numbers, len(ids)
@@ -652,7 +652,7 @@ class QueueRecords:
 
     @contextmanager
     def _ids_unused(self, added: list[tuple[int, str]]) -> Iterator[None]:
-        """Name the id if one of these rows has that of another message."""
+        """Raise an error with the id if one of these rows has the id of another message."""
         try:
             yield
         except sqlite3.IntegrityError as error:
@@ -661,7 +661,7 @@ class QueueRecords:
             raise id_in_use(self.name, self._known_id(added)) from None
 
     def _known_id(self, added: list[tuple[int, str]]) -> str:
-        """Which of these messages has the id of another one."""
+        """Return which of these messages has the id of another one."""
         for seq, id in added:
             found = self.step.execute(_BY_ID, (self.number, id)).fetchone()
             if found is not None and found[0] != seq:
@@ -681,7 +681,7 @@ class QueueRecords:
             self.step.execute_many(_ENVELOPES_DELETE, runs)
 
     def flush_and_forget(self) -> None:
-        """Write the messages in hand and hold none: the next read sees the file."""
+        """Write the changed messages and forget all: the next read is from the file."""
         self.flush_messages()
         self.messages.clear()
         self.holders.clear()
@@ -694,7 +694,7 @@ class QueueRecords:
         return self._awaited
 
     def next_due(self) -> int | None:
-        """Milliseconds until the next timer."""
+        """Return the milliseconds until the next timer is due."""
         self.flush_messages()
         if self.at_start is not None and not self.moments_changed:
             due = self.at_start.due_ms
@@ -703,7 +703,7 @@ class QueueRecords:
         return None if due is None else max(0, due - self.now)
 
     def next_lease(self) -> int | None:
-        """Milliseconds until the next lease ends."""
+        """Return the milliseconds until the next lease ends."""
         self.flush_messages()
         if self.at_start is not None and not self.moments_changed:
             ends = [at for at in (self.at_start.lease_end_ms, self.new_leases_end_ms) if at is not None]
@@ -713,13 +713,13 @@ class QueueRecords:
         return None if end is None else max(0, end - self.now)
 
     def sweep(self, table: str, added: int) -> None:
-        """Remove expired rows from a table that `added` rows are about to be added to."""
+        """Delete expired rows from a table to which `added` rows are about to be added."""
         self.step.execute(_SWEEPS[table], (self.now, 2 * added + 8))
 
     # ---- the end of the step -----------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Write all that the step gathered for this queue."""
+        """Write everything that the step collected for this queue."""
         self.flush_messages()
         if self.groups is not None:
             self.groups.save()

@@ -1,9 +1,10 @@
-"""Removing a queue, and names that are no queues.
+"""Remove a queue, and names that are no queues.
 
-A claim of a name that is no queue needs a row to register its sleeper and to remember its operation, and a removed
-queue leaves one. A row of `meta` beside it says that it is no queue: `removal:<name>`, with when it was removed last.
-The row of the queue keeps its number, so that operations and arrivals are known until they run out, and the last number
-of the journal. A queue that was made again keeps its row of `meta`: operations from before the removal may still come.
+A claim from a name that is no queue needs a row, to register its sleeper and to store its operation, and a removed
+queue leaves a row. A row `removal:<name>` of `meta` says that the name is no queue, and when it was last removed. The
+row of the queue keeps its number, so that operations and arrivals are found until they expire, and the last number of
+the journal. A queue that was created again keeps its row of `meta`: operations from before the removal may still be
+repeated.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 #: How many events of the journal one step deletes: more would block other writers for too long.
 EVENTS_REMOVED_MAX = 50_000
-#: Names that are no queues, forgotten in one step.
+#: Names that are no queues, deleted in one step.
 NAMES_SWEPT = 16
 
 _MARK_SET = "INSERT OR REPLACE INTO {meta} (name, value) VALUES (?, ?)"
@@ -40,7 +41,8 @@ _COUNTS = {
 _MESSAGES = "SELECT count(*) FROM {message} INDEXED BY {message:id} WHERE queue = ?"
 _COMPLETED = "DELETE FROM {completed} WHERE queue = ? RETURNING seq"
 _ENVELOPE = "DELETE FROM {envelope} WHERE seq = ?"
-#: What goes at once. Sessions, their results and arrivals stay until they run out: a repeat of them may still come.
+#: What is deleted at once. Sessions, their results and arrivals remain until they expire: their operations may be
+#: repeated.
 _GOES = (
     "journal", "entry", "reader", "window", "result", "chain", "member", "watcher", "waiter", "ending", "sleeper",
     "rate", "minute", "schedule", "group",
@@ -66,7 +68,7 @@ class RemovalMark(Struct, omit_defaults=True):
     gone: bool = False
     ms: int = 0
     mark: bytes = b""
-    #: Until when all of it is remembered.
+    #: Until when the removal is remembered.
     until: int = 0
 
 
@@ -75,22 +77,22 @@ _decode = msgspec.json.Decoder(RemovalMark).decode
 
 
 def read_mark(value: Any) -> RemovalMark:
-    """The mark of a name; that of an ordinary queue if there is none."""
+    """Return the mark of a name; that of an ordinary queue if there is none."""
     return RemovalMark() if value is None else _decode(value)
 
 
 def write_mark(step: Step, name: str, mark: RemovalMark) -> None:
-    """Keep the mark of a name; none is needed for an ordinary queue."""
+    """Store the mark of a name; an ordinary queue needs none."""
     if mark == RemovalMark():
         step.execute(_MARK_DROP, (f"removal:{name}",))
     else:
-        # Written out in full: a query reads its fields.
+        # With all fields, also defaults: a query reads them.
         value = {"gone": mark.gone, "ms": mark.ms, "mark": mark.mark, "until": mark.until}
         step.execute(_MARK_SET, (f"removal:{name}", _encode(value).decode()))
 
 
 def remove(step: Step, queue: str, operation: Operation) -> Removal:
-    """Remove a queue that is empty; what is left in it if it is not."""
+    """Remove a queue if it is empty; return what is left in it otherwise."""
     records = step.queue_for_reading(queue)
     mark = records.mark
     if mark.mark == operation.mark:
@@ -119,7 +121,7 @@ def remove(step: Step, queue: str, operation: Operation) -> Removal:
 
 
 def left_in(records: QueueRecords) -> dict[str, int]:
-    """What keeps a queue from being removed."""
+    """Return what prevents the removal of a queue."""
     if records.number == 0:
         return {}
     names = {"ready": "ready", "delayed": "delayed", "waiting": "waiting", "leased": "leased", "dead": "dead_kept"}
@@ -132,7 +134,7 @@ def left_in(records: QueueRecords) -> dict[str, int]:
 
 
 def sweep_names(step: Step) -> None:
-    """Forget a few names that are no queues, where nothing is to be remembered of them any more."""
+    """Delete a few names that are no queues, if nothing must be remembered of them any longer."""
     step.execute(_MARKS_RUN_OUT, (step.now,))
     for number, name in step.execute(_RUN_OUT, (step.now, NAMES_SWEPT)).fetchall():
         for table in _ALL:

@@ -1,10 +1,10 @@
-"""The first results of operations, kept compactly for a repeat to find.
+"""The first results of operations, stored compactly, for repeats of these operations.
 
-A step writes one row: the newest operation of a session is that of its last result, the end of a session is written
-ahead and moved only when it comes too close, and old results are deleted several at a time.
+A step writes one row: the newest operation of a session is in the row of its last result; the expiry of a session is
+written ahead and moved only when it comes too close; and old results are deleted several at a time.
 
-A batch of 512 results is mostly one status and ids with a common beginning; runs and a shared prefix make it about
-6 bytes a message. A session without a call for the replay time is forgotten with all its results.
+A batch of 512 results usually has a single status and ids with a common prefix; runs and a shared prefix make it about
+6 bytes a message. A session without a call for the replay time is deleted with all its results.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from waypost.values import (
 
 T = TypeVar("T")
 
-#: Sessions that one step may forget: each has at most `REPLAY_MAX + RESULTS_SWEPT` results.
+#: Sessions that one step may delete: each has at most `REPLAY_MAX + RESULTS_SWEPT` results.
 SESSIONS_SWEPT = 2
-#: Old results of a session are deleted with every so many of its operations.
+#: Old results of a session are deleted after this number of its operations.
 RESULTS_SWEPT = 16
-#: By which part of the time that results are kept the end of a session is written ahead.
+#: How far ahead the expiry of a session is written, as a part of the time for which results are kept.
 AHEAD_PART = 1 / 8
 
 _SESSION = """
@@ -60,7 +60,7 @@ _RESULTS_FORGET = "DELETE FROM {replay} WHERE queue = ? AND session = ?"
 
 
 def replayed(records: QueueRecords, operation: Operation) -> bytes | None:
-    """Return the first result of this operation, None if it is new; raises if it may be forgotten."""
+    """Return the first result of this operation, None if it is new; raises if its result may have been deleted."""
     window_ms = records.step.replay_ttl_ms
     if window_ms is None:
         return None
@@ -81,7 +81,7 @@ def replayed(records: QueueRecords, operation: Operation) -> bytes | None:
 
 
 def remember(records: QueueRecords, operation: Operation, result: bytes) -> None:
-    """Keep a result behind the mark of its operation, and forget those that can no longer be repeated."""
+    """Store a result after the mark of its operation, and delete results that can no longer be repeated."""
     step, key = records.step, (records.number, operation.session)
     if step.replay_ttl_ms is None:
         return
@@ -102,11 +102,11 @@ def remember(records: QueueRecords, operation: Operation, result: bytes) -> None
         step.execute_many(_RESULTS_FORGET, silent)
 
 
-# ---- the forms of results --------------------------------------------------------------------------------------
+# ---- the formats of results ------------------------------------------------------------------------------------
 
 
 class Form(Struct, Generic[T], frozen=True):
-    """How one verb's result is kept."""
+    """How the result of one verb is stored."""
 
     pack: Callable[[T], bytes]
     unpack: Callable[[bytes], T]
@@ -155,7 +155,7 @@ PUBLISHED: Form[Woken[list[Published]]] = _form(
         kept[2], kept[4],
     ),
 )  # fmt: skip
-#: The nonce and messages of the leases, what else the claim did, and whom to wake for that.
+#: The nonce and messages of the leases, the side effects of the claim, and whom to wake for these.
 CLAIMED: Form[tuple[bytes, list[str], Also, Wake]] = _form(
     tuple[bytes, Ids, Also, Wake],
     lambda claimed: (claimed[0], _ids(claimed[1]), *claimed[2:]),

@@ -1,4 +1,4 @@
-"""Schedules beside their queue, leaders, and timers of queues without claims."""
+"""Schedules, each with its queue; leaders; and timers of queues without claims."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from waypost.values import Elected, Fired, FireStatus, Promoted, Published, Save
 _COLUMNS = "s.key, s.version, s.spec, s.paused, s.next_ms, s.due_ms, s.fires, s.missed, s.last_ms, s.state"
 _ONE = f"SELECT {_COLUMNS} FROM {{schedule}} s WHERE s.queue = ? AND s.key = ?"
 _ALL = f"SELECT {_COLUMNS} FROM {{schedule}} s WHERE s.queue = ? ORDER BY s.key"
-#: What is new or changed has a higher number than any had before; what is gone is noticed when it is to be fired.
+#: A new or changed schedule gets a higher number than any before; a removed one is noticed when it is to be fired.
 _CHANGE = """
     INSERT INTO {meta} (name, value) VALUES ('schedule change', 1)
     ON CONFLICT DO UPDATE SET value = value + 1 RETURNING value"""
@@ -55,7 +55,7 @@ def _find(records: QueueRecords, key: str) -> StoredSchedule | None:
 
 
 def save_schedule(records: QueueRecords, schedule: StoredSchedule, version: str | None, next_ms: int | None) -> Saved:
-    """Write a schedule if it is as the caller saw it; what was counted stays."""
+    """Write a schedule if it is still as the caller read it; its counters are kept."""
     found = _find(records, schedule.key)
     if (None if found is None else (found.version, found.next_ms)) != (None if version is None else (version, next_ms)):
         return Saved("conflict", found)
@@ -68,17 +68,17 @@ def save_schedule(records: QueueRecords, schedule: StoredSchedule, version: str 
 
 
 def remove_schedule(records: QueueRecords, key: str) -> bool:
-    """Whether there was one."""
+    """Remove a schedule; return whether there was one."""
     return records.step.execute(_REMOVE, (records.number, key)).rowcount > 0
 
 
 def schedules(records: QueueRecords) -> ScheduleList:
-    """The schedules of a queue."""
+    """Return the schedules of a queue."""
     return ScheduleList(records.now, [_read(row) for row in records.step.execute(_ALL, (records.number,))])
 
 
 def scheduled(step: Step) -> dict[str, int]:
-    """The queues that have schedules, and a number that grows when one of them is saved."""
+    """Return the queues that have schedules, and a number that grows when one of them is saved."""
     return dict(step.execute(_SCHEDULED).fetchall())
 
 
@@ -114,19 +114,19 @@ def fire_schedule(records: QueueRecords, step: FireStep, drafts: Sequence[Draft]
 
 
 def _is_running(records: QueueRecords, run_id: str) -> bool:
-    """Whether the message of a run is not final: it waits, is leased, or waits for a retry, and has not lapsed."""
+    """Return whether the message of a run is waiting, leased or waiting for a retry, and has not lapsed."""
     return records.step.execute(_IS_RUNNING, (records.number, run_id, records.now)).fetchone() is not None
 
 
 def trigger_schedule(records: QueueRecords, key: str, draft: Draft, operation: str) -> Published | None:
-    """Publish a schedule's message now, in addition to its instants; None if there is no such schedule."""
+    """Publish a schedule's message now, in addition to its regular fires; None if there is no such schedule."""
     if _find(records, key) is None:
         return None
     return publish(records, [draft], operation, schedule=key)[0]
 
 
 def elect(step: Step, role: str, name: str, ttl_ms: int) -> Elected:
-    """Become or stay the leader, unless there is another; return the leader."""
+    """Become or stay the leader, unless another one leads; return the leader."""
     leader, token, until = step.execute(_LEADER, (role,)).fetchone() or ("", 0, 0)
     if leader not in ("", name) and until > step.now:
         if until - step.now > 4 * ttl_ms:
@@ -141,7 +141,7 @@ def elect(step: Step, role: str, name: str, ttl_ms: int) -> Elected:
 
 
 def resign(step: Step, role: str, name: str) -> bool:
-    """Give up the lead, so that another one can lead at once."""
+    """Resign, so that another one can lead at once."""
     leader, token, until = step.execute(_LEADER, (role,)).fetchone() or ("", 0, 0)
     if leader != name or until <= step.now:
         return False
@@ -150,7 +150,7 @@ def resign(step: Step, role: str, name: str) -> bool:
 
 
 def promote(records: QueueRecords) -> Promoted:
-    """Make due timers ready, as a claim does, and end what has lapsed. In a paused queue timers accumulate."""
+    """Make due timers ready and end messages that have lapsed, as a claim does; paused timers accumulate."""
     oldest = records.step.execute(_OLDEST_DUE, (records.number,)).fetchone()[0]
     before = records.numbers["delayed"]
     if not records.paused and oldest is not None and oldest <= records.now:

@@ -1,7 +1,7 @@
-"""The names and tables of one namespace in a file: spelled, checked, created.
+"""The names and tables of one namespace in a file: composed, checked, created.
 
-A file may be shared with tables of its owner and with other namespaces. So a file is ours only as far as its
-`<namespace>_meta` table says so, and whatever is not ours is never touched.
+A file may be shared with tables of its owner and with other namespaces. A file is ours only if its `<namespace>_meta`
+table says so, and other tables are never changed.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from waypost.errors import ForeignData, SchemaTooNew, SchemaTooOld
 from waypost.release import DATA_VERSION, FINISHED
 from waypost.values import MINUTE_COUNTERS, MINUTE_COUNTERS_FIRST, MessageState
 
-#: The schema that a client must know to use the file: raised with a change that an older release could not work with,
-#: never by an added column or table, which older releases leave alone. 1: the first release; 2: the journal is packed.
+#: The schema that a client must know to use the file: increased by a change that an older release could not work with,
+#: never by an added column or table, which older releases ignore. 1: release 0.1.0; 2: the journal is packed.
 SCHEMA_VERSION = 2
-#: A file that has at least this schema is brought to ours when it is opened.
+#: A file with at least this schema is upgraded when it is opened.
 SCHEMA_VERSION_MIN = 1
 MARK = "waypost sqlite store"
 #: The name in `meta` of the number of steps in users' transactions that have woken sleepers.
 TRANSACTION_WAKES = "transaction wakes"
-#: What is set aside for a full disk: a claim of 512 messages and their settles fit in, with room to spare.
+#: What is reserved for a full disk: enough for a claim of 512 messages and their settles.
 RESERVE_BYTES = 256 * 1024
 
-#: The states of a message, as they stand in its row. Files hold these numbers: append only.
+#: The states of a message; rows contain their positions as numbers: append only.
 STATES: tuple[MessageState, ...] = ("ready", "delayed", "leased", "waiting", "dead")
 READY, DELAYED, LEASED, WAITING, DEAD = range(len(STATES))
 STATE_NUMBERS: dict[str, int] = {state: number for number, state in enumerate(STATES)}
@@ -36,7 +36,7 @@ NO_STATE = 7
 _PLACE = re.compile(r"\{([a-z]+)(:[a-z]+)?\}")
 _STATE = re.compile(rf"\{{({'|'.join(STATES).upper()})\}}")
 _SCHEMA = files(__package__).joinpath("schema.sql").read_text(encoding="utf-8")
-#: Columns that the first release did not have. A file that lacks them gets them when it is opened.
+#: Columns that release 0.1.0 did not have. They are added to a file without them when it is opened.
 ADDED = {
     ("queue", "over_cap"): "INTEGER NOT NULL DEFAULT 0",
     ("queue", "changes"): "BLOB",
@@ -51,9 +51,9 @@ ADDED = {
     ("message", "key_mode"): "INTEGER",
     ("message", "freed_key"): "TEXT",
 } | {("minute", counter): "INTEGER" for counter in MINUTE_COUNTERS[MINUTE_COUNTERS_FIRST:]}
-#: Tables that the first release did not have; they are made in the same way.
+#: Tables that release 0.1.0 did not have; they are created in the same way.
 ADDED_TABLES = ("record", "entry", "group")
-#: Indexes of other tables that the first release did not have.
+#: Indexes of other tables that release 0.1.0 did not have.
 ADDED_INDEXES = ("message:group", "message:held", "message:expires")
 #: Every table with its columns, read from the file that creates them.
 TABLES: dict[str, tuple[str, ...]] = {
@@ -63,17 +63,17 @@ TABLES: dict[str, tuple[str, ...]] = {
 
 
 def prefix_of(namespace: str) -> str:
-    """What the table names of a namespace begin with: never the same for two namespaces.
+    """Return the prefix of a namespace's table names: never the same for two namespaces.
 
-    SQLite takes upper and lower case in names for the same, and keeps what begins with `sqlite_` to itself.
-    No namespace holds a `^`, so marks made of it cannot be mistaken for another name.
+    SQLite ignores the case of names, and reserves names that begin with `sqlite_`. No namespace contains a `^`, so the
+    marks made with it cannot be a part of another name.
     """
     spelled = re.sub("[A-Z]", lambda letter: "^" + letter[0].lower(), check_namespace(namespace))
     return ("^^" if f"{spelled}_".startswith("sqlite_") else "") + spelled
 
 
 class Spelling(dict[str, str]):
-    """SQL as written in this package, with its names and numbers filled in once.
+    """SQL as written in this package, with its names and numbers inserted once.
 
     `{message}` is a table, `{message:ready}` an index, `{LEASED}` the number of a state.
     """
@@ -83,7 +83,7 @@ class Spelling(dict[str, str]):
         self.prefix = prefix_of(namespace)
 
     def name(self, table: str, index: str = "") -> str:
-        """The name of a table or index, without quotes."""
+        """Return the name of a table or index, without quotes."""
         return f"{self.prefix}_{table}{index}"
 
     def __missing__(self, template: str) -> str:
@@ -94,7 +94,7 @@ class Spelling(dict[str, str]):
 
 
 def check_schema(connection: sqlite3.Connection, spelling: Spelling, path: str) -> bool:
-    """Whether the namespace is there and fit for use; raises if something else is in its place. Reads only."""
+    """Return whether the namespace exists and can be used; raises if there is something else. Reads only."""
     names = {spelling.name(table).lower(): table for table in TABLES}
     found = {
         names[name.lower()]: kind
@@ -135,7 +135,7 @@ def _columns(connection: sqlite3.Connection, spelling: Spelling, table: str) -> 
 
 
 def is_complete(connection: sqlite3.Connection, spelling: Spelling) -> bool:
-    """Whether it has our schema, with all tables and columns that this release adds."""
+    """Return whether it has our schema, with all tables and columns that this release adds."""
     return not (
         _missing_columns(connection, spelling)
         or _missing_tables(connection, spelling)
@@ -164,10 +164,10 @@ def _missing_indexes(connection: sqlite3.Connection, spelling: Spelling) -> list
 
 
 def complete(connection: sqlite3.Connection, spelling: Spelling) -> None:
-    """Bring the schema of an older release to ours, in the transaction in progress."""
+    """Upgrade the schema of an older release to ours, in the transaction in progress."""
     is_old = _is_old(connection, spelling)
     if is_old:
-        # From here on the release before refuses the file: it cannot read packed events.
+        # From here on the previous release refuses the file: it cannot read packed events.
         connection.execute(spelling["UPDATE {meta} SET value = ? WHERE name = 'schema'"], (SCHEMA_VERSION,))
     for table, column in _missing_columns(connection, spelling):
         kind = ADDED[table, column]
@@ -185,7 +185,7 @@ def complete(connection: sqlite3.Connection, spelling: Spelling) -> None:
 
 
 def _confirm_version(connection: sqlite3.Connection, spelling: Spelling) -> None:
-    """Record that every process that can use the file knows the data of this release."""
+    """Record that every process that can use the file can read the data of this release."""
     connection.execute(
         spelling["INSERT OR REPLACE INTO {record} (kind, name, data, version, created_ms) VALUES (?, ?, ?, 1, 0)"],
         (*FINISHED, b"%d" % DATA_VERSION),
@@ -193,7 +193,7 @@ def _confirm_version(connection: sqlite3.Connection, spelling: Spelling) -> None
 
 
 def _statements() -> list[str]:
-    """The statements of the schema, one by one."""
+    """Return the statements of the schema, one by one."""
     return [one for one in re.sub(r"--[^\n]*", "", _SCHEMA).split(";") if one.strip()]
 
 
@@ -210,7 +210,7 @@ def _version(connection: sqlite3.Connection, spelling: Spelling, where: str) -> 
 
 
 def create(connection: sqlite3.Connection, spelling: Spelling) -> None:
-    """Make the tables, in the transaction in progress."""
+    """Create the tables, in the transaction in progress."""
     for statement in _statements():
         connection.execute(spelling[statement])
     connection.executemany(

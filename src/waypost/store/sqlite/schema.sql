@@ -1,13 +1,13 @@
 -- The tables of one namespace. {name} stands for the quoted, prefixed name of a table or index.
 --
 -- A message is two rows: `envelope` holds its bytes and is written once, `message` is narrow and changes with every
--- step, so that renewing a lease never rewrites a body. States: 0 ready, 1 delayed, 2 leased, 3 waiting, 4 dead.
--- Every index on `message` but the first is partial: a message stands only in those that its state has a use for.
+-- step, so that renewing a lease never rewrites a body. States: 0 ready, 1 delayed, 2 leased, 3 waiting, 4 dead. Every
+-- index on `message` except the first is partial: a message is only in the indexes that its state needs.
 
 CREATE TABLE {meta} (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
 
 -- One row per queue: its policy, its counters, its numbers. SQLite has one writer, so a row that every step updates
--- costs nothing extra, and depth never needs a count over messages.
+-- causes no additional waiting, and the depth of a queue is never counted over messages.
 CREATE TABLE {queue} (
     number INTEGER PRIMARY KEY,
     name TEXT NOT NULL UNIQUE,
@@ -97,7 +97,7 @@ CREATE INDEX {message:leased} ON {message} (queue, lease_end_ms, id) WHERE state
 CREATE INDEX {message:waiting} ON {message} (queue, id) WHERE state = {WAITING};
 CREATE INDEX {message:dead} ON {message} (queue, ended_ms, id) WHERE state = {DEAD};
 CREATE INDEX {message:reason} ON {message} (queue, reason, ended_ms, id) WHERE state = {DEAD};
--- Who has a key, and the next generation that waits for it: at most one of each, or the step fails.
+-- The owner of a key, and the next generation that waits for the key: at most one of each, or the step fails.
 CREATE UNIQUE INDEX {message:owner} ON {message} (queue, key) WHERE key IS NOT NULL AND state < {WAITING};
 CREATE UNIQUE INDEX {message:parked} ON {message} (queue, key) WHERE key IS NOT NULL AND state = {WAITING};
 -- Messages that can lapse now: ready, delayed or waiting.
@@ -108,8 +108,8 @@ CREATE INDEX {message:group} ON {message} (queue, "group", rank, position, id)
     WHERE state = {READY} AND rank IS NOT NULL;
 CREATE INDEX {message:held} ON {message} (queue, "group", rank, position, id) WHERE holds > 0;
 
--- The groups of queues that take turns between them, '' for messages without one: how many messages each has, its
--- number in the line, its settings, the claims that its rate counts and when it allows the next one.
+-- The groups of queues with turns between groups, '' for messages without one: how many messages each has, its number
+-- in the line, its settings, the claims that its rate counts and when it allows the next one.
 CREATE TABLE {group} (
     queue INTEGER NOT NULL,
     name TEXT NOT NULL,
@@ -135,7 +135,7 @@ CREATE INDEX {group:empty} ON {group} (queue) WHERE ready = 0 AND leased = 0 AND
     AND limited_until IS NULL AND claims IS NULL AND own = 0;
 CREATE INDEX {group:until} ON {group} (queue, claims_until) WHERE claims_until IS NOT NULL;
 
--- Completed messages, kept if the queue's policy says so.
+-- Finished messages, kept if the queue's policy says so.
 CREATE TABLE {completed} (
     seq INTEGER PRIMARY KEY REFERENCES {envelope} (seq),
     queue INTEGER NOT NULL,
@@ -172,7 +172,7 @@ CREATE TABLE {entry} (
 CREATE INDEX {entry:one} ON {entry} (queue, low) WHERE low = high;
 CREATE INDEX {entry:many} ON {entry} (queue, high, low) WHERE low < high;
 
--- Events as the first release wrote them, a row for each: read and trimmed, never added to.
+-- Events as release 0.1.0 wrote them, a row for each: read and trimmed, never added.
 CREATE TABLE {journal} (
     queue INTEGER NOT NULL,
     number INTEGER NOT NULL,
@@ -210,8 +210,8 @@ CREATE TABLE {reader} (
     PRIMARY KEY (queue, name)
 ) WITHOUT ROWID;
 
--- What lives for a while: each has an end and an index on it, and is swept a bounded number at a time. The window of a
--- dead letter whose key is in use has no end.
+-- Rows with a limited lifetime: each has an end and an index on it, and a bounded number of expired rows is deleted at
+-- a time. The window of a dead letter whose key is in use has no end.
 CREATE TABLE {window} (
     queue INTEGER NOT NULL,
     key TEXT NOT NULL,
@@ -235,7 +235,7 @@ CREATE TABLE {arrival} (
     UNIQUE (queue, id)
 );
 CREATE INDEX {arrival:until} ON {arrival} (until_ms);
--- Chains at their first queue, known by the id of their first message: the messages of each that are open, and the
+-- Chains, stored with their first queue under the id of their first message: the open messages of each, and the
 -- messages that wait for it. A message is named as queue/id.
 CREATE TABLE {chain} (
     queue INTEGER NOT NULL,
@@ -260,7 +260,7 @@ CREATE TABLE {watcher} (
     name TEXT NOT NULL,
     PRIMARY KEY (queue, chain, name)
 ) WITHOUT ROWID;
--- What a message still waits for.
+-- The chains for which a message still waits.
 CREATE TABLE {blocker} (
     seq INTEGER NOT NULL,
     chain TEXT NOT NULL,
@@ -275,7 +275,7 @@ CREATE TABLE {waiter} (
     UNIQUE (queue, id, name)
 );
 CREATE INDEX {waiter:until} ON {waiter} (until_ms);
--- Ends of messages that a client waited for.
+-- Ends of messages for which a client waited.
 CREATE TABLE {ending} (
     queue INTEGER NOT NULL,
     id TEXT NOT NULL,
@@ -319,7 +319,7 @@ CREATE TABLE {minute} (
     PRIMARY KEY (queue, minute)
 ) WITHOUT ROWID;
 
--- The last results of each session, for a repeat to find. `newest` and `until_ms` are written now and then: see
+-- The last results of each session, for repeats. `newest` and `until_ms` are not written by every operation: see
 -- `replays.py`.
 CREATE TABLE {session} (
     queue INTEGER NOT NULL,
@@ -337,7 +337,7 @@ CREATE TABLE {replay} (
     PRIMARY KEY (queue, session, number)
 ) WITHOUT ROWID;
 
--- Workers: the last report of each, and its expiry.
+-- Workers: the last heartbeat of each, and its expiry.
 CREATE TABLE {worker} (
     name TEXT NOT NULL,
     record BLOB NOT NULL,
@@ -349,10 +349,11 @@ CREATE TABLE {worker} (
 );
 CREATE INDEX {worker:until} ON {worker} (until_ms);
 
--- Room set aside: given up when the disk or the file's limit is reached, so that claims and settles can go on.
+-- Reserved space: released when the disk or the file's limit is reached, so that claims and settles can continue.
 CREATE TABLE {reserve} (number INTEGER PRIMARY KEY, room BLOB NOT NULL);
 
--- Schedules, each beside its queue. `change` grows with every save, so that a scheduler knows what to read again.
+-- Schedules, each with its queue. `change` grows with every save, so that a scheduler finds the schedules that it must
+-- read again.
 CREATE TABLE {schedule} (
     queue INTEGER NOT NULL,
     key TEXT NOT NULL,
@@ -369,7 +370,7 @@ CREATE TABLE {schedule} (
     PRIMARY KEY (queue, key)
 ) WITHOUT ROWID;
 
--- Who leads in a role, and until when.
+-- The leader of each role, and until when it leads.
 CREATE TABLE {leader} (
     role TEXT PRIMARY KEY,
     name TEXT NOT NULL,

@@ -46,7 +46,7 @@ _PRIORITY = "UPDATE {message} SET priority = ? WHERE seq = ?"
 
 
 def held(records: QueueRecords, id: str, token: int, nonce: bytes) -> Record | None:
-    """The fence: the message in hand, if this token and nonce still hold its lease."""
+    """Return the message if this token and nonce still hold its lease."""
     record = records.messages.get(id)
     if record is None or record.state != LEASED or record.token != token or record.nonce != nonce:
         return None
@@ -60,7 +60,7 @@ def settle(
     wake: dict[str, list[str]],
     known: KnownLeases,
 ) -> list[SettleStatus]:
-    """Settle deliveries in order; `wake` gathers whom to wake in other queues."""
+    """Settle deliveries in order; `wake` collects the names to wake in other queues."""
     if _settle_plain(records, settlements, operation, known):
         return ["done"] * len(settlements)
     records.load([settlement.id for settlement in settlements])
@@ -80,7 +80,7 @@ def settle(
 
 
 def _settle_plain(records: QueueRecords, settlements: Sequence[Settlement], operation: str, known: KnownLeases) -> bool:
-    """End deliveries at once that are all done and still held, with nothing else to do; whether these are."""
+    """End deliveries in bulk if all are done and still held, with nothing else to do; return whether they are."""
     if records.policy.completed_max or not settlements or records.is_awaited:
         return False
     if records.groups is not None and not records.groups.counts_all:
@@ -114,7 +114,7 @@ def _settle_plain(records: QueueRecords, settlements: Sequence[Settlement], oper
 def _known(
     records: QueueRecords, settlements: Sequence[Settlement], ids: list[str], known: KnownLeases
 ) -> list[KnownLease] | None:
-    """The leases of these settlements, if all are of one claim of this process, and still held."""
+    """Return the leases of these settlements, if all are of one claim of this process, and still held."""
     nonce = settlements[0].nonce
     leases = known.find(nonce, ids)
     if leases is None:
@@ -126,7 +126,7 @@ def _known(
     if len(ranges) > 1 + len(leases) // 4:
         return None  # a search by id is faster
     held = [records.step.execute(_HELD, (*span, records.number, nonce)).fetchone() for span in ranges]
-    # Tokens only grow: their sum is the same only if each is.
+    # Tokens only grow: their sum is equal only if each is.
     if sum(count for count, _ in held) != len(ids) or sum(tokens for _, tokens in held) != sum(x[1] for x in leases):
         return None
     known.forget(nonce, ids)
@@ -134,7 +134,7 @@ def _known(
 
 
 def _searched(records: QueueRecords, settlements: Sequence[Settlement], ids: list[str]) -> list[KnownLease] | None:
-    """The leases of these settlements, if all are still held and have neither key nor chain."""
+    """Return the leases of these settlements, if all are still held and have neither key nor chain."""
     rows = records.step.execute(_HELD_BY_IDS, (as_list(ids), records.number)).fetchall()
     if len(rows) != len(ids):
         return None
@@ -215,7 +215,7 @@ def _not_done(records: QueueRecords, record: Record, settlement: Settlement, ope
 
 
 def extend(records: QueueRecords, holds: Sequence[Hold]) -> list[ExtendStatus]:
-    """Renew leases: only the lease end changes, so the rest of the row's indexes stay as they are."""
+    """Renew leases: only the lease end changes, so the other indexes of the row are not written."""
     records.load([hold.id for hold in holds])
     statuses: list[ExtendStatus] = []
     renewed: list[tuple[int, int]] = []
@@ -224,7 +224,7 @@ def extend(records: QueueRecords, holds: Sequence[Hold]) -> list[ExtendStatus]:
         if record is None:
             statuses.append("lost")
             continue
-        # The length at the claim: its worker renews by that, whatever the queue's lease is now.
+        # The lease length of its claim: its worker renews by that, whatever the queue's lease is now.
         renewed.append((records.now + record.lease_ms, record.seq))
         statuses.append("cancel" if record.cancel_requested else "ok")
     records.step.execute_many(_EXTEND, renewed)
@@ -232,7 +232,7 @@ def extend(records: QueueRecords, holds: Sequence[Hold]) -> list[ExtendStatus]:
 
 
 def cancel(records: QueueRecords, targets: Sequence[Target], operation: str) -> list[CancelStatus]:
-    """Cancel by id or key: waiting messages at once, a running one by a flag that its next renewal finds."""
+    """Cancel by id or key: a waiting message at once, a running one when its lease is next renewed."""
     return [_cancel_target(records, target, operation) for target in targets]
 
 
@@ -271,7 +271,7 @@ def _cancel_one(records: QueueRecords, record: Record, operation: str) -> Cancel
 
 
 def reschedule(records: QueueRecords, targets: Sequence[Target], due_ms: int, operation: str) -> list[RescheduleStatus]:
-    """Give timers another due time; now if that is over."""
+    """Change the due times of timers; a time in the past means now."""
     return [_reschedule_target(records, target, max(due_ms, records.now), operation) for target in targets]
 
 
@@ -292,7 +292,7 @@ def _reschedule_target(records: QueueRecords, target: Target, ready_ms: int, ope
 
 
 def change_priority(records: QueueRecords, ids: Sequence[str], priority: int, operation: str) -> list[PriorityStatus]:
-    """Give messages another priority; a ready one goes to the end of it."""
+    """Change the priority of messages; a ready message becomes the last of its new priority."""
     return [_change_priority_of(records, id, priority, operation) for id in ids]
 
 

@@ -33,7 +33,7 @@ _NAMED = f"""
 def save(
     step: Step, kind: str, name: str, data: bytes | None, version: int | None, ttl_ms: int | None, keep: int
 ) -> RecordSaved:
-    """Save or remove a record, if it has the version that is expected."""
+    """Save or remove a record, if it has the expected version."""
     now = step.now
     row = step.execute(_FIND, (kind, name, now)).fetchone()
     found = None if row is None else SharedRecord(*row)
@@ -54,7 +54,7 @@ def save(
 
 
 def _sweep(step: Step, kind: str, keep: int) -> None:
-    """Remove the oldest records that are too many or have expired, a bounded number."""
+    """Delete the oldest records that are too many or have expired, a bounded number."""
     surplus = step.execute(_COUNT, (kind,)).fetchone()[0] - keep
     oldest = step.execute(_OLDEST, (kind, RECORDS_SWEPT_MAX)).fetchall()
     gone = [
@@ -66,7 +66,7 @@ def _sweep(step: Step, kind: str, keep: int) -> None:
 
 
 def page(step: Step, kind: str, names: Sequence[str], cursor: str | None, limit: int) -> RecordPage:
-    """Return records, the newest first, or those of these names."""
+    """Return records, the newest first, or those with these names."""
     if names:
         rows = step.execute(_NAMED, (kind, msgspec.json.encode(names).decode(), step.now)).fetchall()
         return RecordPage([SharedRecord(*row) for row in rows], None, step.now)

@@ -1,7 +1,7 @@
-"""Giving free pages of a file back to the file system, in small steps and in a thread, while there is nothing to claim.
+"""Returns free pages of a file to the file system, in small steps and in a thread, while there is nothing to claim.
 
-SQLite keeps the pages of deleted rows in the file for later rows. A file that waypost created can give them back page
-by page (`auto_vacuum = INCREMENTAL`); one that had other tables first only by a VACUUM of its owner.
+SQLite keeps the pages of deleted rows in the file for later rows. A file that waypost created can return them page by
+page (`auto_vacuum = INCREMENTAL`); a file that had other tables first only by a VACUUM of its owner.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from waypost.errors import StoreError
 
 log = logging.getLogger("waypost")
 
-#: A file with more free pages than this, and than this part of it, shrinks.
+#: A file with more free pages than this number, and than this part of its pages, is shrunk.
 FREE_PAGES_MAX = 1_024
 FREE_PART_MAX = 1 / 8
-#: So many free pages are left for the next messages.
+#: This many free pages are kept for the next messages.
 FREE_PAGES_KEPT = 256
-#: A step: other calls wait for its end, some milliseconds.
+#: The pages of one step: other calls wait for its end, some milliseconds.
 STEP_PAGES = 128
 #: The pause between two steps.
 PAUSE_SECONDS = 0.05
@@ -34,7 +34,7 @@ _INCREMENTAL = 2
 
 
 class Shrinker:
-    """Shrinks the file of one executor, whose connection `use` lends."""
+    """Shrinks the file of one executor, whose connection is lent by `use`."""
 
     def __init__(self, path: str, use: Callable[[], AbstractContextManager[sqlite3.Connection]]) -> None:
         self._path = path
@@ -75,13 +75,13 @@ class Shrinker:
             while not self._stopped.wait(PAUSE_SECONDS):
                 with self._use() as connection:
                     if free_pages(connection) <= FREE_PAGES_KEPT:
-                        # The file is cut when the log has been moved into it.
+                        # The file is truncated when the log has been moved into it.
                         connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
                         return
-                    # A statement without columns is ended by `execute` after its first page.
+                    # `execute` would end a statement without columns after its first page.
                     connection.executescript(f"PRAGMA incremental_vacuum({STEP_PAGES})")
         except (sqlite3.Error, StoreError) as error:
-            # Others write, or the file is full or gone: it is considered again later.
+            # Others write, or the file is full or missing: it is tried again later.
             log.debug("%s does not shrink now (%s)", self._path, error)
 
 
@@ -91,11 +91,11 @@ def free_pages(connection: sqlite3.Connection) -> int:
 
 
 def is_wasteful(connection: sqlite3.Connection) -> bool:
-    """Whether a file has so many free pages that it should shrink."""
+    """Return whether a file has so many free pages that it should shrink."""
     free = free_pages(connection)
     return free > FREE_PAGES_MAX and free > FREE_PART_MAX * connection.execute("PRAGMA page_count").fetchone()[0]
 
 
 def shrinks_by_steps(connection: sqlite3.Connection) -> bool:
-    """Whether a file can give pages back one by one."""
+    """Return whether a file can return pages one by one."""
     return bool(connection.execute("PRAGMA auto_vacuum").fetchone()[0] == _INCREMENTAL)

@@ -21,7 +21,7 @@ _MINUTES = (
 
 
 def ledger(records: QueueRecords) -> Ledger:
-    """Where every message of the queue went, from the queue's row alone."""
+    """Return the ledger: what became of every message of the queue, from the queue's row alone."""
     n = records.numbers
     return Ledger(
         n["published"], n["redriven"], n["ready"], n["delayed"], n["waiting"], n["leased"],
@@ -33,7 +33,7 @@ def ledger(records: QueueRecords) -> Ledger:
 
 
 def _oldest_ready(records: QueueRecords) -> int | None:
-    """Return the longest wait among the first messages of each priority, and of reclaimed ones."""
+    """Return the longest wait among the first messages of each priority, and among reclaimed ones."""
     heads = [
         records.step.execute(_HEAD, (records.number, priority, first)).fetchone()
         for priority in range(PRIORITY_MIN, PRIORITY_MAX + 1)

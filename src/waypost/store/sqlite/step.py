@@ -1,4 +1,4 @@
-"""One atomic step on the file: the connection inside its transaction, store time, and the queues it concerns."""
+"""One atomic step on the file: the connection inside its transaction, store time, and the queues that it uses."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _QUEUE_COLUMNS = f"""
     q.number, q.name, q.policy, q.paused, {", ".join(f"q.{name}" for name in NUMBERS)}, q.grouping,
     (SELECT value FROM {{meta}} WHERE name = 'removal:' || q.name)"""
 _QUEUE = f"SELECT {_QUEUE_COLUMNS} FROM {{queue}} q WHERE q.name = ?"
-#: The queue with all that most steps need to know besides, in the order of the fields of `AtStart`. Each statement of
-#: its own would take as long as ten of these lookups.
+#: The queue with the other values that most steps need, in the order of the fields of `AtStart`. A separate statement
+#: for each would take as long as ten of these lookups.
 _QUEUE_AT_START = f"""
     SELECT {_QUEUE_COLUMNS},
         (SELECT max(r.number) FROM {{replay}} r WHERE r.queue = q.number AND r.session = ?2),
@@ -46,9 +46,9 @@ _RESERVE_BACK = "INSERT INTO {reserve} (number, room) VALUES (1, zeroblob(?))"
 
 
 class SqliteCall(Call[T]):
-    """A verb with its arguments, to be run as one step. `fills`: it exists to add messages.
+    """A verb with its arguments, to be run as one step. `fills`: its purpose is to add messages.
 
-    `shares_step`: it can be run in the same step after others of its kind, and gives the same result.
+    `shares_step`: it can be run in the same step after others of its kind, with the same result.
     """
 
     __slots__ = ("fills", "name", "shares_step", "step", "writes")
@@ -70,7 +70,7 @@ class SqliteCall(Call[T]):
 
 
 class Step:
-    """What a verb sees of the file. Everything it does is committed together, or not at all."""
+    """The access of a verb to the file. All its changes are committed together, or none."""
 
     __slots__ = (
         "_connection",
@@ -101,16 +101,16 @@ class Step:
         self.now = now
         #: For how long operations may be repeated; None inside the user's own transaction, which is never repeated.
         self.replay_ttl_ms = replay_ttl_ms
-        #: The file is full and the reserve is gone: history must yield to delivery.
+        #: The file is full and the reserve is used up: history must be deleted to make room for deliveries.
         self.give_way = give_way
-        #: Whether it adds messages and has not yet made sure of the reserve.
+        #: Whether it adds messages and has not yet checked that the reserve exists.
         self._keeps_reserve = fills
         self._queues: dict[str, QueueRecords] = {}
         self._seq: int | None = None
-        #: News of chains that this step made and has not acted on, and the clients that wait for its ends, by queue.
+        #: Notices of chains that this step made and has not applied, and the clients that wait for its ends, by queue.
         self.notices: list[Notice] = []
         self.waiters_to_wake: dict[str, list[str]] = {}
-        #: What it did besides its work.
+        #: The side effects of the step.
         self.also = SideEffects()
 
     def execute(self, template: str, parameters: Sequence[Any] = ()) -> sqlite3.Cursor:
@@ -122,9 +122,9 @@ class Step:
         self._connection.executemany(self._spelling[template], rows)
 
     def insert(self, table: str, columns: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
-        """Insert rows, naming only the columns that any of them has a value for.
+        """Insert rows, naming only the columns for which any of them has a value.
 
-        Handing over a None costs as much as a value, and most columns of a batch are empty: this halves the time.
+        To pass a None costs as much as to pass a value, and most columns of a batch are empty: this halves the time.
         """
         values = list(zip(*rows, strict=True))
         used = [index for index, column in enumerate(values) if column.count(None) < len(rows)]
@@ -135,14 +135,14 @@ class Step:
         )
 
     def queue_for_reading(self, name: str) -> QueueRecords:
-        """A queue to read from; one that does not exist is empty."""
+        """Return a queue to read from; one that does not exist is empty."""
         return QueueRecords(self, name, self.execute(_QUEUE, (name,)).fetchone())
 
     def queue_for_writing(self, name: str, session: bytes | None = None) -> QueueRecords:
-        """A name to write to, with its row made if it is not there. The same object for the whole step.
+        """Return a name to write to; its row is created if there is none. The same object for the whole step.
 
-        It is a queue only when something is added to it: see `QueueRecords.make`. With the session of an operation,
-        what most steps need to know is read in the same statement.
+        The name becomes a queue only when something is added to it: see `QueueRecords.make`. With the session of an
+        operation, the values that most steps need are read in the same statement.
         """
         records = self._queues.get(name)
         if records is None:
@@ -179,12 +179,12 @@ class Step:
         return first
 
     def keep_reserve(self) -> None:
-        """Before messages are added, the room for draining must be back: otherwise this is what fills the file."""
+        """Restore the reserve before messages are added: otherwise its space would be filled with messages."""
         self._keeps_reserve = False
         if self.execute(_RESERVE_KEPT).fetchone() is None:
             self.execute(_RESERVE_BACK, (RESERVE_BYTES,))
 
     def finish(self) -> None:
-        """Write what the queues of the step gathered."""
+        """Write all changes that the queues of the step collected."""
         for records in self._queues.values():
             records.flush()

@@ -109,7 +109,7 @@ _RESULT = "SELECT data FROM {result} WHERE queue = ? AND id = ? AND until_ms > ?
 
 
 def wall_clock_ms() -> int:
-    """The machine's clock: every process that can open the file has the same one."""
+    """Return the machine's time, which is the same for every process that can open the file."""
     return time.time_ns() // 1_000_000
 
 
@@ -169,7 +169,7 @@ class SqliteStore:
         )
 
     def connect(self, *, start_timeout: float) -> SqliteExecutor:
-        """Open the file, with its tables made if they are missing."""
+        """Open the file; its tables are created if they are missing."""
         executor = self._executor()
         executor.start(start_timeout)
         return executor
@@ -188,7 +188,7 @@ class SqliteStore:
     def _once(
         name: str, queue: str, operation: Operation, form: replays.Form[T], work: Callable[[QueueRecords], T]
     ) -> SqliteCall[T]:
-        """A verb that runs once per operation: a repeat gets the first result."""
+        """Return the call of a verb that runs once per operation: a repeat gets the first result."""
 
         def run(step: Step) -> T:
             records = step.queue_for_writing(queue, operation.session)
@@ -205,7 +205,7 @@ class SqliteStore:
     def time(self) -> Call[int]:
         return SqliteCall("time", lambda step: step.now, writes=False)
 
-    # ---- the way of a message ----------------------------------------------------------------------------
+    # ---- the path of a message ---------------------------------------------------------------------------
 
     def publish(self, queue: str, drafts: Sequence[Draft], operation: Operation) -> Call[Woken[list[Published]]]:
         def work(records: QueueRecords) -> Woken[list[Published]]:
@@ -239,7 +239,8 @@ class SqliteStore:
                 also = step.also.take()
                 replays.remember(records, operation, replays.CLAIMED.pack((fence, ids, also, wake)))
             else:
-                # Nothing ran, and nothing may run now: a request that arrives later finds this and claims nothing.
+                # Nothing was run, and must not run now: a request that arrives later finds this result and claims
+                # nothing.
                 held, ids, also, wake = (fence, [], (), {}) if first is None else replays.CLAIMED.unpack(first)
                 replays.remember(records, operation, replays.CLAIMED.pack((fence, ids, also, wake)))
                 claimed = claim.claim_again(records, ids, held, fence)
@@ -377,7 +378,7 @@ class SqliteStore:
         search = locate.find_in_journals if in_journals else locate.find_messages
         return [SqliteCall("locate", lambda step: search(step, queues, message_id), writes=False)]
 
-    # ---- running a queue ---------------------------------------------------------------------------------
+    # ---- administration ----------------------------------------------------------------------------------
 
     def redrive(
         self,
@@ -470,7 +471,7 @@ class SqliteStore:
         return self._once("skip_held", queue, operation, replays.SKIPPED, work)
 
     def strand_group(self, queue: str, group: str) -> SqliteCall[None]:
-        """For tests: take a group that can go on out of the line, so that no claim finds its messages."""
+        """For tests: remove a group from the line that can hand out a message, so that no claim finds its messages."""
         return SqliteCall("damage", lambda step: groups.strand(step, queue, group))
 
     # ---- removal -------------------------------------------------------------------------------------------
@@ -481,7 +482,7 @@ class SqliteStore:
     def unlist(self, queue: str) -> list[Call[None]]:
         return []
 
-    # ---- who works -----------------------------------------------------------------------------------------
+    # ---- workers -----------------------------------------------------------------------------------------
 
     def poll(
         self, idle: Sequence[Idle], *, registration: Registration | None = None, repeat_to: str | None = None
@@ -613,7 +614,7 @@ def _groups_woken(records: QueueRecords, work: Callable[[], T]) -> Woken[T]:
 
 
 def _with_notices(records: QueueRecords, woken: Woken[T]) -> Woken[T]:
-    """Act on the notices of a step, and add the waiters to wake and the side effects to its result."""
+    """Apply the notices of a step, and add the waiters to wake and the side effects to its result."""
     step = records.step
     if step.notices or step.waiters_to_wake:
         add_wakes(woken.wake, chains.deliver_notices(step))

@@ -1,7 +1,7 @@
 """Calls as a part of the user's own transaction on the file of a SQLite store.
 
-Nothing is begun and nothing committed. A step that fails is undone to where it began, and the rest stays. The row and
-text factories of the user's connection are replaced for the length of a step.
+No transaction is begun or committed here. A step that fails is rolled back to its beginning, and the rest of the
+transaction stays. The row and text factories of the user's connection are replaced during a step.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LOCK_WAIT_SECONDS = 5.0
 
 
 class SqliteTransactions:
-    """Steps on the user's own connection. Each of them checks the connection anew, which costs no round trip."""
+    """Steps on the user's own connection. Each step checks the connection, which costs no round trip."""
 
     library = "sqlite3"
     waits = False
@@ -60,7 +60,8 @@ class SqliteTransactions:
 
     @contextmanager
     def begin(self, executor: Callable[[], Executor]) -> Iterator[sqlite3.Connection]:
-        # By Python's own rules it begins with the first write, so that no writer waits for a handler that only reads.
+        # By Python's own rules the transaction begins with the first write, so writers do not wait for a handler that
+        # only reads.
         with closing(sqlite3.connect(self._store.path, timeout=LOCK_WAIT_SECONDS)) as connection, connection:
             yield connection
 
@@ -70,9 +71,9 @@ class SqliteTransactions:
             yield connection
 
 
-#: Takes the right to write before anything is read, by the connection's own way to begin a transaction.
+#: Takes the write lock before anything is read; the connection begins the transaction in its own way.
 _LOCK_FOR_WRITING = "UPDATE {meta} SET value = value WHERE 0"
-#: No client sees the commit: processes that watch the file do, and find that it has woken sleepers.
+#: Other processes watch the file, and find by this number that a commit has woken sleepers.
 _COUNT_WAKE = """
     INSERT INTO {meta} (name, value) VALUES (?, 1) ON CONFLICT (name) DO UPDATE SET value = value + 1"""
 _SAVE, _BACK, _KEEP = "SAVEPOINT waypost", "ROLLBACK TO waypost", "RELEASE waypost"
@@ -160,11 +161,11 @@ class SqliteTransactionExecutor:
         return results
 
     def close(self) -> None:
-        """It is the caller's."""
+        """Do nothing: the connection is the caller's."""
 
 
 def begins_transactions(connection: sqlite3.Connection) -> bool:
-    """Whether a connection begins a transaction by itself before it writes."""
+    """Return whether a connection begins a transaction by itself before it writes."""
     try:
         autocommit = getattr(connection, "autocommit", None)
     except sqlite3.ProgrammingError:
@@ -175,7 +176,7 @@ def begins_transactions(connection: sqlite3.Connection) -> bool:
 
 
 class AsyncSqliteTransactionExecutor:
-    """The same for an event loop: a file has nothing to wait for but the disk."""
+    """The same for an event loop: with a file there is nothing to wait for but the disk."""
 
     def __init__(self, executor: SqliteTransactionExecutor) -> None:
         self._sync = executor
@@ -187,7 +188,7 @@ class AsyncSqliteTransactionExecutor:
         return self._sync.run_many(calls)
 
     async def close(self) -> None:
-        """It is the caller's."""
+        """Do nothing: the connection is the caller's."""
 
 
 class AiosqliteTransactionExecutor:
@@ -204,4 +205,4 @@ class AiosqliteTransactionExecutor:
         return await run_in_thread(self._connection, self._sync.run_many, list(calls))
 
     async def close(self) -> None:
-        """It is the caller's."""
+        """Do nothing: the connection is the caller's."""

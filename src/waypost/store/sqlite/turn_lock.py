@@ -1,8 +1,8 @@
-"""Who of this process writes to a file next: threads take turns in the order in which they came.
+"""The order in which the threads of this process write to a file: the order in which they asked.
 
-SQLite has one writer. A connection that finds another one writing sleeps and tries again, and who tries at the right
-moment comes first: beside a worker that claims and settles all the time, a publish could wait for hundreds of
-milliseconds. Between processes it stays like that, with short sleeps.
+SQLite has one writer. A connection that finds another one writing sleeps and tries again, so the connection that tries
+at the right moment is next: beside a worker that claims and settles all the time, a publish could wait for hundreds of
+milliseconds. Between processes this is still so, with short sleeps.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from collections import deque
 
 
 class TurnLock:
-    """A lock that is passed on to the thread that has waited longest.
+    """A lock that is passed to the thread that has waited longest.
 
-    It decides who tries first, not who may write: SQLite does that. So a thread that has waited long enough takes it.
+    It decides which thread tries first, not which may write: SQLite decides that. So a thread takes it after a time
+    limit.
     """
 
     def __init__(self) -> None:
@@ -29,7 +30,7 @@ class TurnLock:
         self._waiting: deque[threading.Lock] = deque()
 
     def acquire(self, timeout: float) -> threading.Lock:
-        """Wait for the turn, or until the time is over; return what `release` takes."""
+        """Wait for the turn, or until the time limit; return the argument of `release`."""
         turn = threading.Lock()
         try:
             with self._mutex:
@@ -49,7 +50,7 @@ class TurnLock:
             raise
 
     def _stop_waiting(self, turn: threading.Lock) -> bool:
-        """Wait no longer; False if the turn has come meanwhile."""
+        """Stop waiting; False if the turn has come meanwhile."""
         with self._mutex:
             if turn not in self._waiting:
                 return False
@@ -57,7 +58,7 @@ class TurnLock:
             return True
 
     def release(self, turn: threading.Lock) -> None:
-        """Pass it on, unless another thread took it."""
+        """Pass the turn on, unless another thread took it."""
         with self._mutex:
             if self._owner is turn:
                 self._owner = self._waiting.popleft() if self._waiting else None
@@ -71,12 +72,12 @@ _by_file: weakref.WeakValueDictionary[str, TurnLock] = weakref.WeakValueDictiona
 
 def turn_lock(path: str) -> TurnLock:
     """Return the lock of a file, the same one for all its writers in this process."""
-    # Two threads that open the file at the same moment may get two locks: then SQLite alone decides between them.
+    # Two threads that open the file at the same moment may get two locks: then only SQLite orders them.
     return _by_file.setdefault(os.path.realpath(path), TurnLock())
 
 
 def _after_fork() -> None:
-    # The threads that held or awaited them are not in this process.
+    # The threads that held or awaited them do not exist in this process.
     for lock in list(_locks):
         lock._begin()
 

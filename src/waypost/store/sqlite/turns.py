@@ -1,7 +1,7 @@
 """Which messages a claim takes next in a queue that takes turns between groups.
 
-Groups in line are read in their order, as many as the claim may need, each with its first message by one lookup. What
-is claimed from which group is decided in memory (as `memory/groups.py` says), and written at the end.
+Groups in line are read in their order, as many as the claim may need, each with its first message by one lookup. From
+which groups messages are claimed is decided in memory (as in `memory/groups.py`), and written at the end.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from waypost.store.sqlite.grouping import EMPTY, GROUP_COLUMNS, HELD_BY, Groupin
 from waypost.store.sqlite.queue_records import QueueRecords, as_list
 from waypost.store.sqlite.schema import READY
 
-#: What a claim needs of a message: as in `claim.py`, without its body.
+#: The columns that a claim needs of a message: as in `claim.py`, without its body.
 _FIELDS = f"""
     m.seq, m.id, m.priority, m.ready_ms, m.published_ms, m.size, m.token, m.deliveries, m.attempts,
     coalesce(m.key, m.freed_key), m."group", m.cause, m.chain, {OTHERS_SOUND}, m.key_mode"""
@@ -25,7 +25,7 @@ _HEAD = f"""
     SELECT m.seq FROM {{message}} m INDEXED BY {{message:group}}
     WHERE m.queue = g.queue AND m."group" IS nullif(g.name, '') AND m.state = {READY} AND m.rank IS NOT NULL
     ORDER BY m.rank, m.position, m.id LIMIT 1"""
-#: What a claim needs of a group, and what it needs besides if groups have rates or settings of their own.
+#: The columns that a claim needs of a group, and further ones if groups have rates or settings of their own.
 _PLAIN_COLUMNS = "g.turn, g.name, g.ready, g.leased"
 _COUNT_OF_PLAIN = 4
 
@@ -38,8 +38,8 @@ def _line(columns: str, held: str, behind: str) -> str:
     LEFT JOIN {{message}} m ON m.seq = line.head"""
 
 
-#: The groups of the line with their first messages, by whether all their columns are read and what holds each, and
-#: whether it is read from its start or behind a group.
+#: Statements that read the groups of the line with their first messages, by whether all columns and what holds each
+#: group are read, and by whether the line is read from its start or after a group.
 _LINE = {
     (whole, holds, behind): _line(
         f"{_PLAIN_COLUMNS}, {GROUP_COLUMNS}" if whole else _PLAIN_COLUMNS,
@@ -76,36 +76,37 @@ _CLAIMS_OLD = """
     UPDATE {group} SET claims = NULL, claims_until = NULL WHERE queue = ?1 AND name IN (
         SELECT name FROM {group} INDEXED BY {group:until}
         WHERE queue = ?1 AND claims_until IS NOT NULL AND claims_until <= ?2 ORDER BY claims_until LIMIT ?3)"""
-#: Groups of which nothing is to be remembered.
+#: Groups of which nothing must be remembered.
 _SWEEP = f"""
     DELETE FROM {{group}} WHERE queue = ?1 AND name IN (
         SELECT name FROM {{group}} INDEXED BY {{group:empty}} WHERE queue = ?1 AND {EMPTY} LIMIT ?2)"""
 _IN_LINE = "SELECT 1 FROM {group} INDEXED BY {group:turn} WHERE queue = ? AND turn IS NOT NULL LIMIT 1"
-#: How much longer than its window the claims of a rate are kept: the window may become longer.
+#: How much longer than its window the claims of a rate are kept: the window may be changed to a longer one.
 _CLAIMS_KEPT_MS = 3_600_000
 
 
 class _Turn:
-    """A group in line, and what is known of its messages."""
+    """A group in line, and its messages that are read."""
 
     __slots__ = ("before", "claimed", "group", "name", "room", "rows", "step", "turn")
 
     def __init__(self, turn: int, name: str, room: int, head: tuple[Any, ...] | None, group: GroupRow | None) -> None:
         self.turn: int | None = turn
         self.name = name
-        #: How many of its messages a claim may take, as far as rates allow it.
+        #: How many of its messages a claim may lease, as far as rates allow it.
         self.room = room
         #: Its next messages that are read; claimed ones are removed.
         self.rows = [] if head is None else [head]
         self.claimed = 0
-        #: Its whole row, if groups have rates or settings of their own; and what may not be written if it is unchanged.
+        #: Its whole row, if groups have rates or settings of their own; and the values that are not written if
+        #: unchanged.
         self.group = group
         self.before = None if group is None else (group.limited_until, group.claims)
         self.step = GROUP_STRIDE if group is None else GROUP_STRIDE // group.weight
 
 
 class Turns:
-    """The choice of a claim: up to `room` messages, and `left` bytes."""
+    """The messages that a claim chooses: up to `room` messages, and `left` bytes."""
 
     def __init__(self, records: QueueRecords, groups: Grouping, room: int, left: int, *, started: bool) -> None:
         policy = records.policy
@@ -197,7 +198,7 @@ class Turns:
         return turn.group is None or turn.group.rate_until(self._records.policy, self._records.now) is None
 
     def _take(self, turn: _Turn) -> None:
-        """A message of the first group in line is claimed: it goes on, or leaves the line."""
+        """Claim a message of the first group in line: the group gets its next turn, or leaves the line."""
         group = turn.group
         turn.claimed += 1
         turn.room -= 1
@@ -214,7 +215,7 @@ class Turns:
             self._remove(turn)
 
     def _remove(self, turn: _Turn) -> None:
-        """A group that cannot go on leaves the line; note when its rate allows the next message."""
+        """Remove a group from the line that cannot hand out a message; store when its rate allows the next one."""
         turn.turn = None
         self._changed[turn.name] = turn
         group, policy, now = turn.group, self._records.policy, self._records.now
@@ -247,7 +248,7 @@ class Turns:
 
 
 def join_again(records: QueueRecords, groups: Grouping) -> None:
-    """Put the groups into the line whose rate allows the next message by now, or whose time cannot be right."""
+    """Put the groups into line whose rate allows the next message by now, or whose time cannot be correct."""
     policy, now, execute = records.policy, records.now, records.step.execute
     state = groups.state
     if state.check_limits or now < state.clock_ms:
@@ -259,7 +260,7 @@ def join_again(records: QueueRecords, groups: Grouping) -> None:
     for row in rows:
         group = GroupRow(*row)
         rate, until = group.rate(policy), group.limited_until or 0
-        # Further ahead than a window: the clock was set back.
+        # Later than a window from now: the clock was set back.
         if until <= now or rate is None or until > end_of_part(now, rate[1]) + rate[1]:
             names.append(group.name)
     if names:
@@ -282,7 +283,7 @@ def next_allowed(records: QueueRecords, groups: Grouping) -> int | None:
 
 
 def needs_claim(records: QueueRecords) -> bool:
-    """Return whether a claim may find something, or has groups to put into the line."""
+    """Return whether a claim may find messages, or has groups to put into line."""
     if records.step.execute(_IN_LINE, (records.number,)).fetchone() is not None:
         return True
     until = limited_until(records)

@@ -1,4 +1,4 @@
-"""Pick the sleepers to wake for what a step made claimable."""
+"""Pick the sleepers to wake for the messages that a step made claimable."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from waypost.store.sqlite.queue_records import QueueRecords
 
 T = TypeVar("T")
 
-#: Prefix of a worker that polls again soon: while such a row lives, no sleeper is woken for a few messages.
+#: Prefix of a worker that polls again soon: while such a row has not expired, few messages wake no sleeper.
 POLLS_SOON = "~"
 
 _SLEEPERS_CLEAR = "DELETE FROM {sleeper} WHERE queue = ?"
@@ -26,7 +26,7 @@ _SLEEPER_OUT = "DELETE FROM {sleeper} WHERE queue = ? AND name = ?"
 def waking(
     records: QueueRecords, work: Callable[[], T], *, also: Callable[[], int] = lambda: 0, next_claim: int = 0
 ) -> tuple[T, list[str]]:
-    """Do the work of a step, and pick the sleepers that what it made claimable is worth, but for the caller's claim."""
+    """Run a step, and pick sleepers for the messages that it made claimable, less the caller's own claim."""
     earliest = records.next_due()
     records.freshly_ready = 0
     _begin(records)
@@ -38,7 +38,7 @@ def waking(
 
 
 def waking_groups(records: QueueRecords, work: Callable[[], T]) -> tuple[T, list[str]]:
-    """Do the work of a step that makes no message claimable, but can end what holds a group."""
+    """Run a step that makes no message claimable, but can end a hold of a group; pick the sleepers to wake."""
     _begin(records)
     result = work()
     return result, pick_sleepers(records, _worth_of_groups(records))
@@ -51,7 +51,7 @@ def _begin(records: QueueRecords) -> None:
 
 
 def _worth_of_groups(records: QueueRecords) -> int:
-    """Return how many sleepers the groups are worth that can go on, if there may be a sleeper at all."""
+    """Return how many sleepers to wake for groups that can continue, if there may be a sleeper at all."""
     groups = records.groups
     if groups is None or not groups.freed:
         return 0
@@ -64,7 +64,7 @@ def _worth_of_groups(records: QueueRecords) -> int:
 
 
 def pick_sleepers(records: QueueRecords, count: int) -> list[str]:
-    """Take up to `count` sleepers out of the memory, the last to fall asleep first; `*` if the memory is gone."""
+    """Remove up to `count` sleepers from the list, the last to fall asleep first; `*` if the list is lost."""
     if count == 0 or records.paused:
         return []
     is_known = records.numbers["sleepers_known_until"] > records.now

@@ -1,4 +1,4 @@
-"""The register of workers: one row for each, written by itself, removed in passing when its time is over."""
+"""The list of workers: one row for each, written by itself; expired rows are deleted by heartbeats."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _REQUESTED = "SELECT request, request_ms FROM {worker} WHERE name = ? AND reques
 
 
 def heartbeat(step: Step, name: str, record: bytes, ttl_ms: int) -> int:
-    """Keep a worker until its expiry; if there are too many, remove those that expire first. Returns store time."""
+    """Store a worker until its expiry; if there are too many, delete those that expire first. Returns store time."""
     row = (record, step.now, step.now + ttl_ms, name)
     known = step.execute(_UPDATE, row).rowcount > 0
-    # Behind its own renewal: one that is late keeps what was requested of it.
+    # After its own renewal: so a worker that is late keeps the request that was made to it.
     step.execute(_SWEEP, (step.now, WORKERS_SWEPT_MAX))
     if not known:
         step.execute(_INSERT, row)
@@ -47,7 +47,7 @@ def request(step: Step, name: str, wanted: WorkerRequest) -> bool:
 
 
 def requested(step: Step, name: str) -> Requested | None:
-    """Return what was requested of a worker last."""
+    """Return the last request to a worker."""
     row = step.execute(_REQUESTED, (name,)).fetchone()
     return None if row is None else Requested(*row)
 

@@ -310,6 +310,23 @@ class TestChains:
         bench.deliver_all()
         assert bench.chain_state(chain).open == len(mails) - 1
 
+    @pytest.mark.promise("CHAIN-1", "CHAIN-2")
+    def test_the_result_is_that_of_the_last_message_though_earlier_ends_are_counted_late(self, bench: Bench) -> None:
+        chain = bench.begin_chain()
+        go_on(bench, bench.claim_one(), INVOICES)
+        lease = bench.claim_one(queue=INVOICES)
+        mail = bench.continuation(lease, MAILS)
+        bench.settle(lease, queue=INVOICES, then=[mail])
+        # A client that dies behind this point leaves the notice of this end to a later claim.
+        late = bench.run(bench.store.outgoing(INVOICES, 10))
+        for one in [one for one in late if one.queue == MAILS]:
+            bench.carry(one)
+        bench.settle(bench.claim_one(queue=MAILS), queue=MAILS)
+        bench.deliver_outgoing(MAILS)
+        bench.deliver_all()
+        state = bench.chain_state(chain)
+        assert (state.is_finished, state.last) == (True, chain_id(MAILS, mail.id))
+
     @pytest.mark.promise("CHAIN-2")
     def test_a_finished_chain_is_remembered_as_long_as_a_result(self, bench: Bench) -> None:
         chain = bench.begin_chain()

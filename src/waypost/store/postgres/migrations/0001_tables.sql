@@ -1,11 +1,11 @@
 -- The tables of one namespace. {name} stands for the quoted, schema-qualified name of a table, {#name} for the bare
 -- name of an index or constraint.
 --
--- A message is one row with its bytes in it: PostgreSQL moves what is long out of the row by itself and a step that
--- leaves the bytes alone does not write them again. States: 0 ready, 1 delayed, 2 leased, 3 waiting, 4 dead. `rank` is 9
--- less the priority, so that every order rises. All indexes of `message` but the first are partial: a message stands only
--- in those its state has a use for.
--- No row is written by every step: counts are delta rows, the order of the journal is made by its readers.
+-- A message is one row that includes its bytes: PostgreSQL stores long values outside of the row by itself, and a step
+-- that does not change the bytes does not write them again. States: 0 ready, 1 delayed, 2 leased, 3 waiting, 4 dead.
+-- `rank` is 9 minus the priority, so that all sort orders are ascending. All indexes of `message` except the first are
+-- partial: a message is only in the indexes that its state needs.
+-- No row is written by every step: counts are rows with differences, and readers of the journal determine its order.
 
 CREATE SEQUENCE {sequence};
 
@@ -55,7 +55,7 @@ CREATE TABLE {message} (
     chain text COLLATE "C",
     data bytea NOT NULL
 ) WITH (
-    -- Every message leaves two dead rows: vacuum at each of the server's rounds, and do not doze over it.
+    -- Every message leaves two dead rows: vacuum in each round of the server, without pauses.
     autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0,
     toast.autovacuum_vacuum_scale_factor = 0.02, toast.autovacuum_vacuum_cost_delay = 0
 );
@@ -65,13 +65,13 @@ CREATE INDEX {#message_delay} ON {message} (queue, ready_ms) WHERE state = 1;
 CREATE INDEX {#message_lease} ON {message} (queue, lease_end_ms) WHERE state = 2;
 CREATE INDEX {#message_dead} ON {message} (queue, ended_ms, id) WHERE state = 4;
 CREATE INDEX {#message_reason} ON {message} (queue, reason, ended_ms, id) WHERE state = 4;
--- Who has a key, and the next generation that waits for it: at most one of each, or the step fails.
+-- The owner of a key, and the next generation that waits for the key: at most one of each, or the step fails.
 CREATE UNIQUE INDEX {#message_owner} ON {message} (queue, key) WHERE key IS NOT NULL AND state < 3;
 CREATE UNIQUE INDEX {#message_heir} ON {message} (queue, key) WHERE key IS NOT NULL AND state = 3;
--- What waits for chains.
+-- Messages that wait for chains.
 CREATE INDEX {#message_blocked} ON {message} (queue, id) WHERE key IS NULL AND state = 3;
 
--- Finished messages, kept to look at if the queue's policy says so, in the order of `number`.
+-- Finished messages, kept for inspection if the queue's policy says so, in the order of `number`.
 CREATE TABLE {completed} (
     number bigint NOT NULL,
     queue integer NOT NULL,
@@ -94,8 +94,8 @@ CREATE TABLE {completed} (
 );
 CREATE INDEX {#completed_id} ON {completed} (queue, id);
 
--- Counts. `tally` has a row for each step that counts; `total` and `minute` are what was folded of them. A column
--- that a step does not count is null. A sum is total plus tally, in one statement.
+-- Counts. `tally` has a row for each step that counts; rows of `tally` are folded into `total` and `minute`. A column
+-- that a step does not count is null. A sum is total plus tally, read in one statement.
 CREATE TABLE {tally} (
     seq bigint NOT NULL,
     queue integer NOT NULL,
@@ -123,10 +123,11 @@ CREATE TABLE {minute} (
     CONSTRAINT {#minute_pkey} PRIMARY KEY (queue, minute)
 ) WITH (fillfactor = 50);
 
--- The journal: one entry per step and kind of event, its messages side by side in arrays. An array of one element
--- stands for all messages of the entry, a null array for nulls. `xid` is the transaction that wrote it.
--- Entries lie in slices of time. Writers fill the slice that `turn` names; a slice whose events are all forgotten is
--- emptied at once, not row by row, and filled again. What few events are still wanted by then go to `rest` (-1).
+-- The journal: one entry per step and kind of event, with its messages side by side in arrays. An array of one element
+-- holds for all messages of the entry, a null array stands for nulls. `xid` is the transaction that wrote the entry.
+-- Entries are stored in slices by time. Writers fill the slice that `turn` names. A slice of which all events are
+-- forgotten is truncated, not deleted row by row, and filled again. The few events of it that are still needed are
+-- moved to `rest` (-1) before.
 CREATE SEQUENCE {turn} MINVALUE 0 MAXVALUE 7;
 SELECT setval('{turn}', 0);
 CREATE TABLE {entry} (
@@ -158,7 +159,8 @@ CREATE TABLE {entry} (
     slice smallint NOT NULL DEFAULT coalesce(pg_sequence_last_value('{turn}'), 0)
 ) PARTITION BY LIST (slice);
 CREATE INDEX {#entry_place} ON {entry} (queue, xid, seq);
--- Steps of one message find their history by this; entries of many are looked through.
+-- For the history of one message: entries of a single message are found by this index, entries of many messages are
+-- scanned.
 CREATE INDEX {#entry_one} ON {entry} (queue, (ids[1])) WHERE count = 1 AND ids IS NOT NULL;
 CREATE TABLE {entry_a} PARTITION OF {entry} FOR VALUES IN (0) WITH (autovacuum_vacuum_insert_threshold = -1);
 CREATE TABLE {entry_b} PARTITION OF {entry} FOR VALUES IN (1) WITH (autovacuum_vacuum_insert_threshold = -1);
@@ -169,13 +171,14 @@ CREATE TABLE {entry_f} PARTITION OF {entry} FOR VALUES IN (5) WITH (autovacuum_v
 CREATE TABLE {entry_g} PARTITION OF {entry} FOR VALUES IN (6) WITH (autovacuum_vacuum_insert_threshold = -1);
 CREATE TABLE {entry_h} PARTITION OF {entry} FOR VALUES IN (7) WITH (autovacuum_vacuum_insert_threshold = -1);
 CREATE TABLE {rest} PARTITION OF {entry} DEFAULT WITH (autovacuum_vacuum_scale_factor = 0.05);
--- When the last events of a slice that is not filled any more were moved to `rest`; null while it holds something.
+-- When the last needed events of a slice that is no longer filled were moved to `rest`; null while the slice has needed
+-- events.
 CREATE TABLE {slice} (
     number smallint NOT NULL CONSTRAINT {#slice_pkey} PRIMARY KEY,
     moved_ms bigint
 ) WITH (fillfactor = 50);
 INSERT INTO {slice} (number) SELECT generate_series(0, 7);
--- "So many events end with this entry": made by readers, behind the oldest transaction that is under way.
+-- "So many events end with this entry": written by readers, for entries older than the oldest open transaction.
 CREATE TABLE {mark} (
     queue integer NOT NULL,
     number bigint NOT NULL,
@@ -194,7 +197,8 @@ CREATE TABLE {reader} (
     CONSTRAINT {#reader_pkey} PRIMARY KEY (queue, name)
 ) WITH (fillfactor = 50);
 
--- What lives for a while: each has an end and an index on it, and is swept a bounded number at a time.
+-- Rows with a limited lifetime: each has an end and an index on it, and a bounded number of expired rows is deleted at
+-- a time.
 CREATE TABLE {window} (
     queue integer NOT NULL,
     key text COLLATE "C" NOT NULL,
@@ -218,14 +222,14 @@ CREATE TABLE {arrival} (
     CONSTRAINT {#arrival_pkey} PRIMARY KEY (queue, id)
 );
 CREATE INDEX {#arrival_until} ON {arrival} (until_ms);
--- Who sleeps. A row stays after its worker was woken, until its time is over: the newest end of all rows says until
--- when the memory can be trusted. The row without a name stands for "everybody was woken".
+-- Sleeping workers. A row remains after its worker was woken, until the row expires: the newest expiry of all rows says
+-- until when the list of sleepers is complete. The row without a name means "all workers were woken".
 CREATE TABLE {sleeper} (
     queue integer NOT NULL,
     name text COLLATE "C" NOT NULL,
     until_ms bigint NOT NULL,
     awake boolean NOT NULL,
-    -- When it was last told to wake up.
+    -- When it was last notified.
     woken_ms bigint NOT NULL DEFAULT 0,
     CONSTRAINT {#sleeper_pkey} PRIMARY KEY (queue, name)
 ) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 200);
@@ -237,7 +241,7 @@ CREATE TABLE {rate} (
     CONSTRAINT {#rate_pkey} PRIMARY KEY (queue, at_ms)
 );
 
--- The last 128 results of each session: a new one takes the place of the one 128 before it.
+-- The last 128 results of each session: a new result replaces the one 128 operations before it.
 CREATE TABLE {operation} (
     queue integer NOT NULL,
     slot smallint NOT NULL,
@@ -248,7 +252,7 @@ CREATE TABLE {operation} (
     CONSTRAINT {#operation_pkey} PRIMARY KEY (queue, session, slot)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
 
--- Who works: what each worker last told of itself. Each writes its own row only.
+-- The workers: the last heartbeat of each. Each worker writes only its own row.
 CREATE TABLE {worker} (
     name text COLLATE "C" NOT NULL CONSTRAINT {#worker_pkey} PRIMARY KEY,
     record bytea NOT NULL,
@@ -256,7 +260,8 @@ CREATE TABLE {worker} (
     until_ms bigint NOT NULL
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 200);
 CREATE INDEX {#worker_until} ON {worker} (until_ms);
--- Schedules, each beside its queue. `change` grows with every save, so that a scheduler knows what to read again.
+-- Schedules, each with its queue. `change` grows with every save, so that a scheduler finds the schedules that it must
+-- read again.
 CREATE TABLE {schedule} (
     queue integer NOT NULL,
     key text COLLATE "C" NOT NULL,
@@ -271,7 +276,7 @@ CREATE TABLE {schedule} (
     change bigint NOT NULL,
     CONSTRAINT {#schedule_pkey} PRIMARY KEY (queue, key)
 ) WITH (fillfactor = 50);
--- Who leads in a role, and until when.
+-- The leader of each role, and until when it leads.
 CREATE TABLE {leader} (
     role text COLLATE "C" NOT NULL CONSTRAINT {#leader_pkey} PRIMARY KEY,
     name text NOT NULL,
@@ -279,8 +284,8 @@ CREATE TABLE {leader} (
     until_ms bigint NOT NULL
 ) WITH (fillfactor = 50);
 
--- Chains at their home, the queue of their first message. `open` is how many rows of `member` a chain has: messages of it
--- that have begun and not ended. One that has ended is kept for a while, with how it ended.
+-- Chains, stored with the queue of their first message (`home`). `open` is the number of rows of `member` that a chain
+-- has: its messages that have begun and not ended. A chain that has ended is kept for a while, with its result.
 CREATE TABLE {chain} (
     queue integer NOT NULL,
     id text COLLATE "C" NOT NULL,
@@ -299,7 +304,7 @@ CREATE TABLE {member} (
     count integer NOT NULL,
     CONSTRAINT {#member_pkey} PRIMARY KEY (queue, chain, name)
 ) WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 200);
--- Which chain, by its home, holds up which message. It goes with the end of either.
+-- Which chain (with its `home`) blocks which message. A row is deleted when the chain or the message ends.
 CREATE TABLE {blocker} (
     home integer NOT NULL,
     chain text COLLATE "C" NOT NULL,
@@ -308,7 +313,8 @@ CREATE TABLE {blocker} (
     CONSTRAINT {#blocker_pkey} PRIMARY KEY (home, chain, queue, id)
 );
 CREATE INDEX {#blocker_message} ON {blocker} (queue, id);
--- Clients that wait for the end of a message, or of a chain (`chain/` and its id), and ends that somebody waited for.
+-- Clients that wait for the end of a message or of a chain (`chain/` and its id), and the ends for which a client
+-- waited.
 CREATE TABLE {waiter} (
     queue integer NOT NULL,
     id text COLLATE "C" NOT NULL,

@@ -1,3 +1,3 @@
--- A step inside somebody's own transaction notes here how many sleepers it is worth. They are chosen when that
--- transaction is committed, by a trigger beside the function that does it.
+-- A step inside the caller's own transaction records here how many sleepers it may wake. They are chosen when that
+-- transaction commits, by the trigger that calls `wake_at_commit`.
 ALTER TABLE {tally} ADD COLUMN wake bigint;

@@ -1,4 +1,5 @@
--- Functions that have another name now: a verb has the name that it has in Python, a helper says what it does.
+-- Functions that were renamed: a verb has the same name as in Python, and the name of a helper function says what the
+-- function does.
 DROP FUNCTION IF EXISTS {beat}, {leave}, {read}, {forget}, {trim}, {remove_queue}, {remove};
 DROP FUNCTION IF EXISTS {keeps}, {open}, {make}, {op}, {replayed}, {remember}, {is_due}, {is_much}, {held}, {lock_of}, {from_now};
 DROP FUNCTION IF EXISTS {add_also}, {take_also}, {note}, {moved}, {finish}, {forget_done}, {forget_dead};

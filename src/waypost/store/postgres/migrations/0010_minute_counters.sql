@@ -1,5 +1,5 @@
--- What is needed to compute the backlog of a queue backwards from now, and how long messages waited and ran. In minutes
--- that were counted before, these are null: not known.
+-- Counters from which the backlog of a queue in the past is computed, and how long messages waited and ran. They are
+-- null (unknown) for minutes that were counted before this version.
 ALTER TABLE {tally} ADD COLUMN runs bigint;
 ALTER TABLE {tally} ADD COLUMN wait_ms bigint;
 ALTER TABLE {tally} ADD COLUMN wait_ms_max bigint;
@@ -14,7 +14,7 @@ ALTER TABLE {minute} ADD COLUMN wait_ms_max bigint;
 ALTER TABLE {minute} ADD COLUMN run_ms bigint;
 ALTER TABLE {minute} ADD COLUMN run_ms_max bigint;
 
--- The last changes of a queue's settings, to be marked on charts.
+-- The last changes of a queue's settings, which charts mark.
 ALTER TABLE {queue} ADD COLUMN changes jsonb NOT NULL DEFAULT '[]';
 
 -- What was requested of a worker, and when.

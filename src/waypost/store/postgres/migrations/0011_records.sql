@@ -9,5 +9,5 @@ CREATE TABLE {record} (
     PRIMARY KEY (kind, name)
 );
 CREATE INDEX {#record_created} ON {record} (kind, created_ms, name);
--- They take the ids of the letters that are meant.
+-- They take the ids of the dead letters.
 DROP FUNCTION IF EXISTS {purge}, {remove_dead};

@@ -1,4 +1,4 @@
--- The beginning of the error's text of retried and dead; null for every other event.
+-- The beginning of the error text of the events "retried" and "dead"; null for all other events.
 ALTER TABLE {entry} ADD COLUMN errors text[];
--- Whether web pages show the bodies of a queue to no user.
+-- Whether the web page hides the bodies of a queue from all users.
 ALTER TABLE {queue} ADD COLUMN hide_bodies boolean NOT NULL DEFAULT false;

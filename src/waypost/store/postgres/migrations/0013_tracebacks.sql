@@ -1,2 +1,2 @@
--- Whether errors are kept without the tracebacks behind their texts.
+-- Whether error texts are stored without tracebacks.
 ALTER TABLE {queue} ADD COLUMN no_tracebacks boolean NOT NULL DEFAULT false;

@@ -1,4 +1,4 @@
--- What schedulers remember of a schedule: which instants fired, and what its overlap rule needs.
+-- What schedulers store with a schedule: which instants fired, and what the overlap rule needs.
 ALTER TABLE {schedule} ADD COLUMN state bytea;
 -- They read and write it now.
 DROP FUNCTION IF EXISTS {save_schedule}(text, text, text, bigint, text, bytea, boolean, bigint, bigint);

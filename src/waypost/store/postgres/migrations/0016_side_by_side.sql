@@ -1,15 +1,16 @@
--- From here on the names of functions carry their version, so that those of two releases can be there side by side. Those
--- without one are removed: clients of older releases end with this migration.
+-- From this version on the names of functions include their version, so that the functions of two releases can exist
+-- side by side. Functions without a version are removed: clients of older releases cannot continue after this
+-- migration.
 
--- The versions whose functions are there: their names, when they became those to use, and the script that makes their
--- triggers and clock anew when a later version is taken back.
+-- The versions whose functions exist: the names of the functions, when this version became the one in use, and the
+-- script that creates its triggers and clock again when a later version is taken back.
 CREATE TABLE {interface} (
     version integer PRIMARY KEY,
     functions text[] NOT NULL,
     made_ms bigint NOT NULL,
     restore text NOT NULL
 );
--- When functions of an older version were called: some rows a minute, and none while there is only one version.
+-- When functions of an older version were called: some rows a minute, and none while only one version exists.
 CREATE TABLE {used} (version integer NOT NULL, at_ms bigint NOT NULL);
 CREATE INDEX {#used_at} ON {used} (version, at_ms);
 

@@ -1,12 +1,14 @@
--- Store drafts in one queue: the part of a publish that continuations share. An envelope carries its id in bytes 2-25.
+-- Store drafts in one queue: the part that publishes and continuations share. An envelope has its id in bytes 2-25.
 -- Touches: message, window, arrival, entry, tally, and what `end_message`, `begin_chains` and `block_messages` touch.
--- Keeps: of one key at most one owner and one parked generation, under any interleaving: the unique index decides which
--- message is first, and an owner changes only under its row's lock. Keys are locked in order, so that steps do not deadlock.
+-- Keeps: a key has at most one owner and one parked generation, under any interleaving: the unique index decides which
+-- message is first, and an owner changes only under the lock of its row. Keys are locked in order, so that steps do not
+-- deadlock.
 --
--- letters: q queued, d delayed, u duplicate, c conflict, e extended, r replaced, E parked by extend; `others` has an id
--- where the message that counts is another one; `capped_groups` has the group of each draft that uses up the cap of one. `fresh` is how many became claimable, `added` how many use up the cap, `passing` how many
--- were stored without regard to it (sent on by a settle: forwarded, and not among `p_capped`),
--- `followups` what the caller is to `apply_followups`. The draft at `p_places[i]` waits for the chain `p_afters[i]`.
+-- letters: q queued, d delayed, u duplicate, c conflict, e extended, r replaced, E parked by extend. `others` has an id
+-- where the result is a message other than the draft. `capped_groups` has the group of each draft that counts against
+-- the limit of a group. `fresh` is how many messages became claimable, `added` how many count against `max_pending`,
+-- `passing` how many were stored without a check of it (forwarded by a settle, and not among `p_capped`), `followups`
+-- what the caller must pass to `apply_followups`. The draft at `p_places[i]` waits for the chain `p_afters[i]`.
 
 CREATE OR REPLACE FUNCTION {accept}(
     q {queue}, p_now bigint, p_op text, p_envelopes bytea[], p_priorities smallint[], p_groups text[],
@@ -40,7 +42,7 @@ BEGIN
             {group_rank}(q.group_mode, d."group", d.rank), d.data
         FROM d
     ), j AS (
-        -- An aggregate is computed also where CASE does not use it, so those that are rarely needed have a query of their own.
+        -- PostgreSQL computes an aggregate even if CASE does not use it, so rarely needed aggregates are subqueries.
         INSERT INTO {entry} (
             queue, count, xid, seq, at_ms, event, operation, ids, groups, ranks, tokens, deliveries, attempts, dues,
                 sizes,
@@ -72,8 +74,8 @@ BEGIN
     END IF;
 END $body$;
 
--- Count stored drafts in their groups. Returns how many sleepers they are worth: an ordered group hands out one message,
--- however many became ready.
+-- Count stored drafts in their groups. Returns how many sleepers to wake for them: an ordered group hands out one
+-- message at a time, however many became ready.
 CREATE OR REPLACE FUNCTION {add_to_groups}(
     q {queue}, p_now bigint, p_acts text[], p_states smallint[], p_groups text[], p_delays bigint[], p_ats bigint[]
 ) RETURNS bigint LANGUAGE plpgsql AS $body$
@@ -144,7 +146,7 @@ BEGIN
         END LOOP;
     END IF;
 
-    -- The first message in the index of owners has the key.
+    -- The first message in the unique index of owners has the key.
     WITH inserted AS (
         INSERT INTO {message} (
             seq, position, ready_ms, published_ms, queue, state, rank, id, key, "group", chain, data, group_rank)
@@ -167,7 +169,8 @@ BEGIN
                 AND m.seq = u.seq) THEN 'new' END) ORDER BY u.n)
         INTO v_acts FROM unnest(v_ids, v_seqs, v_acts) WITH ORDINALITY AS u (id, seq, act, n);
     END IF;
-    -- A key may be in use although its message has ended: checked after the insert, which keeps other publishers out.
+    -- A key may be in use although its message has ended. This is checked after the insert, which blocks other
+    -- publishers of the key.
     FOR r IN
         SELECT u.n, u.id, w.message_id FROM unnest(v_ids, p_keys, v_acts) WITH ORDINALITY AS u (id, key, act, n)
         CROSS JOIN LATERAL (
@@ -179,7 +182,7 @@ BEGIN
         v_acts[r.n] := CASE WHEN coalesce(p_rules[r.n], 'keep') = 'error' THEN 'conflict' ELSE 'duplicate' END;
         others[r.n] := r.message_id;
     END LOOP;
-    -- The common conflict changes nothing, so it needs no lock.
+    -- The most common conflict rule, `keep`, changes nothing, so it needs no lock.
     IF 'keep' = ANY (coalesce(p_rules, ARRAY['keep'])) AND array_position(v_acts, NULL) IS NOT NULL THEN
         FOR r IN
             SELECT u.n, coalesce(h.id, o.id) AS id
@@ -279,7 +282,7 @@ BEGIN
     END IF;
 END $body$;
 
--- Write how long messages have their keys that this step has stored, with numbers from `p_first` on.
+-- Set for how long messages keep their keys. The messages were stored by this step, with numbers from `p_first` on.
 CREATE OR REPLACE FUNCTION {set_key_modes}(q {queue}, p_first bigint, p_envelopes bytea[], p_modes smallint[]) RETURNS void
 LANGUAGE plpgsql AS $body$
 BEGIN
@@ -288,7 +291,7 @@ BEGIN
         AND m.seq >= p_first;
 END $body$;
 
--- A draft whose key is in use, or was a moment ago: decided under the lock of the owner's row.
+-- Store a draft whose key is or was in use; what happens is decided under the lock of the owner's row.
 CREATE OR REPLACE FUNCTION {accept_conflict}(
     q {queue}, p_now bigint, p_op text, p_id text, p_seq bigint, p_data bytea, p_key text, p_rule text, p_due bigint,
     p_priority smallint, p_group text, p_chain text, OUT act text, OUT other text, OUT state smallint, OUT fresh bigint,
@@ -309,7 +312,7 @@ BEGIN
         SELECT * INTO o FROM {message} m
         WHERE m.queue = q.number AND m.key = p_key AND m.key IS NOT NULL AND m.state < {WAITING} FOR UPDATE;
         EXIT WHEN FOUND;
-        -- It ended meanwhile, so the key may be free.
+        -- The owner has ended meanwhile, so the key may be free.
         v_seq := NULL;
         INSERT INTO {message} (
             seq, position, ready_ms, published_ms, queue, state, rank, id, key, "group", chain, data, group_rank)
@@ -331,7 +334,7 @@ BEGIN
             RETURN;
         END IF;
         IF EXISTS (SELECT 1 FROM {message} m WHERE m.queue = q.number AND m.id = p_id) THEN
-            -- It is not the key that is in the way, and no other try will find it free.
+            -- The conflict is not about the key, so a repeat would fail again.
             RAISE EXCEPTION '%', p_id USING ERRCODE = 'WPKNW';
         END IF;
     END LOOP;
@@ -352,7 +355,7 @@ BEGIN
             UPDATE {message} m SET ready_ms = CASE WHEN p_due > p_now THEN p_due ELSE m.published_ms END
             WHERE m.queue = q.number AND m.id = h.id;
         ELSE
-            -- In an ordered group one that was claimed before keeps its place.
+            -- In an ordered group a message that was claimed before keeps its place.
             v_placed := coalesce(
                 o.group_rank = {RANK_ORDERED} AND o.cause IN ('expired', 'released', 'retried', 'snoozed'), false);
             UPDATE {message} m SET ready_ms = v_ready, state = v_state,

@@ -1,19 +1,21 @@
--- Small parts that the verbs share. What reads a table is in PL/pgSQL, whose plans are kept for the session.
--- Touches: queue (read, a new row for a new queue), operation, total and tally (read).
+-- Small functions that the verbs share. Functions that read a table are in PL/pgSQL, which caches their plans for the
+-- session.
+-- Touches: queue (read; a new row for a new queue), operation, total and tally (read).
 
--- Which events a journal level keeps.
+-- Return whether a journal level keeps an event.
 CREATE OR REPLACE FUNCTION {journal_keeps}(p_level text, p_event text) RETURNS boolean LANGUAGE sql IMMUTABLE AS $body$
     SELECT p_level IN ('all', 'full') OR p_level = 'failures' AND p_event IN (
         'retried', 'expired', 'dead', 'dropped', 'cancelled', 'dead_trimmed', 'trimmed', 'configured', 'paused',
         'resumed', 'skipped')
 $body$;
 
--- Store time in milliseconds. Tests bring their own.
+-- Store time in milliseconds. Tests pass their own.
 CREATE OR REPLACE FUNCTION {clock}(p_clock bigint) RETURNS bigint LANGUAGE sql VOLATILE AS $body$
     SELECT coalesce(p_clock, floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint)
 $body$;
 
--- The row of a name, made if there is none. It is a queue only when something is added to it: see `make_queue`.
+-- The row of a name; it is created if there is none. The name becomes a queue only when something is added to it: see
+-- `make_queue`.
 CREATE OR REPLACE FUNCTION {open_queue}(p_queue text) RETURNS {queue} LANGUAGE plpgsql AS $body$
 DECLARE
     q {queue};
@@ -26,9 +28,9 @@ BEGIN
     RETURN q;
 END $body$;
 
--- In a transaction of the caller's that reads by an old snapshot: fail, as any write in such a transaction does, if the
--- settings of the queue have changed since. The lock is given up at once, so that no change waits for the transaction:
--- from now on a change knows of it by its lock against removal.
+-- For a transaction of the caller that reads by an old snapshot: fail, as any write in such a transaction does, if the
+-- settings of the queue have changed since the snapshot. The lock is released at once, so that changes of the settings
+-- do not wait for the transaction; such a change notices the transaction by its shared removal lock.
 CREATE OR REPLACE FUNCTION {check_snapshot}(p_number bigint) RETURNS void LANGUAGE plpgsql AS $body$
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
@@ -41,7 +43,8 @@ BEGIN
     END IF;
 END $body$;
 
--- Something is added to a name: from now on it is a queue. If another transaction is making it, this one does not wait.
+-- Make a name a queue, because something is added to it. If another transaction is doing so, this one does not wait for
+-- it.
 CREATE OR REPLACE FUNCTION {make_queue}(q {queue}) RETURNS {queue} LANGUAGE plpgsql AS $body$
 BEGIN
     UPDATE {queue} t SET made = true WHERE t.number = (
@@ -59,8 +62,8 @@ BEGIN
     END IF;
 END $body$;
 
--- An operation comes as two parameters: its number, and `p_session`, which is the session (8 bytes), the mark (8), the
--- stamp (8) and, of a claim, the nonce of this sending (12).
+-- An operation is passed as two parameters: its number, and `p_session`, which consists of the session (8 bytes), the
+-- mark (8), the stamp (8) and, for a claim, the nonce of this attempt (12).
 CREATE OR REPLACE FUNCTION {operation_id}(p_session bytea, p_number bigint) RETURNS text LANGUAGE sql IMMUTABLE AS $body$
     SELECT encode(substr(p_session, 1, {SESSION_BYTES}), 'hex') || '.' || p_number
 $body$;
@@ -69,8 +72,8 @@ CREATE OR REPLACE FUNCTION {stamp}(p_session bytea) RETURNS bigint LANGUAGE sql 
     SELECT ('x' || encode(substr(p_session, {STAMP_AT}, {STAMP_BYTES}), 'hex'))::bit(64)::bigint
 $body$;
 
--- The first result of an operation, null if it is new. One that may be forgotten is refused: see repeats.py. Results are
--- kept behind the mark of their operation, as 16 hexadecimal digits.
+-- The first result of an operation, null if the operation is new. An operation whose result may have been deleted is
+-- refused: see repeats.py. The stored result begins with the mark of the operation, as 16 hexadecimal digits.
 CREATE OR REPLACE FUNCTION {first_result}(
     p_queue integer, p_removed bigint, p_session bytea, p_number bigint, p_now bigint, p_ttl bigint
 ) RETURNS text LANGUAGE plpgsql AS $body$
@@ -99,13 +102,13 @@ BEGIN
     RETURN NULL;
 END $body$;
 
--- Keep the result of an operation. If the same operation has finished on another connection meanwhile, this one is
--- undone and repeated, and then finds the first result. Returns whether this step is the one to tidy up.
+-- Store the result of an operation. If the same operation has finished on another connection meanwhile, this step is
+-- rolled back and repeated, and then finds the first result. Returns whether this step must do maintenance (`tidy`).
 CREATE OR REPLACE FUNCTION {store_result}(
     p_queue integer, p_session bytea, p_number bigint, p_until_ms bigint, p_result text
 ) RETURNS boolean LANGUAGE plpgsql AS $body$
 BEGIN
-    -- Longer than a repeat is let through, by what a stamp may lie ahead.
+    -- Kept longer than a repeat is accepted, by the time that a stamp may be in the future.
     INSERT INTO {operation} AS o (queue, slot, session, number, until_ms, result)
     VALUES (
         p_queue, p_number % {REPLAY_MAX}, substr(p_session, 1, {SESSION_BYTES}), p_number, p_until_ms + {STAMP_AHEAD_MS},
@@ -119,9 +122,9 @@ BEGIN
     RETURN {tidy_is_due}(p_queue, p_number);
 END $body$;
 
--- Whether a step is the one to tidy up: one in 64, chosen by transaction numbers, and one that finds a lot to do. Some steps
--- check that, chosen by two kinds of numbers: a client whose steps fall on the same ones of the first kind has others
--- of the second.
+-- Return whether a step must do maintenance: one step in 64, chosen by transaction number, and each step that finds
+-- many counts to fold. Only some steps check for many counts, chosen by transaction number or by operation number: a
+-- client whose transaction numbers never match has operation numbers that do.
 CREATE OR REPLACE FUNCTION {tidy_is_due}(p_queue integer, p_number bigint) RETURNS boolean LANGUAGE plpgsql AS $body$
 DECLARE
     v_xid bigint := pg_current_xact_id()::text::bigint;
@@ -129,25 +132,26 @@ BEGIN
     RETURN v_xid % 64 = 0 OR (v_xid % 16 = 8 OR p_number % 16 = 8) AND {many_counts}(p_queue);
 END $body$;
 
--- The same for a step that leaves something for each of `p_count` messages: it sees to it that as much is folded and swept.
+-- The same for a step that leaves rows to fold or sweep for each of `p_count` messages: the more messages, the more
+-- likely is maintenance.
 CREATE OR REPLACE FUNCTION {tidy_is_due_for}(p_queue integer, p_count bigint) RETURNS boolean LANGUAGE plpgsql AS $body$
 BEGIN
     RETURN p_count > 1 AND (random() * 64 < p_count OR {many_counts}(p_queue));
 END $body$;
 
--- Whether a queue has a lot of counts that are not folded.
+-- Return whether a queue has more than 64 rows of counts that are not folded.
 CREATE OR REPLACE FUNCTION {many_counts}(p_queue integer) RETURNS boolean LANGUAGE plpgsql AS $body$
 BEGIN
     RETURN EXISTS (SELECT 1 FROM {tally} t WHERE t.queue = p_queue OFFSET 64 LIMIT 1);
 END $body$;
 
--- Whether it has more of them than this.
+-- Return whether it has more than `p_most` of these rows.
 CREATE OR REPLACE FUNCTION {counts_exceed}(p_queue integer, p_most bigint) RETURNS boolean LANGUAGE plpgsql AS $body$
 BEGIN
     RETURN EXISTS (SELECT 1 FROM {tally} t WHERE t.queue = p_queue OFFSET p_most LIMIT 1);
 END $body$;
 
--- How many messages are in each state: what was folded, and what was not yet, as of one moment.
+-- How many messages are in each state: folded counts plus those not folded yet, of one moment.
 CREATE OR REPLACE FUNCTION {state_counts}(
     p_queue integer, OUT ready bigint, OUT delayed bigint, OUT leased bigint, OUT waiting bigint, OUT dead_kept bigint
 ) LANGUAGE plpgsql AS $body$
@@ -162,8 +166,9 @@ BEGIN
     ) c;
 END $body$;
 
--- Count messages that were stored without regard to the cap, as far as they are past it. `p_queues` has the queue of each.
--- No lock is taken for it, since a settle holds its messages: where steps overlap, each counts by the depth that it sees.
+-- Count the messages that exceed `max_pending` among those stored without a check of it. `p_queues` has the queue of
+-- each message. No lock is taken, since a settle holds locks of its messages: steps that overlap count by the depth
+-- that each of them sees.
 CREATE OR REPLACE FUNCTION {count_over_cap}(p_now bigint, p_queues integer[]) RETURNS void LANGUAGE plpgsql AS $body$
 BEGIN
     INSERT INTO {tally} (seq, queue, minute, over_cap)
@@ -191,9 +196,10 @@ BEGIN
         SELECT m.lease_end_ms FROM {message} m WHERE m.queue = p_queue AND m.state = {LEASED} ORDER BY m.lease_end_ms LIMIT 1);
 END $body$;
 
--- What all tokens of claims are above, raised since the server has started anew. A claim that is lost with the server's memory
--- gave a token above the floor of its time, so that no claim afterwards gives it again. The clock makes it larger than any
--- floor that a server had from which an older backup or a replica was taken. One claim does it, and the others wait here.
+-- The floor: all tokens given by claims are above it. It is raised after each start of the server. A claim that is lost
+-- with the server's memory gave a token above the floor of its time, so raising the floor ensures that no later claim
+-- gives that token again. Using the clock makes the floor greater than any floor of a server from which an older backup
+-- or a replica was taken. One claim raises the floor, and the others wait here.
 CREATE OR REPLACE FUNCTION {raise_floor}() RETURNS bigint LANGUAGE plpgsql AS $body$
 DECLARE
     v_floor bigint;
@@ -207,7 +213,7 @@ BEGIN
         RETURNING e.floor INTO v_floor;
         DELETE FROM {server};
         INSERT INTO {server} VALUES (pg_postmaster_start_time(), '{server}'::regclass, v_floor);
-        -- It must be on the disk before a token above it is seen, whatever the server's default is.
+        -- It must be on the disk before a token above it is visible, whatever the server's default is.
         IF current_setting('synchronous_commit') = 'off' THEN
             PERFORM set_config('synchronous_commit', 'local', true);
         END IF;
@@ -215,7 +221,7 @@ BEGIN
     RETURN v_floor;
 END $body$;
 
--- How long until a moment; null if there is none.
+-- The time until a moment; null if there is none.
 CREATE OR REPLACE FUNCTION {ms_until}(p_at bigint, p_now bigint) RETURNS bigint LANGUAGE sql IMMUTABLE AS $body$
     SELECT CASE WHEN p_at IS NOT NULL THEN greatest(p_at - p_now, 0) END
 $body$;

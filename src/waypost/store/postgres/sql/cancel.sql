@@ -1,9 +1,11 @@
--- Cancel by id or key, once per operation: waiting messages at once, a running one by a flag that its renewal finds.
--- Touches: queue (read), message, window, completed and result (read), operation, and what `end_message` and `apply_followups` touch.
--- Keeps: done and dead are final. Returns letters (c cancelled, r requested, f finished, u unknown), the clients to wake
--- by queue, and the side effects.
--- Without `p_ttl` it is a part of the caller's own transaction: no repeat can come, nothing is tidied up, and sleepers are
--- chosen at the commit.
+-- Cancel by id or key, once per operation: a waiting message at once, a running one by a flag that is read when its
+-- lease is renewed.
+-- Touches: queue (read), message, window, completed and result (read), operation, and what `end_message` and
+-- `apply_followups` touch.
+-- Keeps: done and dead are final. Returns letters (c cancelled, r requested, f finished, u unknown), the clients to
+-- wake by queue, and the side effects.
+-- Without `p_ttl` it is a part of the caller's own transaction: the operation cannot be repeated, no maintenance is
+-- done, and sleepers are chosen at the commit.
 
 CREATE OR REPLACE FUNCTION {cancel}(
     p_queue text, p_clock bigint, p_session bytea, p_number bigint, p_ttl bigint, p_ids text[], p_keys text[]
@@ -74,7 +76,7 @@ BEGIN
         END IF;
     END LOOP;
     IF v_fresh > 0 THEN
-        -- Groups that it held can go on.
+        -- The groups that these messages held can continue.
         v_followups := v_followups || {wake_followup}(q.name, {wake}(q, v_now, v_fresh, p_ttl IS NULL));
     END IF;
     v_wakes := {apply_followups}(v_now, v_followups);
@@ -85,9 +87,9 @@ BEGIN
     RETURN v_first;
 END $body$;
 
--- Give timers another due time, once per operation; messages that wait for a retry are timers too. Touches: queue (read),
--- message, entry, tally, sleeper, operation. Keeps: only a message that is not due is moved.
--- Returns letters (m moved, d due already, u unknown) and the sleepers to wake. Without `p_ttl` as `cancel`.
+-- Change the due times of timers, once per operation; messages that wait for a retry are timers too. Touches: queue
+-- (read), message, entry, tally, sleeper, operation. Keeps: only a message that is not due yet is changed.
+-- Returns letters (m moved, d due already, u unknown) and the sleepers to wake. Without `p_ttl` as in `cancel`.
 CREATE OR REPLACE FUNCTION {reschedule}(
     p_queue text, p_clock bigint, p_session bytea, p_number bigint, p_ttl bigint, p_ids text[], p_keys text[],
     p_at bigint, p_delay bigint
@@ -154,9 +156,10 @@ BEGIN
     RETURN v_first;
 END $body$;
 
--- Give messages that are ready or delayed another priority, once per operation; a ready one goes to the end of it. Touches:
--- queue (read), message, entry, group_change, sleeper, operation. Keeps: a message stays in its state.
--- Returns letters (c changed, s stays as it is, u unknown) and the sleepers to wake.
+-- Change the priority of messages that are ready or delayed, once per operation; a ready message becomes the last of
+-- its new priority. Touches: queue (read), message, entry, group_change, sleeper, operation. Keeps: a message stays in
+-- its state.
+-- Returns letters (c changed, s unchanged, u unknown) and the sleepers to wake.
 CREATE OR REPLACE FUNCTION {change_priority}(
     p_queue text, p_clock bigint, p_session bytea, p_number bigint, p_ttl bigint, p_ids text[], p_priority bigint
 ) RETURNS text LANGUAGE plpgsql {settings} AS $body$

@@ -1,11 +1,14 @@
 -- Chains, kept in the queue of their first message (`home`); messages that wait for chains; clients that wait for an end.
 -- Touches: chain, member, blocker, waiter, ending, queue (read), message, sleeper, and what `end_message` touches.
--- Keeps: a chain changes only under the lock of its row, and a message that waits only under the lock of its own; the last
--- of a message's blockers to go makes it claimable, once. Only what has to do with one chain takes turns.
+-- Keeps: a chain changes only under the lock of its row, and a waiting message only under the lock of its own row; the
+-- removal of the last blocker of a message makes the message claimable, once. Only steps of the same chain wait for
+-- each other.
 --
--- What an end causes elsewhere is a followup. A verb gathers followups and applies them when its own work is done: so chains are locked
--- in one order by everybody, and a long row of messages that wait for each other is a loop, without recursion.
--- Followups are JSON: {chain, member, begun, failed} for an end, to its chain; {queue, names} for sleepers to wake.
+-- A followup is what an end causes in other rows. A verb gathers followups and applies them after its own work: so all
+-- verbs lock chains in the same order, and a long series of messages that wait for each other is a loop, without
+-- recursion.
+-- Followups are JSON: {chain, member, begun, failed} for an end, to be counted in its chain; {queue, names} for
+-- sleepers to wake.
 
 -- The end of a message, as a followup for its chain.
 CREATE OR REPLACE FUNCTION {end_followup}(p_chain text, p_member text, p_begun text[], p_failed text) RETURNS json
@@ -13,21 +16,21 @@ LANGUAGE sql IMMUTABLE AS $body$
     SELECT json_build_object('chain', p_chain, 'member', p_member, 'begun', p_begun, 'failed', p_failed)
 $body$;
 
--- The waiters to wake, as followups; none if there are no names.
+-- The waiters to wake, as followups; empty if there are no names.
 CREATE OR REPLACE FUNCTION {wake_followup}(p_queue text, p_names text[]) RETURNS json[] LANGUAGE sql IMMUTABLE AS $body$
     SELECT CASE WHEN cardinality(p_names) > 0
         THEN ARRAY[json_build_object('queue', p_queue, 'names', p_names)] ELSE '{}'::json[] END
 $body$;
 
--- What a settlement sends on, as names of messages.
+-- What a settlement forwards, as names of messages.
 CREATE OR REPLACE FUNCTION {continuation_names}(p_sources integer[], p_queues text[], p_envelopes bytea[], p_source bigint)
 RETURNS text[] LANGUAGE sql IMMUTABLE AS $body$
     SELECT array_agg(u.queue || '/' || convert_from(substr(u.data, 2, {ID_CHARACTERS}), 'UTF8'))
     FROM unnest(p_sources, p_queues, p_envelopes) AS u (source, queue, data) WHERE u.source = p_source
 $body$;
 
--- Drafts were stored: some begin a chain. A message sent on whose key is in use ends its branch: another message stands
--- for it, which is not of this chain. Returns followups.
+-- Begin the chains of drafts that were stored. If a forwarded message was not stored because its key is in use, its
+-- branch of the chain ends: the message that has the key is not of this chain. Returns followups.
 CREATE OR REPLACE FUNCTION {begin_chains}(
     q {queue}, p_now bigint, p_ids text[], p_acts text[], p_chains text[], p_forwarded boolean[]
 ) RETURNS json[] LANGUAGE plpgsql AS $body$
@@ -47,15 +50,15 @@ BEGIN
     RETURN coalesce(v_followups, '{}');
 END $body$;
 
--- Where a chain is kept: the number of its queue, null if there is none, and its id there.
+-- The place of a chain: the number of its queue, null if there is none, and the id of its first message.
 CREATE OR REPLACE FUNCTION {find_chain}(p_chain text, OUT home integer, OUT first text) LANGUAGE plpgsql AS $body$
 BEGIN
     first := substring(p_chain FROM '[^/]*$');
     SELECT q.number INTO home FROM {queue} q WHERE q.name = left(p_chain, -length(first) - 1);
 END $body$;
 
--- Messages were stored that wait for chains, each pair of an id and a chain one wait. A chain that has ended holds up
--- nothing; one that failed, or is unknown, makes the messages that wait for it dead. Returns followups.
+-- Block messages that were stored and wait for chains; each pair of an id and a chain is one wait. A chain that has
+-- ended does not block; a chain that failed or is unknown makes the messages that wait for it dead. Returns followups.
 CREATE OR REPLACE FUNCTION {block_messages}(q {queue}, p_now bigint, p_ids text[], p_chains text[]) RETURNS json[]
 LANGUAGE plpgsql AS $body$
 DECLARE
@@ -66,7 +69,7 @@ DECLARE
     v_broken text[] := array_fill(NULL::text, ARRAY[cardinality(p_ids)]);
     v_followups json[] := '{}';
 BEGIN
-    -- An end of the chain that is under way is waited for, and one that comes later finds the wait.
+    -- If the chain is about to end, this waits for that end; a later end finds the wait.
     FOR v IN
         SELECT u.id, u.chain, u.n FROM unnest(p_ids, p_chains) WITH ORDINALITY AS u (id, chain, n) ORDER BY u.chain, u.n
     LOOP
@@ -99,11 +102,11 @@ BEGIN
     RETURN v_followups;
 END $body$;
 
--- A message that waited may be claimed, or becomes a timer if its own time has not come. Returns followups.
+-- Make a message that waited claimable, or a timer if its due time is in the future. Returns followups.
 CREATE OR REPLACE FUNCTION {unblock_message}(q {queue}, m {message}, p_now bigint) RETURNS json[] LANGUAGE plpgsql AS $body$
 DECLARE
     v_due bigint := {next_due}(q.number);
-    -- Without a delay: now, also if the clock was set back since the publish.
+    -- Without a delay: now, even if the clock was set back since the publish.
     v_ready bigint := CASE WHEN m.ready_ms = m.published_ms THEN p_now ELSE greatest(m.ready_ms, p_now) END;
     v_state smallint := (v_ready > p_now)::int;
 BEGIN
@@ -118,7 +121,7 @@ BEGIN
     RETURN {wake_followup}(q.name, {wake}(q, p_now, CASE WHEN v_state = {READY} OR v_due IS NULL OR v_ready < v_due THEN 1 ELSE 0 END));
 END $body$;
 
--- A message that waited for a chain which broke. Returns followups.
+-- Make a message dead that waited for a chain which failed. Returns followups.
 CREATE OR REPLACE FUNCTION {bury_blocked}(q {queue}, m {message}, p_now bigint, p_chain text, p_failed text)
 RETURNS json[] LANGUAGE plpgsql AS $body$
 DECLARE
@@ -132,8 +135,8 @@ BEGIN
     RETURN v_followups;
 END $body$;
 
--- The followups of the end of a message, for its chain and its waiters. Its row is changed before, so that a client that
--- begins to wait at this moment has either been seen or sees the end.
+-- The followups of the end of a message, for its chain and its waiters. The row of the message must be changed before:
+-- a client that begins to wait at this moment is then either found here, or sees the end.
 CREATE OR REPLACE FUNCTION {end_followups}(q {queue}, m {message}, p_now bigint, p_end text, p_begun text[]) RETURNS json[]
 LANGUAGE plpgsql AS $body$
 DECLARE
@@ -149,8 +152,8 @@ BEGIN
     RETURN v_followups;
 END $body$;
 
--- Remove the waiters of these ends, and return the names of those that have not expired. The kinds of end are stored if
--- given, one for all or one for each; that of a chain is in its own row.
+-- Remove the waiters of these ends, and return the names of the waiters that have not expired. If `p_ends` is given,
+-- the kinds of end are stored, one for all or one for each; how a chain ended is in its own row.
 CREATE OR REPLACE FUNCTION {end_waits}(q {queue}, p_now bigint, p_ids text[], p_ends text[]) RETURNS text[]
 LANGUAGE plpgsql AS $body$
 DECLARE
@@ -174,7 +177,7 @@ BEGIN
     RETURN v_names;
 END $body$;
 
--- Act on followups, and on the followups that come of them. Returns pairs of a queue and the names to wake there.
+-- Apply followups, and the followups that these cause. Returns pairs of a queue and the names to wake there.
 CREATE OR REPLACE FUNCTION {apply_followups}(p_now bigint, p_followups json[]) RETURNS json[] LANGUAGE plpgsql AS $body$
 DECLARE
     v_item json;
@@ -200,8 +203,8 @@ BEGIN
     RETURN v_wakes;
 END $body$;
 
--- Count an end in its chain. Messages that ended and those sent on are counted by name, and a count of zero is dropped:
--- when none is left, or one failed, the chain is finished and all its waiters are woken. Returns followups.
+-- Count an end in its chain. Ended messages and forwarded messages are counted by name, and a count of zero is deleted:
+-- when no count is left, or a message failed, the chain is finished and all its waiters are woken. Returns followups.
 CREATE OR REPLACE FUNCTION {count_end}(p_now bigint, p_chain text, p_member text, p_begun text[], p_failed text)
 RETURNS json[] LANGUAGE plpgsql AS $body$
 DECLARE
@@ -241,7 +244,8 @@ BEGIN
     SELECT * INTO q FROM {queue} t WHERE t.number = c.queue;
     v_followups := {wake_followup}(q.name, {end_waits}(q, p_now, ARRAY['chain/' || c.id], NULL));
     FOR v IN SELECT b.queue, b.id FROM {blocker} b WHERE b.home = c.queue AND b.chain = c.id ORDER BY b.queue, b.id LOOP
-        -- Under the lock of the message: of two chains that end at once the second finds that it is the last.
+        -- Under the lock of the message: if two chains end at the same time, the second finds that it is the last
+        -- blocker.
         SELECT * INTO m FROM {message} t WHERE t.queue = v.queue AND t.id = v.id AND t.state + 0 = {WAITING} FOR UPDATE;
         CONTINUE WHEN NOT FOUND;
         SELECT * INTO q FROM {queue} t WHERE t.number = v.queue;
@@ -255,8 +259,8 @@ BEGIN
     RETURN v_followups;
 END $body$;
 
--- How a message stands, and for the waiter a wake-up when it ends. The waiter's lock is one that only an end conflicts
--- with: a claim goes on beside it.
+-- The state of a message; the client `p_waiter` is woken when it ends. The lock that is taken conflicts only with an
+-- end: a claim does not wait for it.
 CREATE OR REPLACE FUNCTION {watch}(p_queue text, p_clock bigint, p_id text, p_waiter text, p_ttl bigint) RETURNS TABLE (
     state smallint, how text, reason text, error_type text, error text, data bytea
 ) LANGUAGE plpgsql {settings} AS $body$
@@ -289,7 +293,7 @@ BEGIN
     END IF;
 END $body$;
 
--- How a chain stands, no row if it is not known, and for the waiter a wake-up when it is finished.
+-- The state of a chain, no row if it is unknown; the client `p_waiter` is woken when it is finished.
 CREATE OR REPLACE FUNCTION {watch_chain}(p_queue text, p_clock bigint, p_id text, p_waiter text, p_ttl bigint)
 RETURNS TABLE (open integer, failed_member text, failed text, last text) LANGUAGE plpgsql {settings} AS $body$
 #variable_conflict use_column
@@ -302,7 +306,7 @@ BEGIN
         SELECT * INTO c FROM {chain} t
         WHERE t.queue = v_queue AND t.id = p_id AND (t.until_ms > v_now OR (t.open > 0 AND t.failed IS NULL));
     ELSE
-        -- An end that is under way is waited for, so that it is either returned here or finds the waiter.
+        -- If the chain is about to end, this waits for it: the end is then either returned here, or finds the waiter.
         SELECT * INTO c FROM {chain} t
         WHERE t.queue = v_queue AND t.id = p_id AND (t.until_ms > v_now OR (t.open > 0 AND t.failed IS NULL)) FOR SHARE;
     END IF;
@@ -316,8 +320,8 @@ BEGIN
     RETURN QUERY SELECT c.open, c.failed_member, c.failed, c.last;
 END $body$;
 
--- What a message has to do with chains: its chain, those that it waits for, how the chain stands that it began, open members of
--- that one and messages that wait for it.
+-- The relations of a message to chains: its own chain, the chains that it waits for, the state of the chain that it
+-- began, the open members of that chain, and the messages that wait for that chain.
 CREATE OR REPLACE FUNCTION {links}(p_queue text, p_clock bigint, p_id text) RETURNS text LANGUAGE plpgsql {settings} AS $body$
 DECLARE
     c {chain};
@@ -352,7 +356,7 @@ BEGIN
         coalesce(v_members, '{}'), coalesce(v_watchers, '{}'))::text;
 END $body$;
 
--- Forget chains that ended a while ago, with their members: a bounded number of both, and a chain after its members.
+-- Delete chains that ended a while ago, with their members: a bounded number of both, and a chain after its members.
 CREATE OR REPLACE FUNCTION {sweep_chains}(p_now bigint) RETURNS void LANGUAGE plpgsql AS $body$
 DECLARE
     c {chain};
@@ -363,7 +367,7 @@ BEGIN
         SELECT * FROM {chain} t WHERE t.until_ms <= p_now ORDER BY t.until_ms LIMIT 1024 FOR UPDATE SKIP LOCKED
     LOOP
         IF c.open > 0 AND c.failed IS NULL THEN
-            -- The release before gave unfinished chains an end: a client may wait for this one.
+            -- The previous release gave unfinished chains an expiry: a client may be waiting for this one.
             UPDATE {chain} t SET until_ms = {NO_END_MS} WHERE t.queue = c.queue AND t.id = c.id;
             CONTINUE;
         END IF;

@@ -1,7 +1,8 @@
--- Find damaged rows of a queue, 500 in each call, and mend them with `p_mend`. Touches: queue (read), message, entry,
--- tally. Keeps: a message that no claim can reach goes to the head of its priority; at the end the counts are those of the
--- rows, and the ledger balances; all of it is journalled.
--- The reply: number of rows checked, [kind, id, what was found, what was done] of each damaged row, the id to go on from or null.
+-- Find damaged rows of a queue, 500 in each call, and repair them with `p_mend`. Touches: queue (read), message, entry,
+-- tally. Keeps: a message that no claim can reach becomes the first of its priority; at the end the counts equal those
+-- of the rows, and the ledger balances; all repairs are journalled.
+-- The reply: the number of rows checked, [kind, id, what was found, what was done] for each damaged row, and the id to
+-- continue from or null.
 
 CREATE OR REPLACE FUNCTION {check}(p_queue text, p_clock bigint, p_after text, p_mend boolean) RETURNS text
 LANGUAGE plpgsql {settings} AS $body$
@@ -40,7 +41,7 @@ BEGIN
         END;
         CONTINUE WHEN v_what IS NULL;
         IF p_mend THEN
-            -- As it is now: it may have changed since the page was read.
+            -- Read it again: it may have changed since the page was read.
             SELECT * INTO m FROM {message} t WHERE t.queue = q.number AND t.id = r.id AND t.state = r.state FOR UPDATE;
             CONTINUE WHEN NOT FOUND;
             IF m.state = {DEAD} THEN
@@ -65,7 +66,7 @@ BEGIN
                     PERFORM {count_move}(q.number, v_now, r.state, {READY}::smallint);
                 END IF;
                 IF q.group_mode > 0 THEN
-                    -- One without a state that exists is counted as ready, as it was.
+                    -- A message whose state does not exist was counted as ready before, so it is counted as ready here.
                     PERFORM {change_group}(
                         q.number, m."group", CASE WHEN r.state BETWEEN {READY} AND {WAITING} THEN CASE WHEN r.ranked THEN r.state END
                             WHEN r.ranked THEN {READY} END::smallint, {READY}::smallint);

@@ -1,14 +1,18 @@
--- Claim: promote what is due, reclaim what expired, lease what is first, and return when to claim again.
--- Touches: queue (read), message, entry, tally, rate, sleeper, operation, and what `end_message` and `apply_followups` touch.
--- Keeps: a message is leased to one claim (SKIP LOCKED under its row's lock); a token only grows; with `max_running`,
--- `rate` or groups, claims of one queue wait for each other, so that together they never pass a limit or an order.
--- The rows are leases in order; the last row has only `head`, which ends with the sleepers to wake and the side effects, if
--- there are any; a repeat gets them too.
--- Rows are locked as strongly as their change needs and not more: one that a client is about to wait for is not skipped.
--- A claim waits for no disk: one that is lost with the server's memory leaves the message ready, its holder's settle finds
--- another nonce, and its token is not given again since the floor of tokens has been raised by then. It does wait where
--- more hangs on it: at most once, with a limit that counts what is leased, when it raised the floor, or when it put the
--- journal in order, since what a reader has read must not change.
+-- Claim: promote messages that are due, reclaim expired leases, lease the first messages, and return when to claim
+-- again.
+-- Touches: queue (read), message, entry, tally, rate, sleeper, operation, and what `end_message` and `apply_followups`
+-- touch.
+-- Keeps: a message is leased to one claim (SKIP LOCKED under the lock of its row); a token only grows; with
+-- `max_running`, `rate` or groups, claims of one queue wait for each other, so that together they never exceed a limit
+-- or break an order.
+-- The rows are leases in order; the last row has only `head`, which ends with the sleepers to wake and the side
+-- effects, if there are any; a repeat returns them too.
+-- Row locks are no stronger than the change needs: so a message for whose end a client is about to wait is not skipped.
+-- A claim does not wait for the disk: if it is lost with the server's memory, the message is ready again, the settle of
+-- its worker finds another nonce, and its token is not given again, since the floor of tokens has been raised by then.
+-- A claim does wait for the disk where a loss would cause more: without a lease (at most once), with a limit that
+-- counts leased messages, when it raised the floor, or when it put the journal in order, since what a reader has read
+-- must not change.
 
 CREATE OR REPLACE FUNCTION {claim}(
     p_queue text, p_clock bigint, p_session bytea, p_number bigint, p_ttl bigint, p_limit bigint, p_worker text,
@@ -63,10 +67,11 @@ BEGIN
     END IF;
     v_first := {first_result}(q.number, q.removed_ms, p_session, p_number, v_now, p_ttl);
     IF v_first IS NOT NULL THEN
-        -- Repeats that come at the same time take turns, or one would search leases under a nonce that another replaced.
+        -- Concurrent repeats wait for each other: otherwise one would search for leases by a nonce that another has
+        -- replaced.
         SELECT substr(o.result, {RESULT_AT}) INTO v_first FROM {operation} o
         WHERE o.queue = q.number AND o.session = substr(p_session, 1, {SESSION_BYTES}) AND o.slot = p_number % {REPLAY_MAX} FOR UPDATE;
-        -- The leases get the nonce of this sending: the process that got the first answer may be another.
+        -- The leases get the nonce of this attempt: the first reply may have reached another process.
         v_extra := nullif(substr(v_first, {NONCE_DIGITS} + 1), '');
         UPDATE {operation} o SET result = left(o.result, {MARK_DIGITS}) || encode(v_nonce, 'hex') || substr(v_first, {NONCE_DIGITS} + 1)
         WHERE o.queue = q.number AND o.session = substr(p_session, 1, {SESSION_BYTES}) AND o.slot = p_number % {REPLAY_MAX};
@@ -81,10 +86,11 @@ BEGIN
         v_more := FOUND;
         p_replay := true;
     ELSE
-        -- Written first: a repeat on another connection waits for this one, or this one is undone by it.
+        -- Stored first: a repeat on another connection then waits for this step, or this step is rolled back because of
+        -- the other.
         v_tidy := {store_result}(q.number, p_session, p_number, v_now + p_ttl, encode(v_nonce, 'hex'));
     END IF;
-    -- One statement: each costs a claim of one message more than what it reads here.
+    -- One statement: the overhead of a statement is greater than the cost of what a claim of one message reads here.
     SELECT
         (SELECT m.ready_ms FROM {message} m WHERE m.queue = q.number AND m.state = {DELAYED} ORDER BY m.ready_ms LIMIT 1),
         (SELECT m.lease_end_ms FROM {message} m
@@ -123,14 +129,15 @@ BEGIN
             IF v_end <= v_now THEN
                 v_followups := {reclaim}(q, v_now, v_op);
             END IF;
-            -- What was reclaimed can be past its expiry, too.
+            -- Reclaimed messages can be past their expiry, too.
             IF v_lapse <= v_now OR v_end <= v_now THEN
                 v_followups := v_followups || ({lapse}(q, v_now, v_op)).followups;
                 v_lapsed := true;
             END IF;
             IF q.max_running IS NOT NULL OR q.rate_count IS NOT NULL THEN
                 PERFORM pg_advisory_xact_lock({lock_key}('running'), q.number);
-                -- Others claimed while this one waited: times in `rate` never go back unless the clock does.
+                -- Other claims ran while this one waited for the lock: times in `rate` must not decrease unless the
+                -- clock does.
                 v_now := {clock}(p_clock);
                 SELECT r.room, r.next_rate_ms INTO v_room, v_rate FROM {claim_room}(q, v_now, p_limit) r;
             END IF;
@@ -144,7 +151,7 @@ BEGIN
                 v_seen := 1;
                 IF q.claim_mode > 0 THEN
                     v_unfolded := {fold_groups}(q, v_now, {FOLDED_MAX});
-                    -- Where many groups cannot go on, more of them are read at a time.
+                    -- The more groups cannot hand out a message, the more groups are read at a time.
                     v_chosen := {choose_messages}(q, v_now, v_tried, v_leased, v_left, v_missed, least(v_skipped * 8, 64));
                     v_skipped := v_skipped + v_chosen.skipped;
                     v_missed := v_missed || v_chosen.missed;
@@ -153,7 +160,8 @@ BEGIN
                     v_more := v_chosen.more;
                     v_waits := v_waits OR v_chosen.limited;
                 ELSIF v_tried > 1 THEN
-                    -- The size of the first one tells how many fit: what is locked and left would be skipped by others.
+                    -- Estimate from the size of the first message how many fit: messages that are locked but not leased
+                    -- would be skipped by other claims.
                     SELECT count(*), least(v_tried, greatest(1, v_left / greatest(1, (array_agg(f.size))[1])))
                     INTO v_seen, v_tried FROM (
                         SELECT length(m.data) AS size FROM {message} m WHERE m.queue = q.number AND m.state = {READY}
@@ -161,8 +169,8 @@ BEGIN
                     EXIT WHEN v_seen = 0;
                 END IF;
                 IF v_seen = 1 AND v_leased = 0 AND q.lease_ms IS NOT NULL AND q.claim_mode = 0 THEN
-                    -- The only one, as on a queue whose workers keep up: statements for one message take a fraction of the time
-                    -- of those for many. They do the same.
+                    -- The only message, as on a queue whose workers keep up: statements for one message take a fraction
+                    -- of the time of the statements for many, and have the same effect.
                     UPDATE {message} m SET state = {LEASED}, token = greatest(m.token, v_floor) + 1, claims = m.claims + 1,
                         deliveries = m.deliveries + 1, nonce = v_nonce, worker = p_worker, claimed_ms = v_now,
                         lease_end_ms = v_now + q.lease_ms, lease_ms = q.lease_ms,
@@ -221,10 +229,11 @@ BEGIN
                         v_leased := 1;
                         EXIT;
                     END IF;
-                    -- Another claim has it, or it is over its limit.
+                    -- Another claim has locked it, or it is over its limit of deliveries.
                 END IF;
                 IF q.claim_mode = 0 THEN
-                    -- What is over its limit is not handed out and takes no room.
+                    -- A message over its limit of deliveries is not leased and does not count against the limits of
+                    -- this claim.
                     SELECT count(*), array_agg(f.place) FILTER (WHERE f.good AND NOT f.over),
                         coalesce(sum(f.size) FILTER (WHERE f.good AND NOT f.over), 0),
                         coalesce(bool_or(f.good AND f.over), false), coalesce(bool_or(f.ranked), false)
@@ -280,7 +289,7 @@ BEGIN
                             min(l.size) AS size, max(l.size) AS size_max, sum(greatest(0, v_now - l.ready_ms))::bigint AS wait
                         FROM leased l HAVING count(*) > 0
                     ), j AS (
-                        -- What is the same for all is written once, and no list is made of it.
+                        -- A value that is the same for all messages is written once, and not aggregated.
                         INSERT INTO {entry} (
                             queue, count, xid, seq, at_ms, event, operation, ids, keys, groups, ranks, tokens,
                             deliveries, attempts, workers, causes, waits, sizes, chains, claims)
@@ -342,7 +351,7 @@ BEGIN
                     CONTINUE;
                 END IF;
                 CONTINUE WHEN v_seen = v_tried AND cardinality(v_places) = v_seen;
-                -- What is over its limit stands in the way: make it dead, and go on behind it.
+                -- Messages over their limit of deliveries precede the others: make them dead, then choose again.
                 EXIT WHEN q.max_deliveries IS NULL;
                 SELECT b.buried, b.followups INTO v_buried_now FROM {bury_exhausted}(q, v_now, v_op, {BURY_MAX} - v_buried) b;
                 v_buried := v_buried + v_buried_now.buried;
@@ -358,7 +367,7 @@ BEGIN
             IF q.claim_mode > 0 THEN
                 v_group_rate := {next_group_rate}(q.number, v_now);
             END IF;
-            -- The next claim goes on with the conversion, or with the groups.
+            -- The next claim continues the conversion or the choice by groups.
             IF v_goes_on AND v_leased = 0 THEN
                 v_group_rate := 0;
             ELSIF v_goes_on THEN
@@ -377,7 +386,8 @@ BEGIN
         IF q.dead_max IS NOT NULL OR q.dead_keep_ms IS NOT NULL THEN
             PERFORM {trim_dead}(q, v_now);
         END IF;
-        -- It took all there was and has room for more. A claim of nothing only ends the registration of the sleeper.
+        -- It leased all messages that there were, and has capacity for more. A claim with limit 0 only removes the
+        -- registration of the sleeper.
         IF v_leased < p_limit AND NOT v_more AND p_sleeper IS NOT NULL THEN
             INSERT INTO {sleeper} (queue, name, until_ms, awake) VALUES (q.number, p_sleeper, v_now + {SLEEPER_TTL_MS}, false)
             ON CONFLICT (queue, name) DO UPDATE SET until_ms = excluded.until_ms, awake = false;
@@ -405,17 +415,19 @@ BEGIN
             v_due := {next_due}(q.number);
             v_end := {next_lease}(q.number);
         ELSIF v_leased > 0 THEN
-            -- Known without a query: the first entries of an index are the ones that a vacuum has yet to remove.
+            -- Computed without a query: the first entries of the index are those of deleted rows that a vacuum has not
+            -- removed yet.
             v_end := least(v_end, v_now + q.lease_ms);
         END IF;
-        -- Its messages may have been published one by one, in transactions that do not tidy up.
-        -- One that found a message or a few is waited for by their handlers, and leaves it to their settle.
+        -- The messages may have been published one by one, in transactions that do no maintenance.
+        -- Maintenance delays the handlers of the messages that a claim returns, so a claim of a few messages leaves it
+        -- to the next settle, unless more than 512 rows of counts have accumulated.
         IF v_leased = 0 AND v_tidy OR v_leased >= 8 AND (v_tidy OR {many_counts}(q.number))
             OR v_tidy AND {counts_exceed}(q.number, 512)
         THEN
             PERFORM {tidy}(q, v_now);
         ELSIF NOT v_waits THEN
-            -- For this transaction: a SET of the function would end before its commit.
+            -- For this transaction only: a SET of the function would end before the commit.
             PERFORM set_config('synchronous_commit', 'off', true);
         END IF;
     END IF;
@@ -427,7 +439,7 @@ BEGIN
         NULL::bigint, NULL::bigint, NULL::bigint, NULL::bytea, NULL::text;
 END $body$;
 
--- How many of a claim are the first of their message, and why the others come again.
+-- How many messages of a claim are delivered for the first time, and the causes of the other deliveries.
 CREATE OR REPLACE FUNCTION {count_redeliveries}(
     p_claims bigint[], p_causes text[], p_claims_max bigint, OUT first bigint, OUT expired bigint, OUT released bigint,
     OUT retried bigint, OUT snoozed bigint, OUT redriven bigint
@@ -446,7 +458,7 @@ BEGIN
     INTO first, expired, released, retried, snoozed, redriven FROM unnest(p_claims, p_causes) AS u (claims, cause);
 END $body$;
 
--- At most once: the messages leave the store with this claim, which notifies their chains and waiters.
+-- Claim at most once: the messages are deleted by this claim, which notifies their chains and waiters.
 CREATE OR REPLACE FUNCTION {claim_without_lease}(q {queue}, p_now bigint, p_op text, p_worker text, p_ids text[]) RETURNS TABLE (
     head text, id text, token bigint, deliveries integer, attempts integer, rank smallint, key text, "group" text,
     published_ms bigint, ready_ms bigint, claimed_ms bigint, lease_end_ms bigint, data bytea, chain text
@@ -501,7 +513,8 @@ BEGIN
     END IF;
 END $body$;
 
--- Bury messages over their limit that stand before all others. `buried` is 0 when it is enough.
+-- Bury messages over their limit of deliveries that precede all other messages. `buried` is 0 when the first message is
+-- within the limit.
 CREATE OR REPLACE FUNCTION {bury_exhausted}(
     q {queue}, p_now bigint, p_op text, p_limit bigint, OUT buried integer, OUT followups json[]
 ) LANGUAGE plpgsql AS $body$
@@ -515,7 +528,7 @@ BEGIN
         LIMIT p_limit FOR NO KEY UPDATE SKIP LOCKED
     LOOP
         EXIT WHEN m.deliveries < q.max_deliveries;
-        -- A client that has just begun to wait for it goes first: the end must see it.
+        -- Lock against a client that has just begun to wait for the message: the end must find it.
         PERFORM 1 FROM {message} t WHERE t.queue = q.number AND t.id = m.id FOR UPDATE;
         m.reason := 'max_deliveries';
         followups := followups || ({end_message}(q, m, p_now, p_op, 'dead')).followups;
@@ -541,7 +554,7 @@ BEGIN
     RETURN v_followups;
 END $body$;
 
--- What is due becomes ready, in the order of its due time.
+-- Make messages ready that are due, in the order of their due times.
 CREATE OR REPLACE FUNCTION {promote}(q {queue}, p_now bigint, p_op text) RETURNS void LANGUAGE plpgsql AS $body$
 DECLARE
     v_ids text[];
@@ -582,8 +595,8 @@ BEGIN
     PERFORM {add_side_effect}(q.name, 'promoted', 'due', v_ids, v_tokens);
 END $body$;
 
--- A lease that ends later than its own length from now was given before the clock was set back: it ends in time after
--- all. Returns the first end of those that were changed.
+-- A lease that ends later than now plus its own length was given before the clock was set back: shorten it to its
+-- length from now. Returns the first end of the changed leases.
 CREATE OR REPLACE FUNCTION {cap_leases}(q {queue}, p_now bigint) RETURNS bigint LANGUAGE plpgsql AS $body$
 DECLARE
     v_end bigint;
@@ -601,7 +614,8 @@ BEGIN
     RETURN v_end;
 END $body$;
 
--- Leases that have ended go to the head of their priority, unless a cancel or the next generation of their key waits.
+-- Make messages with expired leases the first of their priority, unless a cancel was requested or the next generation
+-- of their key waits.
 CREATE OR REPLACE FUNCTION {reclaim}(q {queue}, p_now bigint, p_op text) RETURNS json[] LANGUAGE plpgsql AS $body$
 DECLARE
     v_followups json[] := '{}';
@@ -667,7 +681,8 @@ BEGIN
     RETURN v_followups;
 END $body$;
 
--- How many may be leased now, and how long until the rate lets another one through. Under the lock of `running`.
+-- How many messages may be leased now, and the time until the rate allows another one. Called under the lock of
+-- `running`.
 CREATE OR REPLACE FUNCTION {claim_room}(q {queue}, p_now bigint, p_limit bigint, OUT room bigint, OUT next_rate_ms bigint)
 LANGUAGE plpgsql AS $body$
 DECLARE
@@ -680,7 +695,7 @@ BEGIN
     IF q.rate_count IS NOT NULL THEN
         DELETE FROM {rate} r WHERE r.queue = q.number AND r.at_ms <= p_now - q.rate_per_ms;
         IF EXISTS (SELECT 1 FROM {rate} r WHERE r.queue = q.number AND r.at_ms > p_now) THEN
-            -- The clock was set back. The whole window counts from now on, not until the clock has caught up.
+            -- The clock was set back. The whole window counts from now on, not only from when the clock has caught up.
             WITH gone AS (DELETE FROM {rate} r WHERE r.queue = q.number RETURNING r.count)
             SELECT sum(g.count) INTO v_allowed FROM gone g;
             INSERT INTO {rate} (queue, at_ms, count) VALUES (q.number, p_now, v_allowed);

@@ -1,6 +1,7 @@
--- Messages that lapse: they end dropped, cause lapsed, if they were not claimed before their expiry.
+-- Messages that lapse: messages that were not claimed before their expiry end as dropped, with cause lapsed.
 -- Touches: message, and what `end_message` touches.
--- Keeps: a leased message does not lapse; when it returns it is in the index again. The caller is to `apply_followups`.
+-- Keeps: a leased message does not lapse; when it returns to the queue, it is in the index again. The caller must call
+-- `apply_followups`.
 
 CREATE OR REPLACE FUNCTION {next_lapse}(p_queue integer) RETURNS bigint LANGUAGE plpgsql AS $body$
 BEGIN
@@ -10,8 +11,8 @@ BEGIN
         ORDER BY m.expires_ms LIMIT 1);
 END $body$;
 
--- End messages that have lapsed, the earliest first, a bounded number. `fresh` is how many sleepers the groups are worth that
--- can go on.
+-- End messages that have lapsed, the earliest first, a bounded number. `fresh` is how many sleepers to wake for groups
+-- that can continue.
 CREATE OR REPLACE FUNCTION {lapse}(q {queue}, p_now bigint, p_op text, OUT fresh bigint, OUT followups json[])
 LANGUAGE plpgsql AS $body$
 DECLARE
@@ -33,7 +34,7 @@ BEGIN
     END LOOP;
 END $body$;
 
--- The same for the messages of some keys: a message that has lapsed does not keep its key from the next one.
+-- The same for the messages with certain keys: a message that has lapsed must not block its key for the next message.
 CREATE OR REPLACE FUNCTION {lapse_keys}(q {queue}, p_now bigint, p_op text, p_keys text[], OUT fresh bigint, OUT followups json[])
 LANGUAGE plpgsql AS $body$
 DECLARE
@@ -56,7 +57,8 @@ BEGIN
     END LOOP;
 END $body$;
 
--- Give an expiry to messages that this step has stored, with numbers from `p_first` on. A negative one is so long from now.
+-- Set the expiry of messages that this step has stored, with numbers from `p_first` on. A negative expiry is a time
+-- from now on.
 CREATE OR REPLACE FUNCTION {set_expiries}(q {queue}, p_now bigint, p_first bigint, p_envelopes bytea[], p_expires bigint[])
 RETURNS void LANGUAGE plpgsql AS $body$
 BEGIN

@@ -1,7 +1,7 @@
 -- Renew leases, once per operation. Touches: queue (read), message (only the end of the lease), operation.
--- Keeps: a renewal whose token or nonce is stale changes nothing and returns lost. letters: o ok, c cancel, l lost.
--- A renewal lost with the server's memory costs a redelivery behind the fence at worst, so it waits for no disk, unless
--- the queue has a limit: the redelivery would be one more than it allows.
+-- Keeps: a renewal with a stale token or nonce changes nothing and returns lost. letters: o ok, c cancel, l lost.
+-- A renewal that is lost with the server's memory causes at worst a redelivery, which the token fences, so it does not
+-- wait for the disk, unless the queue has a limit: the redelivery would exceed it.
 
 CREATE OR REPLACE FUNCTION {extend}(
     p_queue text, p_clock bigint, p_session bytea, p_number bigint, p_ttl bigint, p_ids text[], p_tokens bigint[],
@@ -29,13 +29,13 @@ BEGIN
     FROM unnest(p_ids, p_tokens, p_nonces) WITH ORDINALITY AS u (id, token, nonce, n)
     LEFT JOIN LATERAL (SELECT t.* FROM {message} t WHERE t.queue = q.number AND t.id = u.id OFFSET 0) m
         ON m.state = {LEASED} AND m.token = coalesce(u.token, p_tokens[1]) AND m.nonce = coalesce(u.nonce, p_nonces[1]);
-    -- The length it was claimed with: its worker renews by that, whatever the queue's lease has become since.
+    -- The lease length of its claim: its worker renews by that length, whatever the queue's lease is now.
     UPDATE {message} m SET lease_end_ms = v_now + m.lease_ms WHERE m.queue = q.number AND m.id = ANY (v_held);
     IF {store_result}(q.number, p_session, p_number, v_now + p_ttl, v_first) THEN
         PERFORM {tidy}(q, v_now);
     ELSIF q.max_running IS NULL AND q.rate_count IS NULL AND q.claim_mode = 0 THEN
-        -- For this transaction: a SET of the function would end before its commit. One that put the journal in order
-        -- waits for the disk: what a reader has read must not change.
+        -- For this transaction only: a SET of the function would end before the commit. A step that put the journal in
+        -- order waits for the disk: what a reader has read must not change.
         PERFORM set_config('synchronous_commit', 'off', true);
     END IF;
     RETURN v_first;

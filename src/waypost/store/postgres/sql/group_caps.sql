@@ -1,10 +1,11 @@
 -- Limits of pending messages per group, what an overload drops, and the check of groups.
 -- Touches: group, group_change, message, and what `end_message` touches.
--- Keeps: publishers of a queue with such a limit wait for each other, so that together they never pass it. The table of groups is
--- only read: claims go on.
+-- Keeps: publishers of a queue with such a limit wait for each other, so that together they never exceed it. The table
+-- of groups is only read, so claims do not wait.
 
--- Keep the limits of the groups that drafts were stored in, from `p_first_seq` on; `p_groups` has the group of each. Drops the oldest
--- of a group where the queue's overload rule says so, and refuses all drafts otherwise.
+-- Enforce the limits of the groups in which drafts were stored; drafts have numbers from `p_first_seq` on, and
+-- `p_groups` has the group of each. Drops the oldest messages of a group if the queue's overload rule says so, and
+-- refuses all drafts otherwise.
 CREATE OR REPLACE FUNCTION {keep_group_caps}(
     q {queue}, p_now bigint, p_op text, p_first_seq bigint, p_others text[], p_groups text[], OUT dropped bigint,
     OUT followups json[]
@@ -44,7 +45,8 @@ BEGIN
     END LOOP;
 END $body$;
 
--- Drop ready messages of a group: those of the lowest priority first, the oldest of them first; in order, the oldest.
+-- Drop ready messages of a group: the lowest priority first, and the oldest of a priority first; in an ordered group
+-- the oldest first.
 CREATE OR REPLACE FUNCTION {drop_from_group}(
     q {queue}, p_now bigint, p_op text, p_name text, p_first_seq bigint, p_others text[], p_count bigint, OUT dropped bigint,
     OUT followups json[]
@@ -68,8 +70,8 @@ BEGIN
     END LOOP;
 END $body$;
 
--- Make room in a full queue: drop messages one by one from the group that has the most ready ones at that moment. Those that
--- other steps have locked are left alone: then it goes on with the other groups.
+-- Make room in a full queue: drop messages one by one, each from the group that has the most ready messages at that
+-- moment. A message that another step has locked is not dropped: the next group is tried.
 CREATE OR REPLACE FUNCTION {drop_longest}(
     q {queue}, p_now bigint, p_op text, p_first_seq bigint, p_others text[], p_count bigint, OUT dropped bigint,
     OUT followups json[]
@@ -118,7 +120,7 @@ BEGIN
     END LOOP;
 END $body$;
 
--- The groups of a queue whose counts are not those of their messages, and by how much. One statement, so one snapshot.
+-- The groups of a queue whose counts differ from their messages, and by how much. One statement, so one snapshot.
 CREATE OR REPLACE FUNCTION {wrong_group_counts}(p_queue integer) RETURNS TABLE (name text, ready bigint, running bigint, later bigint)
 LANGUAGE plpgsql AS $body$
 #variable_conflict use_column
@@ -141,12 +143,13 @@ BEGIN
     WHERE (c.ready, c.running, c.later) <> (0, 0, 0) ORDER BY c.name;
 END $body$;
 
--- Find groups whose counts are not those of their messages, and groups that can go on and are not in line. `fresh` is how many
--- sleepers the mended ones are worth.
+-- Find groups whose counts differ from their messages, and groups that can continue and are not in line. `fresh` is how
+-- many sleepers to wake for the repaired groups.
 CREATE OR REPLACE FUNCTION {check_groups}(p_queue text, p_now bigint, p_mend boolean, OUT damages json[], OUT fresh integer)
 LANGUAGE plpgsql AS $body$
 DECLARE
-    -- All messages are counted before claims have to wait; only what is wrong is counted again.
+    -- All messages are counted before claims have to wait for the lock; under the lock only the wrong groups are
+    -- counted again.
     v_wrong boolean := EXISTS (
         SELECT 1 FROM {queue} t CROSS JOIN LATERAL {wrong_group_counts}(t.number) WHERE t.name = p_queue);
     q {queue} := {open_groups}(p_queue, p_now);

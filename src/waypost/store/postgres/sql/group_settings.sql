@@ -1,19 +1,19 @@
--- Groups for those who run a queue: list, configure, skip; and the conversion of a queue whose settings of groups changed.
+-- Administration of groups: list, configure, skip; and the conversion of a queue whose settings of groups changed.
 -- Touches: queue, message, operation, entry, sleeper, and what `groups.sql` touches.
--- Keeps: all of it happens under the lock that claims of such a queue take. A conversion goes on in steps of bounded length,
--- one in each claim; until all messages are converted, claims choose as before.
+-- Keeps: all of it is done under the lock that claims of such a queue take. A conversion proceeds in steps of bounded
+-- length, one in each claim; until all messages are converted, claims choose messages as before.
 
--- How messages of a queue with these settings are stored.
+-- The mode in which messages of a queue with these settings are stored.
 CREATE OR REPLACE FUNCTION {mode_of}(q {queue}) RETURNS smallint LANGUAGE sql IMMUTABLE AS $body$
     SELECT CASE WHEN q."order" IS NOT NULL THEN {MODE_ORDERED}
         WHEN q.fair OR coalesce(q.group_max_running, q.group_rate_count, q.group_max_pending) IS NOT NULL THEN {MODE_FAIR}
         ELSE 0 END::smallint
 $body$;
 
--- The conversion that a change of settings from `o` to `n` needs; null for none. `ready` and `after` are where it goes on: first
--- with ready messages in the order of claims, then with all others by id; then with the groups, by name. `skipped` are
--- messages that other steps had locked: they are converted when the pass is over. `was_ordered`: some may still have their place
--- in an order that ends.
+-- The conversion that a change of settings from `o` to `n` needs; null for none. `ready` and `after` are the position
+-- of the conversion: first the ready messages in the order of claims, then all others by id, then the groups by name.
+-- `skipped` are messages that other steps had locked: they are converted at the end of the pass. `was_ordered`: some
+-- messages may still have their place in an order that ends.
 CREATE OR REPLACE FUNCTION {plan_conversion}(o {queue}, n {queue}) RETURNS jsonb LANGUAGE sql IMMUTABLE AS $body$
     SELECT CASE
         WHEN {mode_of}(n) <> {mode_of}(o) THEN jsonb_build_object('after', '', 'group', '')
@@ -25,7 +25,7 @@ CREATE OR REPLACE FUNCTION {plan_conversion}(o {queue}, n {queue}) RETURNS jsonb
         ELSE o.conversion END
 $body$;
 
--- Transactions that are storing messages in a queue, or have and are not committed.
+-- Transactions that are storing messages in a queue, or have stored some and are not committed.
 CREATE OR REPLACE FUNCTION {publishers}(p_queue text) RETURNS jsonb LANGUAGE plpgsql AS $body$
 BEGIN
     RETURN (
@@ -36,7 +36,7 @@ BEGIN
             AND l.objid::bigint = hashtext(p_queue)::bigint & 4294967295 AND l.pid IS DISTINCT FROM pg_backend_pid());
 END $body$;
 
--- One step of a conversion. Returns the queue as it is then. `p_limit` bounds the messages and the groups.
+-- One step of a conversion. Returns the changed row of the queue. `p_limit` bounds the messages and the groups.
 CREATE OR REPLACE FUNCTION {convert_queue}(q {queue}, p_limit integer) RETURNS {queue} LANGUAGE plpgsql AS $body$
 DECLARE
     c jsonb := q.conversion;
@@ -52,7 +52,7 @@ DECLARE
     v_names text[];
 BEGIN
     IF c ? 'after' AND NOT c ? 'old' THEN
-        -- Those that store messages at this moment may have read the settings of before.
+        -- Transactions that store messages at this moment may have read the settings from before the change.
         c := c || jsonb_build_object('old', {publishers}(q.name));
     END IF;
     IF c ? 'ready' THEN
@@ -61,7 +61,7 @@ BEGIN
             WHERE t.queue = q.number AND t.state = {READY}
                 AND (t.rank, t.position, t.id) > ((c -> 'ready' ->> 0)::int, (c -> 'ready' ->> 1)::bigint, c -> 'ready' ->> 2)
             ORDER BY t.rank, t.position, t.id LIMIT p_limit) o;
-        -- Up to the first that another step has locked, since the order counts.
+        -- Up to the first message that another step has locked, since the order matters.
         SELECT coalesce(min(u.n) - 1, coalesce(cardinality(v_ids), 0)) INTO v_count FROM unnest(v_ids) WITH ORDINALITY AS u (id, n)
         WHERE NOT EXISTS (
             SELECT 1 FROM (
@@ -77,7 +77,8 @@ BEGIN
     END IF;
     IF c ? 'after' AND NOT c ? 'ready' THEN
         IF c ->> 'after' = '' AND c ? 'waits' THEN
-            -- Messages may have been stored by the old settings behind the last pass: another one when they are committed.
+            -- Transactions with the old settings may have stored messages behind the position of the last pass: when
+            -- they are committed, another pass follows.
             c := c || jsonb_build_object('old', (
                 SELECT coalesce(jsonb_agg(p.name), '[]') FROM jsonb_array_elements_text({publishers}(q.name)) AS p (name)
                 WHERE c -> 'old' ? p.name OR c -> 'old' ? 'configure'));
@@ -86,7 +87,7 @@ BEGIN
             v_skipped := ARRAY(SELECT jsonb_array_elements_text(c -> 'skipped'));
             v_passed := c ? 'passed';
             IF v_passed OR cardinality(v_skipped) >= p_limit THEN
-                -- Only those that were locked are left, or are too many to go on.
+                -- Only messages that were locked remain, or there are too many of them to continue.
                 v_ids := NULL;
                 v_skipped := {convert_messages}(q, v_skipped, NULL);
             ELSE
@@ -107,7 +108,8 @@ BEGIN
                 c := c - 'passed' - 'was_ordered';
                 q.claim_mode := v_mode;
                 IF q.group_mode <> v_mode THEN
-                    -- From now on messages are stored in order, but not by those that read the row before this is committed.
+                    -- From now on messages are stored in order, but not by transactions that read the row before this
+                    -- one is committed.
                     q.group_mode := v_mode;
                     c := c || '{"old": ["configure"]}';
                 END IF;
@@ -120,14 +122,15 @@ BEGIN
         END IF;
     END IF;
     IF v_mode > 0 AND v_was.conversion ? 'after' THEN
-        -- A claim that chooses by groups must know of all that is leased.
+        -- A claim that chooses by groups must count all leased messages.
         LOOP
             v_unfolded := {fold_groups}(q, 0, {FOLDED_MAX});
             EXIT WHEN NOT v_unfolded OR q.claim_mode = 0;
         END LOOP;
     END IF;
     IF c ? 'group' AND (NOT c ? 'after' OR c ? 'waits') AND v_mode > 0 THEN
-        -- All groups with ready messages: whether they can go on is asked when they have their turn.
+        -- All groups with ready messages join the line: whether they can hand out a message is checked when they have
+        -- their turn.
         SELECT array_agg(o.name) INTO v_names FROM (
             SELECT t.name FROM {group} t WHERE t.queue = q.number AND t.name > c ->> 'group' ORDER BY t.name LIMIT p_limit) o;
         PERFORM {update_groups}(
@@ -148,8 +151,8 @@ BEGIN
     RETURN q;
 END $body$;
 
--- Remove the groups of a queue that does not treat them apart any more. Those that are paused or have settings of their own
--- stay, without counts. Returns whether there are no more.
+-- Remove the groups of a queue that no longer distinguishes groups. Groups that are paused or have settings of their
+-- own remain, without counts. Returns whether all others are removed.
 CREATE OR REPLACE FUNCTION {clear_groups}(p_queue integer, p_limit integer) RETURNS boolean LANGUAGE plpgsql AS $body$
 BEGIN
     DELETE FROM {group_change} t WHERE t.queue = p_queue;
@@ -163,7 +166,7 @@ BEGIN
     THEN
         RETURN false;
     END IF;
-    -- Their number is bounded.
+    -- The number of remaining groups is bounded.
     UPDATE {group} t SET turn = 0, ready = 0, running = 0, later = 0, in_line = false, limited_until = NULL, forget_at = NULL,
         rate_ends = NULL, rate_counts = NULL
     WHERE t.queue = p_queue;
@@ -171,9 +174,9 @@ BEGIN
     RETURN true;
 END $body$;
 
--- Give messages the place inside their group that they have by the queue's settings. Returns the ids of those that are locked
--- by others and were skipped. With `p_place` they are ready and get positions from there on, before all that come later, in
--- the order of `p_ids`.
+-- Give messages the place inside their group that the queue's settings require. Returns the ids of messages that were
+-- skipped because other steps had locked them. With `p_place` the messages are ready and get positions from that number
+-- on, before all later messages, in the order of `p_ids`.
 CREATE OR REPLACE FUNCTION {convert_messages}(q {queue}, p_ids text[], p_place bigint) RETURNS text[]
 LANGUAGE plpgsql AS $body$
 DECLARE
@@ -190,7 +193,7 @@ BEGIN
             position = CASE
                 WHEN w.wanted IS DISTINCT FROM {RANK_ORDERED} THEN m.position
                 WHEN m.state = {READY} AND p_place IS NOT NULL THEN p_place - {CONVERTED_OFFSET} + array_position(p_ids, m.id)
-                -- It was claimed before all that are ready, so it returns to a place before them.
+                -- It was claimed before all messages that are ready, so it returns to a place before them.
                 WHEN m.state = {LEASED} THEN m.claimed_ms - {HEAD_OFFSET}
                 ELSE m.position END
         FROM wrong w WHERE m.queue = q.number AND m.id = w.id AND m.state + 0 < {DEAD}
@@ -212,8 +215,8 @@ BEGIN
         ORDER BY t.id);
 END $body$;
 
--- The queue with its groups as they are now, for a step that reads or changes them. It holds the lock of claims. Null if the
--- queue does not treat groups apart. What is left to convert or to fold is done as far as a few steps go.
+-- The queue with its groups as they are now, for a step that reads or changes groups. Takes the lock of claims. Null if
+-- the queue does not distinguish groups. Continues the conversion and folds changes, for a few steps.
 CREATE OR REPLACE FUNCTION {open_groups}(p_queue text, p_now bigint) RETURNS {queue} LANGUAGE plpgsql AS $body$
 DECLARE
     q {queue};
@@ -227,7 +230,7 @@ BEGIN
     SELECT * INTO q FROM {queue} t WHERE t.name = p_queue;
     v_mode := q.group_mode;
     FOR i IN 1 .. 8 LOOP
-        -- What others store by the mode of before can be found only after it is committed.
+        -- Messages that other transactions store in the old mode can be found only after these are committed.
         EXIT WHEN q.conversion IS NULL OR q.group_mode <> v_mode;
         q := {convert_queue}(q, 1024);
     END LOOP;
@@ -237,9 +240,10 @@ BEGIN
     RETURN q;
 END $body$;
 
--- The groups of a queue by name, from `p_after` on or only one; those that have unfinished messages, are paused, or have
--- settings of their own. One more than `p_limit` says that there are more. No index has leased messages by group: those of
--- ordered groups are found while the queue has few of them.
+-- The groups of a queue by name, from `p_after` on, or only one group: groups that have unfinished messages, are
+-- paused, or have settings of their own. At most `p_limit`: the client passes one more than a page has, to know whether
+-- there are more. No index has leased messages by group: the leased message of an ordered group is returned only while
+-- the queue has few leased messages.
 CREATE OR REPLACE FUNCTION {groups}(p_queue text, p_clock bigint, p_after text, p_group text, p_limit bigint) RETURNS text
 LANGUAGE plpgsql {settings} AS $body$
 DECLARE
@@ -283,8 +287,8 @@ BEGIN
         CROSS JOIN LATERAL {group_room}(q, g.whole, v_now) r)::text;
 END $body$;
 
--- Change the settings of a group; pausing is one of them. Returns whether anything changed, and the sleepers to wake; null if
--- the queue does not treat groups apart.
+-- Change the settings of a group; to pause it is one of them. Returns whether anything changed, and the sleepers to
+-- wake; null if the queue does not distinguish groups.
 CREATE OR REPLACE FUNCTION {configure_group}(p_queue text, p_clock bigint, p_group text, p_changes jsonb, p_text text) RETURNS text
 LANGUAGE plpgsql {settings} AS $body$
 DECLARE
@@ -342,13 +346,13 @@ BEGIN
     r := {group_room}(q, g, v_now);
     RETURN json_build_array(
         true, {wake}(q, v_now, CASE
-            -- One sleeper learns by its claim when the rate goes on.
+            -- Wake one sleeper: its claim returns when the rate allows the next message.
             WHEN r.room <= 0 THEN (r.limited_by = 'rate' AND g.ready > 0 AND NOT g.paused)::int
             WHEN q."order" IS NOT NULL THEN 1 ELSE g.ready END))::text;
 END $body$;
 
--- Let the next message of a group pass the one that holds it, once per operation. Returns the id of that one, null if none
--- does, and the sleepers to wake; null if the queue does not treat groups apart.
+-- Let the next message of a group pass the one that holds the group, once per operation. Returns the id of the message
+-- that held it, null if there is none, and the sleepers to wake; null if the queue does not distinguish groups.
 CREATE OR REPLACE FUNCTION {skip_held}(
     p_queue text, p_clock bigint, p_session bytea, p_number bigint, p_ttl bigint, p_group text
 ) RETURNS text LANGUAGE plpgsql {settings} AS $body$
@@ -367,7 +371,8 @@ BEGIN
         RETURN v_first;
     END IF;
     IF q.on_failure = 'hold' THEN
-        -- Claims wait for this step, so it waits for no other: one that has locked the message is about to move it.
+        -- Claims wait for this step, so this step waits for no other: a step that has locked the message is about to
+        -- move it.
         SELECT * INTO m FROM {message} t
         WHERE t.queue = q.number AND t.keeps_place AND t.id = (
             SELECT h.id FROM {message} h WHERE h.queue = q.number AND coalesce(h."group", '') = p_group AND h.keeps_place

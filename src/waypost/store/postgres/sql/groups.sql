@@ -1,17 +1,18 @@
--- Groups: turns between them, order in them, limits for each. The rules are in store/memory/groups.py.
+-- Groups: turns between groups, order inside a group, limits for each group. The rules are in store/memory/groups.py.
 -- Touches: group, group_change, group_turn, message, queue.
--- Keeps: only a step that holds the queue's lock of running messages writes `group`. Every other step that moves a message
--- with a `group_rank` adds to `group_change` by how much the counts of its group change, in the same transaction, whatever
--- it knows of the queue: so the counts are those of the messages with a `group_rank`, also while a queue is converted. A
--- claim folds the changes first. The number of running messages is raised under the lock and lowered by changes, so it is never too low.
+-- Keeps: only a step that holds the queue's lock of running messages writes `group`. Every other step that moves a
+-- message with a `group_rank` adds the differences of its group's counts to `group_change`, in the same transaction,
+-- whatever it knows of the queue's settings: so the counts always equal the messages with a `group_rank`, also during a
+-- conversion. A claim folds the changes first. The number of running messages is increased under the lock and decreased
+-- by changes, so it is never too low.
 
--- The place of a message inside its group, see the migration.
+-- The place of a message inside its group: see `group_rank` in the migration 0016_groups.
 CREATE OR REPLACE FUNCTION {group_rank}(p_mode smallint, p_group text, p_rank smallint) RETURNS smallint
 LANGUAGE sql IMMUTABLE AS $body$
     SELECT CASE WHEN p_mode = 0 THEN NULL WHEN p_mode = {MODE_ORDERED} AND p_group IS NOT NULL THEN {RANK_ORDERED} ELSE p_rank END::smallint
 $body$;
 
--- Add to the counts of groups for each of these messages. Returns how many groups they have.
+-- Add differences to the counts of the groups of these messages. Returns the number of groups.
 CREATE OR REPLACE FUNCTION {change_groups}(
     p_queue integer, p_groups text[], p_joins smallint, p_ready integer, p_running integer, p_later integer
 ) RETURNS bigint LANGUAGE plpgsql AS $body$
@@ -28,7 +29,8 @@ BEGIN
     RETURN v_count;
 END $body$;
 
--- One message moved from a state to another; null for outside. `p_held`: it held its group.
+-- Count one message that moved from one state to another; null means outside of the queue. `p_held`: the message held
+-- its group.
 CREATE OR REPLACE FUNCTION {change_group}(
     p_queue integer, p_group text, p_from smallint, p_to smallint, p_held boolean DEFAULT false
 ) RETURNS void LANGUAGE plpgsql AS $body$
@@ -75,15 +77,16 @@ BEGIN
     RETURN v_count >= p_rows;
 END $body$;
 
--- Change the counts of groups, and put those into line that may be able to go on: whether they can is asked when their turn
--- has come. A group without messages and settings goes, unless it is in line or its rate is to be remembered.
+-- Change the counts of groups, and put groups into line that may be able to hand out a message: whether they can is
+-- checked when they have their turn. A group without messages and settings is deleted, unless it is in line or the use
+-- of its rate must still be stored.
 CREATE OR REPLACE FUNCTION {update_groups}(
     q {queue}, p_names text[], p_joins smallint[], p_ready bigint[], p_running bigint[], p_later bigint[]
 ) RETURNS void LANGUAGE plpgsql AS $body$
 DECLARE
     v_turn bigint := coalesce((SELECT t.turn FROM {group_turn} t WHERE t.queue = q.number), 0);
 BEGIN
-    -- Each group is found by its name, and changed by where its row is: a join may be done the other way round.
+    -- Find each group by its name, and update it by its ctid: the planner cannot reverse such a join.
     WITH changed AS MATERIALIZED (
         SELECT g.place, u.name, coalesce(g.ready, 0) + coalesce(u.ready, 0) AS ready,
             coalesce(g.running, 0) + coalesce(u.running, 0) AS running, coalesce(g.later, 0) + coalesce(u.later, 0) AS later,
@@ -111,12 +114,12 @@ BEGIN
     WHERE j.place IS NULL AND NOT j.empty;
 END $body$;
 
--- The end of the part of a rate's window that a moment is in.
+-- The end of the part of a rate's window that contains a moment.
 CREATE OR REPLACE FUNCTION {rate_part_end}(p_now bigint, p_per_ms bigint) RETURNS bigint LANGUAGE sql IMMUTABLE AS $body$
     SELECT p_now - p_now % ((p_per_ms + {GROUP_RATE_PARTS} - 1) / {GROUP_RATE_PARTS}) + (p_per_ms + {GROUP_RATE_PARTS} - 1) / {GROUP_RATE_PARTS} - 1
 $body$;
 
--- What is left of a group's rate, when it allows the next message if nothing is left, and what is to be remembered of it.
+-- How many messages a group's rate still allows, when it allows the next one if none, and the use of the rate to store.
 CREATE OR REPLACE FUNCTION {rate_room}(
     p_ends bigint[], p_counts bigint[], p_count bigint, p_per_ms bigint, p_now bigint, OUT room bigint,
     OUT until_ms bigint, OUT ends bigint[], OUT counts bigint[]
@@ -125,7 +128,7 @@ DECLARE
     v_end bigint := {rate_part_end}(p_now, p_per_ms);
     v_used bigint;
 BEGIN
-    -- Parts after this one: the clock was set back. The whole window counts from now on.
+    -- Parts in the future mean that the clock was set back. The whole window then counts from now on.
     SELECT array_agg(o.at ORDER BY o.at), array_agg(o.count ORDER BY o.at), coalesce(sum(o.count), 0)
     INTO ends, counts, v_used FROM (
         SELECT CASE WHEN b.back THEN v_end ELSE u.at END AS at, sum(u.count)::bigint AS count
@@ -140,12 +143,13 @@ BEGIN
     END LOOP;
 END $body$;
 
--- When the rate of a group need not be remembered any more; null if there is nothing to remember.
+-- When the use of a group's rate need not be stored any longer; null if nothing is stored.
 CREATE OR REPLACE FUNCTION {forget_rate_at}(p_ends bigint[], p_per_ms bigint) RETURNS bigint LANGUAGE sql IMMUTABLE AS $body$
     SELECT p_ends[cardinality(p_ends)] + coalesce(p_per_ms, 0)
 $body$;
 
--- Count what was handed out in the rates of groups, and note when those that leave the line for it may go on.
+-- Count handed-out messages in the rates of groups, and store when groups that leave the line because of their rate may
+-- continue.
 CREATE OR REPLACE FUNCTION {spend_rates}(q {queue}, p_now bigint, p_names text[], p_counts bigint[]) RETURNS void
 LANGUAGE plpgsql AS $body$
 BEGIN
@@ -165,8 +169,8 @@ BEGIN
     WHERE t.ctid = o.place;
 END $body$;
 
--- Put the groups into line whose rate allows the next message by now, or whose time cannot be right since the clock was set
--- back; forget rates that need not be remembered.
+-- Put groups into line whose rate allows the next message by now, or whose time is in the future only because the clock
+-- was set back; delete the stored use of rates that is no longer needed.
 CREATE OR REPLACE FUNCTION {end_limits}(q {queue}, p_now bigint) RETURNS void LANGUAGE plpgsql AS $body$
 DECLARE
     v_names text[];
@@ -186,7 +190,7 @@ BEGIN
         WHERE t.queue = q.number AND t.forget_at IS NOT NULL AND t.forget_at <= p_now
         ORDER BY t.forget_at LIMIT {GROUPS_SKIPPED_MAX})
         UNION
-        -- A few of the last: this is read by every claim.
+        -- Only some of the last ones: every claim reads this.
         (SELECT l.name, l.ready FROM (
             SELECT t.* FROM {group} t WHERE t.queue = q.number AND t.limited_until IS NOT NULL AND t.limited_until > p_now
             ORDER BY t.limited_until DESC LIMIT 64) l
@@ -206,7 +210,7 @@ BEGIN
     PERFORM {update_groups}(q, v_names, v_joins, NULL, NULL, NULL);
 END $body$;
 
--- How long until the rate of a group that has messages allows the next one; null if none waits for that.
+-- The time until the rate of a group with messages allows the next one; null if no group waits for its rate.
 CREATE OR REPLACE FUNCTION {next_group_rate}(p_queue integer, p_now bigint) RETURNS bigint LANGUAGE plpgsql AS $body$
 BEGIN
     RETURN (
@@ -214,7 +218,7 @@ BEGIN
         WHERE t.queue = p_queue AND t.limited_until IS NOT NULL AND t.ready > 0 ORDER BY t.limited_until LIMIT 1);
 END $body$;
 
--- How many messages a group may hand out now, and when its rate allows the next one if that is what it waits for.
+-- How many messages a group may hand out now, and, if its rate allows none, when it allows the next one.
 CREATE OR REPLACE FUNCTION {group_room}(q {queue}, g {group}, p_now bigint, OUT room bigint, OUT until_ms bigint, OUT limited_by text)
 LANGUAGE plpgsql AS $body$
 DECLARE
@@ -248,7 +252,7 @@ BEGIN
     END IF;
 END $body$;
 
--- Take groups out of line whose turn has come and that cannot go on.
+-- Remove groups from the line that had their turn but cannot hand out a message.
 CREATE OR REPLACE FUNCTION {leave_line}(q {queue}, p_now bigint, p_names text[]) RETURNS void LANGUAGE plpgsql AS $body$
 BEGIN
     UPDATE {group} t SET in_line = false, limited_until = CASE WHEN r.limited_by = 'rate' AND t.ready > 0 THEN r.until_ms END,
@@ -262,8 +266,9 @@ BEGIN
     PERFORM {update_groups}(q, p_names, NULL, NULL, NULL, NULL);
 END $body$;
 
--- The same where each of the first groups hands out one message, as in most claims: nothing limits any of them, and none has
--- its next turn before the last of them has had its own. Returns nulls where that is not so: what it has locked is chosen again.
+-- The same for the most common case, where each of the first groups hands out one message: no limit applies to any of
+-- them, and no group has its next turn before the last of them has had its turn. Returns nulls in other cases;
+-- `choose_messages` then chooses again, also among the messages locked here.
 CREATE OR REPLACE FUNCTION {choose_one_each}(
     q {queue}, p_now bigint, p_room bigint, p_left bigint, p_held boolean, OUT places tid[], OUT size bigint, OUT groups tid[], OUT turn bigint
 ) LANGUAGE plpgsql AS $body$
@@ -291,7 +296,8 @@ BEGIN
             WHERE m.queue = q.number AND coalesce(m."group", '') = u.name AND m.group_rank IS NOT NULL AND m.state = {READY}
             ORDER BY m.group_rank, m.position, m.id LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED) c;
     ELSE
-        -- If another step has locked the first one of a group, that is left alone. None, if one is held since a moment ago.
+        -- A group whose first message is locked by another step is skipped. No message is chosen if a group has been
+        -- held in the meantime.
         WITH heads AS MATERIALIZED (
             SELECT f.place FROM unnest(v_names) AS u (name)
             CROSS JOIN LATERAL (
@@ -312,11 +318,12 @@ BEGIN
     END IF;
 END $body$;
 
--- Choose messages for a claim by the turns of their groups, lock them and count them as running. `p_left` are the bytes that the
--- claim may still return, `p_leased` what it has. `exhausted` are messages over their limit of deliveries whose turn has
--- come: they are to be buried, then the choice goes on. `again`: it may go on in any case. `missed` are groups whose messages are
--- locked by other steps: the choice goes on without them, if they are in `p_missed`. `skipped` is how many groups were taken
--- out of line. At most `p_groups` are read, and not fewer than there is room for.
+-- Choose messages for a claim by the turns of their groups, lock them and count them as running. `p_left` is the number
+-- of bytes that the claim may still return, `p_leased` the number of messages that it has. `exhausted` are messages
+-- over their limit of deliveries whose turn it is: the caller buries them, then chooses again. `again`: the caller may
+-- choose again. `missed` are groups whose messages are locked by other steps: the caller passes them as `p_missed`, and
+-- the next choice excludes them. `skipped` is the number of groups that were removed from the line. At most `p_groups`
+-- groups are read, or `p_room` if that is more.
 CREATE OR REPLACE FUNCTION {choose_messages}(
     q {queue}, p_now bigint, p_room bigint, p_leased bigint, p_left bigint, p_missed text[], p_groups bigint, OUT places tid[], OUT size bigint,
     OUT more boolean, OUT exhausted text[], OUT again boolean, OUT limited boolean, OUT missed text[],
@@ -328,7 +335,7 @@ DECLARE
     v_counts bigint[];
     v_stale text[];
     v_turn bigint;
-    -- Mostly no message of the whole queue holds its group. One that begins to after this is found below.
+    -- Usually no message of the whole queue holds its group. A message that begins to hold one later is found below.
     v_held boolean := q.claim_mode = {MODE_ORDERED} AND q.on_failure <> 'pass' AND EXISTS (
         SELECT 1 FROM {message} m WHERE m.queue = q.number AND m.keeps_place);
     v_short record;
@@ -343,7 +350,7 @@ BEGIN
             more := false;
             limited := false;
             skipped := 0;
-            -- It has as many as it may have, or the last of an order's groups that are in line.
+            -- The claim now has as many messages as it may have, or the line of an ordered queue is exhausted.
             again := false;
             UPDATE {group} t SET turn = t.turn + {GROUP_STRIDE}, ready = t.ready - 1, running = t.running + 1,
                 in_line = t.ready > 1 AND q.claim_mode < {MODE_ORDERED}
@@ -353,7 +360,8 @@ BEGIN
             RETURN;
         END IF;
     END IF;
-    -- A group of a queue without limits hands out what it has: asked in line, since every claim does.
+    -- A group without limits hands out all its ready messages. This is written inline, not as a function, since every
+    -- claim runs it.
     WITH first AS MATERIALIZED (
         SELECT t.place, (t.whole).name, (t.whole).turn, {GROUP_STRIDE} / (t.whole).weight AS stride,
             coalesce((t.whole).max_running, (t.whole).rate_count) IS NOT NULL AS limited,
@@ -372,7 +380,7 @@ BEGIN
             WHERE o.queue = q.number AND o.in_line AND (p_missed IS NULL OR o.name <> ALL (p_missed))
             ORDER BY o.turn, o.name LIMIT greatest(p_room, p_groups)) t
     ), bound AS MATERIALIZED (
-        -- No group gets a further message before one that was not read.
+        -- No group gets a further message before a group that was not read.
         SELECT CASE WHEN count(*) >= greatest(p_room, p_groups) THEN max(f.turn)
             ELSE max(f.turn) + ceil(p_room / sum(1.0 / f.stride))::bigint END AS turn
         FROM first f
@@ -395,9 +403,9 @@ BEGIN
                     AND (m.expires_ms IS NULL OR m.expires_ms > p_now)
                 ORDER BY m.group_rank, m.position, m.id LIMIT w.count FOR NO KEY UPDATE SKIP LOCKED) l
             UNION ALL
-            -- In order: if another step has locked the first one, the group is left alone. While a queue is converted, some
-            -- may be stored by the settings of before. Whether one holds the group is asked again: the answer above may be of
-            -- a later moment than what is read here.
+            -- In order: if another step has locked the first message of a group, the group is skipped. During a
+            -- conversion some messages may be stored by the old settings. Whether a message holds the group is checked
+            -- again, since `v_held` may be of a later moment than the rows read here.
             SELECT l.*, 1 FROM (
                 SELECT o.* FROM generate_series({RANK_ORDERED}, CASE WHEN q.conversion IS NULL THEN {RANK_ORDERED} ELSE {PRIORITY_MAX} END) AS ranks (rank)
                 CROSS JOIN LATERAL (
@@ -436,11 +444,11 @@ BEGIN
     INTO places, size, more, exhausted, v_stale, v_turn, limited, missed, v_places, v_names, v_counts
     FROM (SELECT array_agg(o.group_place) AS places, array_agg(o.name) AS names, array_agg(o.count) AS counts FROM groups o) g;
     IF more THEN
-        -- The claim ends at the first message that does not fit: what comes behind it is not asked.
+        -- The claim ends at the first message that does not fit: the groups after it keep their place in line.
         v_stale := NULL;
     END IF;
     IF missed IS NOT NULL THEN
-        -- Those that have no message at all have a count that is wrong.
+        -- A group without any ready message has a wrong count.
         SELECT v_stale || array_agg(u.name) FILTER (WHERE NOT u.found), array_agg(u.name) FILTER (WHERE u.found)
         INTO v_stale, missed FROM (
             SELECT o.name, (
@@ -471,13 +479,13 @@ BEGIN
         PERFORM {spend_rates}(q, p_now, v_names, v_counts);
     END IF;
     IF q.lease_ms IS NULL THEN
-        -- Nothing of them is left that could end later.
+        -- None of these messages remains whose end would update the group later.
         PERFORM {update_groups}(q, v_names, NULL, NULL, NULL, NULL);
     END IF;
 END $body$;
 
--- Messages are leased or removed by a claim that did not choose them by their groups: while a queue is converted, or by a
--- claim that began before.
+-- Count messages that a claim leased or removed without choosing them by group: during a conversion, or by a claim that
+-- began before it.
 CREATE OR REPLACE FUNCTION {change_claimed}(q {queue}, p_places tid[]) RETURNS void LANGUAGE plpgsql AS $body$
 DECLARE
     v_groups text[];
@@ -490,8 +498,8 @@ BEGIN
     END IF;
 END $body$;
 
--- How many sleepers these groups are worth since a lease or a hold of theirs has ended: one for each that can go on, and one more if
--- only a rate keeps some of them back, and no claim has returned until when.
+-- How many sleepers to wake for these groups after a lease or a hold in them has ended: one for each group that can
+-- continue, and one more if only their rate holds some groups back and no claim has returned yet until when.
 CREATE OR REPLACE FUNCTION {count_freed}(q {queue}, p_now bigint, p_groups text[]) RETURNS bigint LANGUAGE plpgsql AS $body$
 BEGIN
     IF q.group_mode < {MODE_ORDERED} AND q.group_max_running IS NULL AND NOT q.group_limited THEN
@@ -501,11 +509,11 @@ BEGIN
         SELECT bool_or(NOT s.awake OR coalesce(s.woken_ms > p_now - 250, false)) FROM {sleeper} s
         WHERE s.queue = q.number AND s.until_ms > p_now AND s.name NOT LIKE '~%') IS FALSE
     THEN
-        -- As on every busy queue: there is no sleeper, as `wake` would find out. Without any row the record of sleepers is lost,
-        -- and `wake` notifies all workers.
+        -- As on every busy queue: there is no sleeper, as `wake` would find. If there is no row at all, the list of
+        -- sleepers is lost, and `wake` notifies all workers.
         RETURN 0;
     END IF;
-    -- Scalar queries, so that none of them is turned into a join.
+    -- Scalar subqueries, so that the planner turns none of them into a join.
     RETURN (
         SELECT count(*) FILTER (WHERE NOT f.waits) + coalesce(bool_or(f.waits AND f.limited_until IS NULL), false)::int FROM (
             SELECT g.limited_until, CASE WHEN g.rate_ends IS NULL OR coalesce(g.rate_count, q.group_rate_count) IS NULL THEN false

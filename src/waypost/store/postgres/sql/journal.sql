@@ -1,7 +1,7 @@
 -- The journal for its readers. Touches: entry (read), mark, kept, reader, and what `order_journal` and `rotate_journal`
 -- touch.
--- Keeps: numbers begin with 1 and have no gap; what has a number keeps it; nothing is numbered while a transaction that
--- could come before it is under way. Readers of one queue take turns here, writers do not wait.
+-- Keeps: numbers begin with 1 and have no gap; the number of an event never changes; no event gets a number while a
+-- transaction that could precede it is open. Readers of one queue wait for each other here, writers do not wait.
 
 CREATE OR REPLACE FUNCTION {open_journal}(p_queue text, p_clock bigint, OUT q {queue}, OUT first bigint, OUT last bigint)
 LANGUAGE plpgsql AS $body$
@@ -18,7 +18,7 @@ BEGIN
     last := coalesce((SELECT m.number FROM {mark} m WHERE m.queue = q.number ORDER BY m.number DESC LIMIT 1), 0);
 END $body$;
 
--- Entries that hold events behind `p_after`, each with the number of events before it. The first row has only `head`.
+-- Entries with events after `p_after`, each with the number of events before it. The first row has only `head`.
 CREATE OR REPLACE FUNCTION {journal}(p_queue text, p_clock bigint, p_after bigint, p_limit bigint)
 RETURNS TABLE (head text, before bigint, entry {entry}) LANGUAGE plpgsql {settings} AS $body$
 #variable_conflict use_column
@@ -48,8 +48,8 @@ BEGIN
                 ORDER BY t.xid, t.seq LIMIT 64 + p_limit
             ) o
         )
-        -- OFFSET 0: for each entry by its place. A plan made while the journal is empty may join the other way round,
-        -- and then reads the whole journal for each entry of a page.
+        -- OFFSET 0 makes the planner find each entry by its place. A plan that was made while the journal is empty may
+        -- join in the other order, and then reads the whole journal for each entry of a page.
         SELECT NULL::text, c.before, e.whole FROM counted c
         CROSS JOIN LATERAL (
             SELECT t AS whole FROM {entry} t
@@ -59,7 +59,7 @@ BEGIN
         ORDER BY c.before;
 END $body$;
 
--- The entries that contain one message. Entries of one message are found by an index, entries of many are searched.
+-- The entries that contain one message. Entries of a single message are found by an index, entries of many are scanned.
 CREATE OR REPLACE FUNCTION {trace}(p_queue text, p_clock bigint, p_id text)
 RETURNS TABLE (head text, before bigint, entry {entry}) LANGUAGE plpgsql {settings} AS $body$
 #variable_conflict use_column
@@ -128,7 +128,8 @@ BEGIN
     RETURN FOUND;
 END $body$;
 
--- Forget events up to a number, but none that a registered reader has not read. Returns the first kept.
+-- Delete events up to a number, but none that a registered reader has not read. Returns the number of the first event
+-- kept.
 CREATE OR REPLACE FUNCTION {journal_trim}(p_queue text, p_clock bigint, p_to bigint) RETURNS bigint
 LANGUAGE plpgsql {settings} AS $body$
 DECLARE
@@ -141,7 +142,7 @@ BEGIN
         p_to, v.last, (SELECT min(r.read_to) FROM {reader} r WHERE r.queue = (v.q).number));
     IF v_first > v.first THEN
         PERFORM {cut_journal}((v.q).number, v_first);
-        -- The caller wants room: check every slice once.
+        -- The caller wants to free space: maintain every slice once.
         PERFORM {rotate_journal}({clock}(p_clock), s.n) FROM generate_series(0, 7) s (n);
     END IF;
     RETURN greatest(v_first, v.first);

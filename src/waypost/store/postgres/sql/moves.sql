@@ -1,9 +1,12 @@
--- How a message moves: its end, what becomes of its key, the note in the journal, and what a step does besides its work.
--- Touches: message, completed, window, entry, tally, and what `end_followups` touches. Keeps: the ledger, the journal and the keys follow every change in
--- the same transaction; a key's owner and its next generation change only under the owner's row lock.
+-- State changes of a message: its end, the release of its key, its entry in the journal, and the side effects of a
+-- step.
+-- Touches: message, completed, window, entry, tally, and what `end_followups` touches. Keeps: the ledger, the journal
+-- and the keys are updated with every change in the same transaction; the owner and the next generation of a key change
+-- only under the lock of the owner's row.
 
--- Note what a step does besides its work (see `SideEffect` in values.py), for its answer. It is kept in a setting of the
--- transaction, one line of JSON each: what calls what differs from verb to verb.
+-- Record a side effect of a step (see `SideEffect` in values.py) for its reply. Side effects are collected in a setting
+-- of the transaction, one line of JSON each, since the functions between the verb and this one differ from verb to
+-- verb.
 CREATE OR REPLACE FUNCTION {add_side_effect}(p_queue text, p_event text, p_reason text, p_ids text[], p_tokens bigint[])
 RETURNS void LANGUAGE plpgsql AS $body$
 BEGIN
@@ -14,8 +17,8 @@ BEGIN
     END IF;
 END $body$;
 
--- What was noted: a side effect each for the first messages of an event, and one with the number of the others; null if
--- there is none. Nothing is noted after it.
+-- Return the recorded side effects and clear them: one each for the first messages of an event, and one with the number
+-- of the others; null if there are none.
 CREATE OR REPLACE FUNCTION {take_side_effects}() RETURNS json LANGUAGE plpgsql AS $body$
 DECLARE
     v_lines text := current_setting('waypost.side_effects', true);
@@ -42,7 +45,7 @@ BEGIN
             FROM changed c WHERE c.place > {SIDE_EFFECTS_MAX} GROUP BY c.queue, c.event, c.reason) o);
 END $body$;
 
--- One event of one message; `m.id` null for an event of the queue itself.
+-- Write one event of one message to the journal; `m.id` is null for an event of the queue itself.
 CREATE OR REPLACE FUNCTION {write_event}(
     q {queue}, p_now bigint, p_op text, p_event text, m {message}, p_cause text DEFAULT NULL,
     p_run boolean DEFAULT false, p_due bigint DEFAULT NULL, p_reason text DEFAULT NULL,
@@ -75,7 +78,7 @@ BEGIN
     );
 END $body$;
 
--- Count a message that leaves state `p_from` and goes to state `p_to`; null for outside.
+-- Count a message that moves from state `p_from` to state `p_to`; null means outside of the queue.
 CREATE OR REPLACE FUNCTION {count_move}(p_queue integer, p_now bigint, p_from smallint, p_to smallint) RETURNS void
 LANGUAGE plpgsql AS $body$
 BEGIN
@@ -88,9 +91,9 @@ BEGIN
         coalesce((p_to = 4)::int, 0) - coalesce((p_from = 4)::int, 0);
 END $body$;
 
--- The end of a message: counted, journalled, its key free or handed to the next generation. The caller holds the lock
--- of its row. `p_begun` are the messages that it sent on. Returns how many messages became claimable by it, and the followups
--- that the caller is to `apply_followups` when it has done its work.
+-- End a message: count and journal the end, and release its key or pass it to the next generation. The caller holds the
+-- lock of its row. `p_begun` are the messages that it forwarded. Returns how many messages became claimable, and the
+-- followups that the caller must pass to `apply_followups` after its own work.
 CREATE OR REPLACE FUNCTION {end_message}(
     q {queue}, m {message}, p_now bigint, p_op text, p_end text, p_cause text DEFAULT NULL,
     p_begun text[] DEFAULT NULL, OUT fresh integer, OUT followups json[]
@@ -98,7 +101,7 @@ CREATE OR REPLACE FUNCTION {end_message}(
 DECLARE
     h {message};
     v_ready bigint;
-    -- A delivery that ended by its outcome; see MINUTE_COUNTERS in values.py.
+    -- The delivery ended by its outcome; see MINUTE_COUNTERS in values.py.
     v_run bigint := CASE WHEN m.state = {LEASED} AND coalesce(p_cause, '') NOT IN ('expired', 'release')
         THEN greatest(0, p_now - m.claimed_ms) END;
 BEGIN
@@ -135,7 +138,7 @@ BEGIN
     fresh := 0;
     IF m.group_rank IS NOT NULL THEN
         PERFORM {change_group}(q.number, m."group", m.state, NULL, m.keeps_place);
-        -- Claims have left the group of one alone that was first while the user's transaction was open.
+        -- While the user's transaction was open, claims skipped the group because its first message was locked.
         IF m.keeps_place OR m.group_rank = {RANK_ORDERED} AND m.state = {READY}
             AND current_setting('waypost.in_transaction', true) = 'on'
         THEN
@@ -160,7 +163,7 @@ BEGIN
         END IF;
         RETURN;
     END IF;
-    -- Without a delay: now, also if the clock was set back since the publish.
+    -- Without a delay: now, even if the clock was set back since the publish.
     v_ready := CASE WHEN h.ready_ms = h.published_ms THEN p_now ELSE greatest(h.ready_ms, p_now) END;
     UPDATE {message} t
     SET state = CASE WHEN v_ready > p_now THEN {DELAYED} ELSE {READY} END, ready_ms = v_ready, position = nextval('{sequence}')
@@ -175,7 +178,7 @@ BEGIN
     fresh := fresh + (v_ready <= p_now)::int;
 END $body$;
 
--- The keys of these dead letters stay in use: like the window of a finished message, but without an end.
+-- Keep the keys of these dead letters in use: like the window of a finished message, but without an end.
 CREATE OR REPLACE FUNCTION {keep_keys}(p_queue integer, p_ids text[]) RETURNS void LANGUAGE plpgsql AS $body$
 BEGIN
     INSERT INTO {window} (queue, key, message_id, until_ms)
@@ -184,7 +187,7 @@ BEGIN
     ON CONFLICT (queue, key) DO UPDATE SET message_id = excluded.message_id, until_ms = excluded.until_ms;
 END $body$;
 
--- Let finished messages beyond the cap go, oldest first, a bounded number at a time. Returns how many went.
+-- Delete finished messages beyond the limit, oldest first, a bounded number at a time. Returns how many were deleted.
 CREATE OR REPLACE FUNCTION {trim_completed}(p_queue integer, p_keep bigint, p_limit bigint) RETURNS bigint
 LANGUAGE plpgsql AS $body$
 DECLARE
@@ -201,7 +204,7 @@ BEGIN
     RETURN v_gone;
 END $body$;
 
--- Let dead letters go that are too many or too old, a bounded number at a time. Returns how many went.
+-- Delete dead letters that are too many or too old, a bounded number at a time. Returns how many were deleted.
 CREATE OR REPLACE FUNCTION {trim_dead}(q {queue}, p_now bigint) RETURNS bigint LANGUAGE plpgsql AS $body$
 DECLARE
     v_surplus bigint := 0;
@@ -223,7 +226,7 @@ BEGIN
         least({RECLAIM_MAX}, greatest(v_surplus, v_old)), NULL);
 END $body$;
 
--- Remove the oldest dead letters, or some by their ids, in one statement. Returns how many went.
+-- Delete the oldest dead letters, or the ones with certain ids, in one statement. Returns how many were deleted.
 CREATE OR REPLACE FUNCTION {remove_dead}(q {queue}, p_now bigint, p_op text, p_cause text, p_limit bigint, p_ids text[])
 RETURNS bigint LANGUAGE plpgsql AS $body$
 DECLARE

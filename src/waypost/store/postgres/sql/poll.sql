@@ -1,10 +1,11 @@
--- Poll: whether a claim of any of these queues may bring something, for a worker that has nothing to do in them. The same step
--- renews the registrations of its sleepers, and carries the worker's heartbeat and its candidacy.
+-- Poll: whether a claim of any of these queues may return messages, for a worker that has nothing to do in them. The
+-- same step renews the registrations of the worker's sleepers, and stores its heartbeat and its candidacy as leader.
 -- Touches: queue, message, sleeper, and what `heartbeat`, `elect` and `tidy` touch.
--- Keeps: no step waits for another; a sleeper that is being woken is left to that step. It waits for no disk, unless it
--- put a journal in order: what a reader has read must not change.
--- The reply is the store's time, the leader, for each queue whether it needs a claim, how long until the next due time (or
--- until the rate of a group allows its next message) and the next lease end, and how long leases are; and what was requested of the worker, and when.
+-- Keeps: no step waits for another; a sleeper that another step is waking is not renewed here. It does not wait for the
+-- disk, unless it put a journal in order: what a reader has read must not change.
+-- The reply is the store's time; the leader; for each queue whether it needs a claim, the time until the next due time
+-- (or until the rate of a group allows its next message) and until the next lease end, and the length of leases; and
+-- what was requested of the worker, and when.
 
 CREATE OR REPLACE FUNCTION {poll}(
     p_clock bigint, p_queues text[], p_sleepers text[], p_name text, p_record bytea, p_ttl bigint, p_max bigint,
@@ -23,7 +24,7 @@ DECLARE
 BEGIN
     SELECT json_agg(json_build_array(
             coalesce(f.due <= v_now, false) OR coalesce(f.ends <= v_now, false)
-            -- A claim brings leases to their length that were given before the clock was set back.
+            -- A claim shortens leases that were given before the clock was set back.
             OR coalesce(f.ends > v_now + q.lease_ms, false)
             OR (NOT coalesce(q.paused, true)
                 AND CASE WHEN q.claim_mode > 0 THEN
@@ -42,12 +43,13 @@ BEGIN
     LEFT JOIN {queue} q ON q.name = u.queue
     LEFT JOIN {sleeper} s ON s.queue = q.number AND s.name = u.sleeper
     LEFT JOIN LATERAL (
-        -- A paused queue hands out nothing, but its messages lapse.
+        -- A paused queue hands out no messages, but its messages lapse.
         SELECT least(CASE WHEN NOT q.paused THEN {next_due}(q.number) END, {next_lapse}(q.number)) AS due,
             CASE WHEN NOT q.paused THEN {next_lease}(q.number) END AS ends,
             CASE WHEN NOT q.paused AND q.claim_mode > 0 THEN {next_group_rate}(q.number, v_now) END AS rate
         WHERE q.number IS NOT NULL) f ON true;
-    -- Registrations whose time is half over. Each worker renews its own, so none waits for another.
+    -- Renew registrations of which half of the time is over. Each worker renews its own, so they do not wait for each
+    -- other.
     UPDATE {sleeper} s SET until_ms = v_now + {SLEEPER_TTL_MS} FROM (
         SELECT o.ctid AS place FROM unnest(p_queues, p_sleepers) AS u (queue, sleeper)
         CROSS JOIN LATERAL (SELECT t.number FROM {queue} t WHERE t.name = u.queue) q
@@ -63,13 +65,13 @@ BEGIN
     IF p_role IS NOT NULL THEN
         SELECT * INTO v_leader FROM {leader} t WHERE t.role = p_role;
         IF v_leader.name NOT IN ('', p_name) AND v_leader.until_ms BETWEEN v_now + 1 AND v_now + 4 * p_role_ttl THEN
-            -- As a rule another one leads: then nothing is locked.
+            -- Usually another worker leads: then nothing is locked.
             v_elected := json_build_array(v_leader.name, v_leader.token, v_leader.until_ms - v_now);
         ELSE
             v_elected := {elect}(p_role, v_now, p_name, p_role_ttl)::json;
         END IF;
     END IF;
-    -- Claims tidy up their own queue now and then, and an idle queue has none.
+    -- Claims do maintenance for their own queue, and an idle queue has no claims.
     v_chance := pg_current_xact_id()::text::bigint;
     IF v_chance % 16 = 0 AND cardinality(p_queues) > 0 THEN
         SELECT * INTO q FROM {queue} t WHERE t.name = p_queues[1 + (v_chance / 16) % cardinality(p_queues)];

@@ -1,10 +1,11 @@
--- Publish a batch, once per operation, within the queue's cap.
+-- Publish a batch, once per operation, within the queue's `max_pending`.
 -- Touches: queue (read), operation, sleeper, and what `accept`, `end_message` and `apply_followups` touch.
--- Keeps: with `max_pending`, publishers of one queue take turns, so that together they never pass it.
--- Without `p_ttl` it is a part of the caller's own transaction: no repeat can come, nothing is tidied up, since the locks
--- of that would be held until the transaction ends, and a queue that is full is answered (F), not raised, since that
--- would abort it; the sleepers to wake are chosen at its commit. 0 is a part of another function here: as above, but it raises,
--- and wakes as that one does.
+-- Keeps: with `max_pending`, publishers of one queue wait for each other, so that together they never exceed it.
+-- Without `p_ttl` it is a part of the caller's own transaction: the operation cannot be repeated; no maintenance is
+-- done, since its locks would be held until the transaction ends; a full queue is returned as a reply (F) and not
+-- raised, since an error would abort the transaction; the sleepers to wake are chosen at its commit. With `p_ttl` 0 it
+-- is a part of another function here: the same, but a full queue is raised, and sleepers are chosen as that function
+-- does.
 
 CREATE OR REPLACE FUNCTION {publish}(
     p_queue text, p_clock bigint, p_session bytea, p_number bigint, p_ttl bigint, p_envelopes bytea[],
@@ -31,7 +32,7 @@ DECLARE
     v_more json[] := '{}';
     v_lapsed record;
 BEGIN
-    -- Before the row is read: see remove.sql.
+    -- The lock is taken before the row is read: see remove.sql.
     PERFORM pg_advisory_xact_lock_shared({lock_key}('removal'), hashtext(p_queue));
     SELECT * INTO q FROM {queue} WHERE name = p_queue;
     IF NOT FOUND THEN
@@ -69,7 +70,7 @@ BEGIN
     IF q.max_pending IS NOT NULL OR q.group_capped THEN
         PERFORM pg_advisory_xact_lock({lock_key}('pending'), q.number);
         IF coalesce(p_ttl, 0) = 0 AND {many_counts}(q.number) THEN
-            -- Each publish reads the depth, and there may be no other step that folds what it is the sum of.
+            -- Each publish sums the rows of counts, and there may be no other step that folds them.
             PERFORM {merge_counts}(q.number);
         END IF;
         SELECT h.ready + h.delayed + h.waiting INTO v_pending FROM {state_counts}(q.number) h;
@@ -96,7 +97,8 @@ BEGIN
         v_pending := v_pending - v_ended.dropped;
     END IF;
     IF q.max_pending IS NOT NULL AND v_done.added > 0 THEN
-        -- A cap that was lowered far is reached bit by bit, so that no publish has to drop a whole queue.
+        -- After `max_pending` was lowered by much, it is reached in several steps, so that no publish has to drop most
+        -- of a queue.
         v_over := least(v_pending + v_done.added - q.max_pending, v_done.added + {BURY_MAX});
         IF v_over > 0 AND q.overload = 'drop_oldest' THEN
             FOR m IN
@@ -144,8 +146,8 @@ BEGIN
     RETURN v_first;
 END $body$;
 
--- The same for one message that is ready at once and has no key, in as few statements as it takes: each of them costs
--- a caller that publishes one by one as much as the insert itself.
+-- The same for one message that is ready at once and has no key, with as few statements as possible: for a caller that
+-- publishes one by one, each statement costs as much as the insert itself.
 CREATE OR REPLACE FUNCTION {publish}(
     p_queue text, p_clock bigint, p_session bytea, p_number bigint, p_ttl bigint, p_id text, p_envelope bytea,
     p_priority smallint, p_group text, p_copy bytea
@@ -154,7 +156,7 @@ DECLARE
     v_now bigint := {clock}(p_clock);
     v_first text := '["", null, [], []]';
     v_in_time boolean := p_ttl IS NULL OR {stamp}(p_session) BETWEEN v_now - p_ttl AND v_now + {STAMP_AHEAD_MS};
-    -- Before the row is read: see remove.sql. The longer way waits where this one would have to.
+    -- The lock is tried before the row is read: see remove.sql. If it is not free, the general function waits for it.
     v_free boolean := pg_try_advisory_xact_lock_shared({lock_key}('removal'), hashtext(p_queue));
     v record;
 BEGIN
@@ -165,7 +167,8 @@ BEGIN
             WHERE s.queue = t.number AND s.until_ms > v_now AND s.name NOT LIKE '~%') END AS wake
     INTO v FROM {queue} t WHERE t.name = p_queue;
     IF p_ttl IS NOT NULL AND v.max_pending IS NULL AND v_in_time AND v.plain THEN
-        -- Written first: a repeat finds it and writes nothing else, or waits here for the one that was faster.
+        -- Stored first: a repeat finds it and writes nothing else, or waits here for an earlier one that is not
+        -- committed.
         INSERT INTO {operation} AS o (queue, slot, session, number, until_ms, result)
         SELECT v.number, p_number % {REPLAY_MAX}, substr(p_session, 1, {SESSION_BYTES}), p_number, v_now + p_ttl + {STAMP_AHEAD_MS},
             encode(substr(p_session, {MARK_AT}, {MARK_BYTES}), 'hex') || v_first
@@ -177,7 +180,8 @@ BEGIN
     IF NOT FOUND OR v.max_pending IS NOT NULL OR NOT v_in_time OR NOT v.plain
         OR p_ttl IS NULL AND current_setting('transaction_isolation') <> 'read committed'
     THEN
-        -- A new queue, one with a cap, a repeat, one that is to be refused, or read by an old snapshot.
+        -- Use the general function for: a queue that does not exist yet, a queue with `max_pending`, a repeated
+        -- operation, an operation that must be refused, and a transaction with an old snapshot.
         RETURN {publish}(
             p_queue, p_clock, p_session, p_number, p_ttl, ARRAY[p_envelope], ARRAY[p_priority], ARRAY[p_group], NULL,
             NULL, ARRAY[p_copy], NULL, NULL, NULL, NULL);
@@ -208,7 +212,8 @@ BEGIN
         UPDATE {operation} o SET result = left(o.result, {MARK_DIGITS}) || v_first
         WHERE o.queue = v.number AND o.session = substr(p_session, 1, {SESSION_BYTES}) AND o.slot = p_number % {REPLAY_MAX};
     END IF;
-    -- One that wakes a worker is waited for by its handler, and leaves it to the settle, unless that does not come.
+    -- Maintenance delays the handler of a message that wakes a worker, so such a publish leaves it to the next settle,
+    -- unless more than 512 rows of counts have accumulated.
     IF p_ttl IS NOT NULL AND (v.xid % 64 = 0 AND v.wake IS NOT TRUE OR (v.xid % 16 = 8 OR p_number % 16 = 8)
         AND {counts_exceed}(v.number, CASE WHEN v.wake THEN 512 ELSE 64 END))
     THEN

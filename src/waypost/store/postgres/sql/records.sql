@@ -1,6 +1,8 @@
--- Shared records. Touches: record. Keeps: a save changes its own row only, if that has the expected version; a new row removes
--- the oldest of its kind that are too many or have expired, a bounded number at a time, and never a row that is locked.
--- The version is no smaller than the store's time: a record that was removed and made again has no earlier version.
+-- Shared records. Touches: record. Keeps: a save changes only its own row, and only if the row has the expected
+-- version; a save that inserts a row deletes the oldest of its kind that are too many or have expired, a bounded number
+-- at a time, and never a row that is locked.
+-- The version is no smaller than the store's time: so a record that was removed and created again has a greater
+-- version.
 
 CREATE OR REPLACE FUNCTION {save_record}(
     p_kind text, p_name text, p_clock bigint, p_data bytea, p_version bigint, p_ttl bigint, p_keep bigint,
@@ -30,7 +32,7 @@ BEGIN
             ELSE
                 INSERT INTO {record} AS t (kind, name, data, version, created_ms, until_ms)
                 VALUES (p_kind, p_name, p_data, o_now, o_now, o_now + p_ttl) ON CONFLICT DO NOTHING RETURNING t.* INTO r;
-                -- Another client was first: compare with what it saved.
+                -- Another client was faster: compare with what it saved.
                 CONTINUE WHEN r.kind IS NULL;
             END IF;
             IF NOT v_live THEN
@@ -58,7 +60,7 @@ CREATE OR REPLACE FUNCTION {sweep_records}(p_kind text, p_now bigint, p_keep big
         FOR UPDATE SKIP LOCKED)
 $body$;
 
--- The first row has the store's time alone.
+-- The first row has only the store's time.
 CREATE OR REPLACE FUNCTION {records}(
     p_kind text, p_clock bigint, p_names text[], p_created bigint, p_last text, p_limit bigint
 ) RETURNS TABLE (o_now bigint, o_name text, o_data bytea, o_version bigint, o_created bigint, o_until bigint)

@@ -1,10 +1,11 @@
--- Remove a queue that is empty, and forget names that are no queues.
+-- Remove a queue that is empty, and delete names that are no queues.
 -- Touches: all tables of a queue.
--- Keeps: nothing is removed while anything is left. A step that adds a message to a queue holds its removal lock, shared, until
--- the end of the transaction, and takes it before it reads the queue's row: so it comes before the removal, which then
--- finds the message or the lock, or after it, and makes the queue anew.
--- What is left of a removed queue: its row, and one mark and where the journal begins, so that its numbers go on; and what
--- runs out by itself: results of operations and arrivals, of which a repeat may still come.
+-- Keeps: nothing is removed while anything is left in the queue. A step that adds a message to a queue takes its
+-- removal lock, shared, before it reads the queue's row, and holds it until the end of the transaction: so either it
+-- precedes the removal, which then finds the message or the lock, or it follows the removal and creates the queue
+-- again.
+-- What remains of a removed queue: its row; one mark and the first number of the journal, so that its numbers continue;
+-- and rows that expire: results of operations and arrivals, since these operations may still be repeated.
 
 CREATE OR REPLACE FUNCTION {remove}(
     p_queue text, p_clock bigint, p_session bytea, p_number bigint, p_ttl bigint
@@ -54,15 +55,16 @@ BEGIN
     RETURN '[true, {}, false, false]';
 END $body$;
 
--- Delete the oldest part of a queue's journal and finished messages, up to `p_limit` rows of each, so that no step of a removal takes long.
--- Returns whether there is more: false if there were not so many, and nothing was deleted.
+-- Delete the oldest part of a queue's journal and finished messages, up to `p_limit` rows of each, so that no step of a
+-- removal takes long. Returns whether there is more; false also means that there were fewer rows and nothing was
+-- deleted.
 CREATE OR REPLACE FUNCTION {remove_history}(p_queue integer, p_limit integer) RETURNS boolean LANGUAGE plpgsql AS $body$
 DECLARE
     v_bound bigint := pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
     v_base {mark};
     v_place record;
 BEGIN
-    -- Only what can have a number: nothing comes before it any more.
+    -- Only entries that can have a number: no later entry can precede them.
     SELECT e.xid, e.seq INTO v_place FROM {entry} e WHERE e.queue = p_queue AND e.xid < v_bound
     ORDER BY e.xid, e.seq OFFSET p_limit - 1 LIMIT 1;
     IF FOUND THEN
@@ -85,7 +87,7 @@ BEGIN
         AND {trim_completed}(p_queue, 0, p_limit) > 0;
 END $body$;
 
--- What keeps a queue from being removed, and how many there are of each.
+-- What prevents the removal of a queue, with the number of each.
 CREATE OR REPLACE FUNCTION {count_left}(p_queue integer) RETURNS jsonb LANGUAGE plpgsql AS $body$
 DECLARE
     v record;
@@ -96,7 +98,7 @@ BEGIN
         (SELECT count(*) FROM {chain} c WHERE c.queue = p_queue AND c.open > 0 AND c.failed IS NULL) AS chains,
         (SELECT count(*) FROM {reader} r WHERE r.queue = p_queue) AS readers
     INTO v FROM {state_counts}(p_queue) h;
-    -- Rows that are not in the counts; where there are many messages, it does not matter how many those are.
+    -- Rows that are not in the counts; beyond 1,000 the exact number does not matter.
     SELECT count(*) INTO v_stored FROM (SELECT 1 FROM {message} m WHERE m.queue = p_queue LIMIT 1000) o;
     RETURN coalesce(
         (SELECT jsonb_object_agg(c.name, c.count) FROM (VALUES
@@ -106,7 +108,7 @@ BEGIN
         ) AS c (name, count) WHERE c.count <> 0), '{}');
 END $body$;
 
--- Delete all that is kept of a queue, but its row and what runs out by itself. The numbers of its journal go on.
+-- Delete everything of a queue except its row and the rows that expire. The numbers of its journal continue.
 CREATE OR REPLACE FUNCTION {clear_queue}(p_queue integer) RETURNS void LANGUAGE plpgsql AS $body$
 DECLARE
     v_last bigint;
@@ -143,7 +145,7 @@ BEGIN
     DELETE FROM {group_turn} t WHERE t.queue = p_queue;
 END $body$;
 
--- Forget names that are no queues, where nothing is to be remembered of them any more.
+-- Delete names that are no queues and for which nothing must be remembered any longer.
 CREATE OR REPLACE FUNCTION {sweep_names}(p_now bigint) RETURNS void LANGUAGE plpgsql AS $body$
 DECLARE
     q {queue};

@@ -1,6 +1,8 @@
--- Running a queue: redrive, purge, configure, pause and resume.
--- Touches: queue, message, completed, window (read), operation, sleeper, and what `end_message` and `apply_followups` touch.
--- Keeps: a redriven message's token goes on; a key in use meanwhile leaves it dead as a duplicate.
+-- Administration of a queue: redrive, purge, configure, pause and resume.
+-- Touches: queue, message, completed, window (read), operation, sleeper, and what `end_message` and `apply_followups`
+-- touch.
+-- Keeps: the token of a redriven message continues to grow; if its key is in use meanwhile, the message stays dead as a
+-- duplicate.
 
 CREATE OR REPLACE FUNCTION {redrive}(
     p_queue text, p_clock bigint, p_session bytea, p_number bigint, p_ttl bigint, p_limit bigint, p_ids text[],
@@ -18,7 +20,7 @@ DECLARE
     v_fresh bigint;
     v_tries integer := 0;
 BEGIN
-    -- Before the row is read: messages are stored by its settings, as a publish does.
+    -- The lock is taken before the row is read: messages are stored by the settings in the row, as in a publish.
     PERFORM pg_advisory_xact_lock_shared({lock_key}('removal'), hashtext(p_queue));
     q := {open_queue}(p_queue);
     IF p_ttl IS NULL THEN
@@ -30,7 +32,7 @@ BEGIN
             RETURN v_first;
         END IF;
     END IF;
-    -- One more than wanted, to know whether there are more. Each kind of choice has its index.
+    -- One more than wanted, to know whether there are more. Each kind of filter has its index.
     IF p_ids IS NOT NULL THEN
         SELECT array_agg(c.id) INTO v_ids FROM (
             SELECT t.id FROM {message} t
@@ -42,14 +44,15 @@ BEGIN
             SELECT t.id FROM {message} t WHERE t.queue = q.number AND t.state = {DEAD} AND t.reason = p_reason
             ORDER BY t.ended_ms, t.id LIMIT p_limit + 1 FOR UPDATE SKIP LOCKED) c;
     ELSE
-        -- Without a filter, those left dead as duplicates would be chosen again and again.
+        -- Without a filter, dead letters that are duplicates are excluded: they would be chosen again and again.
         SELECT array_agg(c.id) INTO v_ids FROM (
             SELECT t.id FROM {message} t WHERE t.queue = q.number AND t.state = {DEAD} AND t.reason <> 'duplicate'
             ORDER BY t.ended_ms, t.id LIMIT p_limit + 1 FOR UPDATE SKIP LOCKED) c;
     END IF;
     LOOP
-    -- A key that another transaction has published and not committed is not seen, and waited for at its index. When that
-    -- commits, the letter is a duplicate like others; the transaction of the caller goes on.
+    -- If another transaction has published the key and is not committed, its message is not visible here, and the
+    -- unique index makes this step wait for it. When it commits, this dead letter is a duplicate like others; the
+    -- exception block lets the transaction of the caller continue.
     BEGIN
     WITH chosen AS MATERIALIZED (
         SELECT u.n, nextval('{sequence}') AS position, t.* FROM unnest(v_ids[:p_limit]) WITH ORDINALITY AS u (id, n) CROSS JOIN LATERAL (
@@ -60,7 +63,7 @@ BEGIN
                     WHERE w.queue = q.number AND w.key = m.key AND w.until_ms + 0 > v_now AND w.message_id <> m.id)) AS taken
             FROM {message} m WHERE m.queue = q.number AND m.id = u.id OFFSET 0) t
     ), judged AS MATERIALIZED (
-        -- Of two with one key the first takes it.
+        -- Of two letters with one key the first gets it.
         SELECT c.n, c.place, c.position, c.key,
             c.taken OR c.key IS NOT NULL AND row_number() OVER (PARTITION BY c.key, c.taken ORDER BY c.n) > 1 AS duplicate
         FROM chosen c
@@ -118,7 +121,8 @@ BEGIN
     RETURN v_first;
 END $body$;
 
--- Publish a message in place of a dead letter, which goes if the message is stored. Null if there is no such letter.
+-- Publish a message in place of a dead letter, which is deleted if the message is stored. Null if there is no such
+-- letter.
 CREATE OR REPLACE FUNCTION {replace_dead}(
     p_queue text, p_clock bigint, p_session bytea, p_number bigint, p_ttl bigint, p_id text, p_envelopes bytea[],
     p_priorities smallint[], p_groups text[], p_delays bigint[], p_ats bigint[], p_copies bytea[], p_keys text[],
@@ -138,7 +142,7 @@ BEGIN
     IF NOT FOUND THEN
         RETURN NULL;
     END IF;
-    -- The message takes over what the letter has: how long its key is in use, and the key itself.
+    -- The message inherits from the letter how long its key is in use, and the key itself.
     IF m.key_mode = {LIVE_OR_DEAD} THEN
         DELETE FROM {window} w WHERE w.queue = q.number AND w.key = m.key AND w.message_id = m.id;
         v_had_key := FOUND;
@@ -196,8 +200,8 @@ BEGIN
     RETURN v_first;
 END $body$;
 
--- Remove messages that wait, first the first, in one statement: they end cancelled. None of them can have a next
--- generation behind it, which waits only for a leased one. Those that have to do with chains go one by one.
+-- Cancel waiting messages, in the order of claims, in one statement. None of them can have a next generation, which
+-- waits only for a leased message. Messages that belong to chains are cancelled one by one.
 CREATE OR REPLACE FUNCTION {remove_messages}(
     q {queue}, p_now bigint, p_op text, p_state smallint, p_limit bigint, OUT removed bigint, OUT followups json[]
 ) LANGUAGE plpgsql AS $body$
@@ -219,7 +223,7 @@ BEGIN
             SELECT t.id FROM {message} t WHERE t.queue = q.number AND t.state = {DELAYED}
             ORDER BY t.ready_ms, t.id LIMIT p_limit FOR NO KEY UPDATE SKIP LOCKED) c;
     ELSE
-        -- What waits for a key and what waits for chains stand in an index each.
+        -- Messages that wait for a key and messages that wait for chains are in different indexes.
         SELECT array_agg(c.id) INTO v_ids FROM (
             SELECT w.id FROM (
                 (SELECT t.id FROM {message} t WHERE t.queue = q.number AND t.key IS NOT NULL AND t.state = {WAITING}
@@ -268,7 +272,7 @@ BEGIN
             CASE p_state WHEN {READY} THEN 0 ELSE -1 END);
     END IF;
     IF v_held IS NOT NULL THEN
-        -- What held these groups is gone.
+        -- The messages that held these groups are deleted.
         PERFORM {change_groups}(q.number, v_held, {JOINS}::smallint, 0, 0, 0);
         followups := followups || {wake_followup}(q.name, {wake}(q, p_now, {count_freed}(q, p_now, v_held)));
     END IF;
@@ -291,13 +295,13 @@ BEGIN
     IF q.conversion IS NOT NULL OR p_changes ?| ARRAY[
         'order', 'fair', 'on_failure', 'group_max_running', 'group_rate_count', 'group_max_pending', 'lease_ms']
     THEN
-        -- Before the row is locked, as claims do.
+        -- The lock is taken before the row is locked, as claims do.
         PERFORM pg_advisory_xact_lock({lock_key}('running'), q.number);
     END IF;
     SELECT * INTO q FROM {queue} t WHERE t.number = q.number FOR UPDATE;
     n := jsonb_populate_record(q, p_changes);
     IF q.conversion ? 'was_ordered' AND {mode_of}(n) = {MODE_ORDERED} THEN
-        -- Places of the order before and of the next one must not mix.
+        -- Places of the previous order and of the next one must not be mixed.
         FOR i IN 1 .. 4 LOOP
             q := {convert_queue}(q, {CONVERT_MAX});
             EXIT WHEN NOT coalesce(q.conversion ? 'was_ordered', false);
@@ -307,7 +311,8 @@ BEGIN
         END IF;
         n := jsonb_populate_record(q, p_changes);
     END IF;
-    -- A queue that gets an order stores as before until claims choose by it, or new messages would pass those without a place.
+    -- A queue that becomes ordered stores messages as before until claims choose by the order: otherwise new messages
+    -- would pass those that have no place yet.
     n.group_mode := CASE WHEN {mode_of}(n) = {MODE_ORDERED} AND q.claim_mode = {MODE_FAIR} THEN {MODE_FAIR} ELSE {mode_of}(n) END;
     IF n.lease_ms IS NULL AND (
         n."order" IS NOT NULL OR coalesce(n.group_max_running, n.group_rate_count, n.group_max_pending) IS NOT NULL
@@ -335,13 +340,15 @@ BEGIN
         changes = CASE WHEN n IS DISTINCT FROM q THEN {add_change}(t.changes, v_now, 'configured', p_text) ELSE t.changes END
     WHERE t.number = q.number;
     IF n.conversion IS NOT NULL AND n.conversion IS DISTINCT FROM q.conversion THEN
-        -- A short queue is converted at once. Claims go on with a long one, and convert at the end what other transactions have
-        -- stored by the old settings. If no other transaction stores messages now, there is nothing of that kind: one
-        -- that begins to waits for this lock, and then reads the new settings.
+        -- A short queue is converted at once. For a long one claims continue the conversion, and at its end convert the
+        -- messages that other transactions have stored by the old settings. If no other transaction stores messages
+        -- now, there are no such messages: a transaction that begins to store waits for this lock, and then reads the
+        -- new settings.
         IF n.conversion ? 'after' THEN
             SELECT count(*) <= {CHUNK_MESSAGES_MAX} INTO v_alone
             FROM (SELECT 1 FROM {message} t WHERE t.queue = q.number LIMIT {CHUNK_MESSAGES_MAX} + 1) o;
-            -- A conversion that is under way already does not begin anew, so what it passed is looked at again.
+            -- A conversion that is already in progress does not start again, so the messages that it has passed are
+            -- checked again at its end.
             v_alone := v_alone AND n.conversion ->> 'after' = '' AND pg_try_advisory_xact_lock({lock_key}('removal'), hashtext(p_queue));
             n.conversion := n.conversion || CASE WHEN v_alone THEN '{"old": []}' ELSE '{"old": ["configure"]}' END::jsonb;
         END IF;
@@ -356,14 +363,14 @@ BEGIN
         {policy}(p_queue)::json, {wake}(n, v_now, v_held.ready + (v_held.delayed > 0)::int))::text;
 END $body$;
 
--- The last changes of a queue's settings, a bounded number, with one more.
+-- The last changes of a queue's settings, a bounded number, with one more appended.
 CREATE OR REPLACE FUNCTION {add_change}(p_changes jsonb, p_now bigint, p_event text, p_text text) RETURNS jsonb
 LANGUAGE sql IMMUTABLE AS $body$
     SELECT CASE WHEN jsonb_array_length(p_changes) >= {CHANGES_KEPT} THEN p_changes - 0 ELSE p_changes END
         || jsonb_build_array(jsonb_build_array(p_now, p_event, p_text))
 $body$;
 
--- Only the settings of this release: the next one may have added columns.
+-- Only the settings of this release: the next release may have added columns.
 CREATE OR REPLACE FUNCTION {policy}(p_queue text) RETURNS text LANGUAGE sql AS $body$
     SELECT (SELECT jsonb_object_agg(f.key, f.value) FROM jsonb_each(to_jsonb(q)) f WHERE f.key = ANY ('{POLICY_FIELDS}'::text[]))::text
     FROM {queue} q WHERE q.name = p_queue

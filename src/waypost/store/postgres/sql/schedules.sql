@@ -1,9 +1,9 @@
--- Schedules beside their queue, leaders, and timers that no worker claims.
+-- Schedules, each with its queue; leaders; and timers that no worker claims.
 -- Touches: schedule, leader, message, entry, tally, sleeper, operation, and what `publish` touches.
--- Keeps: of the clients that saw the same next fire one fires it, under the lock of the schedule's row; its messages, and where
--- it stands after them, are one transaction. A full queue refuses, and then nothing has changed.
+-- Keeps: of the clients that read the same next fire only one fires it, under the lock of the schedule's row; its
+-- messages and the new state of the schedule are one transaction. If the queue is full, nothing changes.
 
--- Write a schedule if it is as the caller saw it. What was counted stays.
+-- Write a schedule if it is still as the caller read it. Its counters are kept.
 CREATE OR REPLACE FUNCTION {save_schedule}(
     p_queue text, p_key text, p_seen_version text, p_seen_next bigint, p_version text, p_spec bytea, p_paused boolean,
     p_next bigint, p_due bigint, p_state bytea
@@ -41,7 +41,7 @@ BEGIN
     RETURN FOUND;
 END $body$;
 
--- The schedules of a queue; the first row has only the time.
+-- The schedules of a queue; the first row has only the store's time.
 CREATE OR REPLACE FUNCTION {schedules}(p_queue text, p_clock bigint)
 RETURNS TABLE (status text, at_ms bigint, wake text, s {schedule}) LANGUAGE plpgsql {settings} AS $body$
 #variable_conflict use_column
@@ -73,7 +73,7 @@ BEGIN
         RETURN QUERY SELECT v_first::json ->> 0, (v_first::json ->> 1)::bigint, v_first::json ->> 2, v;
         RETURN;
     END IF;
-    -- A client that waited for the row has a later time, and finds another next fire.
+    -- After waiting for the row the time is later, and the next fire may have changed.
     v_now := {clock}(p_clock);
     IF v.key IS NULL OR (v.paused AND NOT p_by_hand) OR v.version <> p_version OR v.next_ms IS DISTINCT FROM p_expected THEN
         v_status := 'conflict';
@@ -85,7 +85,8 @@ BEGIN
         SELECT 1 FROM {message} t WHERE t.queue = q.number AND t.id = p_run AND t.state + 0 <> {DEAD}
             AND (t.expires_ms IS NULL OR t.expires_ms > v_now OR t.state = {LEASED}))
     THEN
-        -- Its run has not ended: it waits, is leased, or waits for a retry. One that has lapsed does not run any more.
+        -- Its run has not ended: the message waits, is leased, or waits for a retry. A message that has lapsed does not
+        -- run any more.
         v_status := CASE WHEN p_running_state IS NULL THEN 'running' ELSE 'skipped' END;
     END IF;
     IF v_status = 'skipped' THEN
@@ -118,7 +119,7 @@ BEGIN
     RETURN QUERY SELECT v_status, v_now, v_wake, v;
 END $body$;
 
--- Write the schedule of the messages of this transaction into the journal.
+-- Write the key of the schedule to the journal entries of the messages of this transaction.
 CREATE OR REPLACE FUNCTION {label_fires}(p_queue integer, p_key text) RETURNS void LANGUAGE plpgsql AS $body$
 BEGIN
     UPDATE {entry} e SET schedule = p_key
@@ -150,7 +151,8 @@ BEGIN
     RETURN v_first;
 END $body$;
 
--- Make timers ready that are due, and end messages that have lapsed, as a claim does; a paused queue lets its timers gather.
+-- Make timers ready that are due, and end messages that have lapsed, as a claim does; the timers of a paused queue
+-- accumulate.
 CREATE OR REPLACE FUNCTION {promote}(p_queue text, p_clock bigint) RETURNS text
 LANGUAGE plpgsql {settings} AS $body$
 DECLARE
@@ -186,7 +188,7 @@ BEGIN
         {ms_until}(least({next_due}(q.number), {next_lapse}(q.number)), v_now), v_wake, {take_side_effects}(), v_more)::text;
 END $body$;
 
--- Lead in a role, or go on leading, if no other does. The token grows with every change of the leader.
+-- Become the leader of a role, or remain it, if no other leads. The token grows with every change of the leader.
 CREATE OR REPLACE FUNCTION {elect}(p_role text, p_clock bigint, p_name text, p_ttl bigint) RETURNS text
 LANGUAGE plpgsql {settings} AS $body$
 DECLARE
@@ -198,7 +200,8 @@ BEGIN
     v_now := {clock}(p_clock);
     IF v.name NOT IN ('', p_name) AND v.until_ms > v_now THEN
         IF v.until_ms - v_now > 4 * p_ttl THEN
-            -- The clock was set back: a leader that is gone is not waited for until the clock has caught up.
+            -- The clock was set back: shorten the term, so that a leader that died is replaced before the clock has
+            -- caught up.
             UPDATE {leader} t SET until_ms = v_now + p_ttl WHERE t.role = p_role;
             v.until_ms := v_now + p_ttl;
         END IF;

@@ -1,11 +1,12 @@
--- Settle deliveries, once per operation; what a done one sends on arrives in the same transaction.
+-- Settle deliveries, once per operation; messages that a done message forwards are stored in the same transaction.
 -- Touches: queue (read), message, result, completed, window, entry, tally, sleeper, operation, and what `end_message`,
 -- `accept` and `apply_followups` touch.
--- Keeps: a settle whose token or nonce is stale changes nothing and returns lost (l).
--- Without `p_ttl` it is a part of the caller's own transaction: no repeat can come, nothing is tidied up, and the
--- sleepers to wake are chosen at the commit.
--- `p_next_claim` is the limit of a claim in the same transaction: so many sleepers fewer are woken, as it takes what they would.
--- Behind the envelopes of what is sent on may stand, in the same order, what the journal keeps in place of each.
+-- Keeps: a settle with a stale token or nonce changes nothing and returns lost (l).
+-- Without `p_ttl` it is a part of the caller's own transaction: the operation cannot be repeated, no maintenance is
+-- done, and the sleepers to wake are chosen at the commit.
+-- `p_next_claim` is the limit of a claim in the same transaction: that many fewer sleepers are woken, since that claim
+-- takes the messages.
+-- The envelopes of forwarded messages may be followed, in the same order, by what the journal stores in place of each.
 -- letters: d done, r retried, s snoozed, x dead, p dropped, b released, c cancelled, e replaced, l lost.
 
 CREATE OR REPLACE FUNCTION {settle}(
@@ -39,10 +40,11 @@ DECLARE
     v_passing bigint;
     v_seq bigint;
     v_lapsed record;
-    -- The queue of each message that was sent on to one with a cap.
+    -- The queue of each message that was forwarded to a queue with `max_pending`.
     v_capped integer[] := '{}';
     v_tidy boolean;
-    -- The groups of messages that are not leased any more, and the ordered ones of them with a message that is ready again.
+    -- The groups of messages that are no longer leased, and the ordered groups among them with a message that is ready
+    -- again.
     v_groups text[];
     v_fresh_groups text[];
 BEGIN
@@ -70,13 +72,13 @@ BEGIN
         v_letters := NULL;
     ELSE
         v_due := {next_due}(q.number);
-        -- Locked in one order by everybody, then settled in the order of the call.
+        -- All steps lock messages in one order; here they are then settled in the order of the call.
         PERFORM 1 FROM {message} t
         WHERE t.queue = q.number AND t.id = ANY (p_ids) ORDER BY t.id FOR UPDATE;
         IF p_outcomes IS NULL AND q.completed_max = 0 THEN
             SELECT v_gone || d.ids, v_groups || d.groups INTO v_gone, v_groups
             FROM {settle_done}(q, v_now, v_op, p_ids, p_tokens, p_nonces, true) d;
-            -- An id that stands here twice was settled by the first of them.
+            -- An id that occurs twice was settled by the first of them.
             SELECT array_agg(CASE WHEN u.nth = 1 AND g.ids ? u.id THEN 'd' ELSE 'l' END ORDER BY u.n) INTO v_letters
             FROM (SELECT jsonb_object(v_gone, v_gone) AS ids) g, (
                 SELECT o.id, o.n, row_number() OVER (PARTITION BY o.id ORDER BY o.n) AS nth
@@ -178,12 +180,13 @@ BEGIN
         v_timer := coalesce(({next_due}(q.number) < coalesce(v_due, 9223372036854775807))::int, 0);
     END IF;
     IF q.max_running IS NOT NULL THEN
-        -- A slot that is free now is worth a sleeper, if something waits for it.
+        -- A slot of `max_running` that became free: wake a sleeper, if a message waits for the slot.
         v_fresh := v_fresh + least(
             cardinality(p_ids), greatest(0, (SELECT h.ready FROM {state_counts}(q.number) h) - coalesce(v_fresh, 0)));
     END IF;
     IF coalesce(v_fresh, 0) + cardinality(v_groups) > p_next_claim THEN
-        -- So is a group that can go on. An ordered one hands out one message, however many are ready again.
+        -- Wake one also for each group that can continue. An ordered group hands out one message, however many are
+        -- ready again.
         v_fresh := coalesce(v_fresh, 0) + {count_freed}(q, v_now, ARRAY(
             SELECT u.name FROM unnest(v_groups) AS u (name) WHERE u.name <> ALL (coalesce(v_fresh_groups, '{}'))));
     END IF;
@@ -194,7 +197,8 @@ BEGIN
             v_wakes := v_wakes || json_build_array(q.name, v_names);
         END IF;
     END IF;
-    -- Checked after the ends: a client that begins to wait at this moment waits for the lock of a message that ends, or is seen.
+    -- Checked after the ends: a client that begins to wait at this moment either waits for the lock of a message that
+    -- ends, or is found here.
     IF EXISTS (SELECT 1 FROM {waiter} w WHERE w.queue = q.number) THEN
         SELECT {end_waits}(q, v_now, array_agg(u.id), array_agg(
             CASE u.letter WHEN 'x' THEN 'dead' WHEN 'p' THEN 'dropped' ELSE 'done' END))
@@ -220,9 +224,9 @@ BEGIN
     RETURN v_first;
 END $body$;
 
--- A settle and then a claim of the same queue, each with its own operation, in one transaction: one round trip and one wait for
--- the disk, where the next message of a group waits for the end of the one before. The rows are those of the claim; the
--- last one has the answer of the settle in the place of an id.
+-- A settle and then a claim of the same queue, each with its own operation, in one transaction: one round trip and one
+-- wait for the disk, where the next message of a group waits for the end of the previous one. The rows are those of the
+-- claim; the last row has the reply of the settle in place of an id.
 CREATE OR REPLACE FUNCTION {settle_and_claim}(
     p_queue text, p_clock bigint, p_session bytea, p_number bigint, p_ttl bigint, p_limit bigint, p_worker text,
     p_sleeper text, p_replay boolean, p_poll_soon bigint, p_bytes bigint,
@@ -240,7 +244,8 @@ DECLARE
     v_commit text := current_setting('synchronous_commit');
     v_settled text;
 BEGIN
-    -- First, as in a claim: one that took it behind the rows of a settle could wait for a claim that waits for them.
+    -- The lock is taken first, as in a claim: if it were taken after the row locks of a settle, two steps could wait
+    -- for each other.
     PERFORM pg_advisory_xact_lock({lock_key}('running'), q.number) FROM {queue} q WHERE q.name = p_queue AND q.claim_mode > 0;
     v_settled := {settle}(
         p_queue, p_clock, p_settle_session, p_settle_number, p_ttl, p_ids, p_tokens, p_nonces, p_outcomes, p_afters, p_reasons,
@@ -256,19 +261,19 @@ BEGIN
     END IF;
 END $body$;
 
--- Plain dones in bulk: those that leave nothing behind and belong to no chain. Returns their ids, and the groups of those
--- that count in one. A message with a key may have a next
--- generation waiting for it, which only its row's lock keeps from being parked now: so they come second.
+-- Settle plain dones in bulk: messages that leave no result and belong to no chain. Returns their ids, and the groups
+-- of the messages that count in a group. A message with a key may have a next generation; only the lock of its row
+-- prevents that one is parked now: so messages with keys are settled second, after they are locked.
 CREATE OR REPLACE FUNCTION {settle_done}(
     q {queue}, p_now bigint, p_op text, p_ids text[], p_tokens bigint[], p_nonces bytea[], p_keyed boolean, OUT ids text[],
     OUT groups text[]
 ) LANGUAGE plpgsql AS $body$
 DECLARE
-    -- What stands in a list once is that of all.
+    -- A list with one element holds for all messages.
     v_token bigint := CASE WHEN cardinality(p_tokens) = 1 THEN p_tokens[1] END;
     v_nonce bytea := CASE WHEN cardinality(p_nonces) = 1 THEN p_nonces[1] END;
 BEGIN
-    -- The state is written so that no partial index can be matched with it: the index of ids finds all.
+    -- The state is compared by an expression that matches no partial index, so that the index of ids is used.
     WITH gone AS MATERIALIZED (
         DELETE FROM {message} m
         WHERE m.queue = q.number AND m.id = ANY (p_ids) AND m.state + 0 = {LEASED} AND m.chain IS NULL
@@ -289,7 +294,7 @@ BEGIN
             max(g.size) AS size_max, sum(greatest(0, p_now - g.claimed_ms))::bigint AS run
         FROM gone g HAVING count(*) > 0
     ), j AS (
-        -- What is the same for all is written once, and no list is made of it.
+        -- A value that is the same for all messages is written once, and not aggregated.
         INSERT INTO {entry} (
             queue, count, xid, seq, at_ms, event, operation, ids, keys, groups, ranks, tokens, deliveries, attempts,
             workers, runs, sizes, claims)
@@ -323,8 +328,8 @@ BEGIN
     END IF;
 END $body$;
 
--- Deliveries that come back: retried, snoozed, released. The caller holds the locks of their rows; one that a cancel or
--- the next generation of its key waits for is left to it.
+-- Settle deliveries whose messages return to the queue: retried, snoozed, released. The caller holds the locks of their
+-- rows; messages for which a cancel was requested or the next generation of their key waits are settled by the caller.
 CREATE OR REPLACE FUNCTION {settle_back}(
     q {queue}, p_now bigint, p_op text, p_ids text[], p_tokens bigint[], p_nonces bytea[], p_outcomes text[],
     p_afters bigint[], p_reasons text[], p_error_types text[], p_errors text[],
@@ -411,8 +416,8 @@ BEGIN
     groups := v_ready || v_later;
 END $body$;
 
--- Deliveries that end: done with a result or kept for later, dead, dropped. As above; those that send something
--- on or belong to a chain are left to the caller too.
+-- Settle deliveries that end: done with a result or kept for later, dead, dropped. The caller holds the locks; messages
+-- that forward others or belong to a chain are settled by the caller, too.
 CREATE OR REPLACE FUNCTION {settle_end}(
     q {queue}, p_now bigint, p_op text, p_ids text[], p_tokens bigint[], p_nonces bytea[], p_outcomes text[],
     p_reasons text[], p_error_types text[], p_errors text[], p_results bytea[], p_result_ttls bigint[],
@@ -518,7 +523,7 @@ BEGIN
     END LOOP;
 END $body$;
 
--- One delivery, whose row the caller has locked and whose fence it has checked.
+-- Settle one delivery; the caller has locked its row and checked its token and nonce.
 CREATE OR REPLACE FUNCTION {settle_one}(
     q {queue}, m {message}, p_now bigint, p_op text, p_outcome text, p_after bigint, p_reason text, p_error_type text,
     p_error text, p_result bytea, p_result_ttl bigint, p_begun text[], OUT letter text, OUT fresh bigint,
@@ -553,7 +558,7 @@ BEGIN
         letter := 'x';
         m.reason := coalesce(p_reason, 'rejected');
         IF m.reason IN ('retries_exhausted', 'retry_policy_failed') THEN
-            -- It was a failure of the handler that ended it, and the letter counts that one too.
+            -- A failure of the handler ended it, and the dead letter counts that failure, too.
             m.attempts := m.attempts + 1;
         END IF;
         SELECT f.fresh, f.followups INTO fresh, followups FROM {end_message}(q, m, p_now, p_op, 'dead') f;

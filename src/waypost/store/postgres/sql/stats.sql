@@ -1,5 +1,5 @@
--- The figures of a queue, as one JSON object. Touches: queue, message, total, tally, minute, sleeper, reader (all read),
--- and what `order_journal` touches. Keeps: the counts are those of one moment.
+-- The figures of a queue, as one JSON object. Touches: queue, message, total, tally, minute, sleeper, reader (all
+-- read), and what `order_journal` touches. Keeps: all counts are of one moment.
 
 CREATE OR REPLACE FUNCTION {stats}(p_queue text, p_clock bigint, p_minutes bigint) RETURNS text
 LANGUAGE plpgsql {settings} AS $body$
@@ -106,7 +106,7 @@ BEGIN
     )::text;
 END $body$;
 
--- The unfinished messages of a key, by queue: the one that has it, then its successor.
+-- The unfinished messages of a key, by queue: the owner of the key, then the next generation.
 CREATE OR REPLACE FUNCTION {holders}(p_queues text[], p_key text) RETURNS text LANGUAGE plpgsql {settings} AS $body$
 BEGIN
     RETURN (

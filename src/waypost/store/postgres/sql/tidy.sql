@@ -1,6 +1,7 @@
--- Housekeeping that some steps do beside their work, for their own queue: fold counts, put the journal in order and keep its cap,
--- sweep what has run out, turn the slices of the journal. Touches: tally, total, minute, mark, entry and its slices,
--- slice, turn, kept, window, result, arrival, sleeper, waiter, ending, chain, member, operation, and of groups their changes.
+-- Maintenance that some steps do in addition to their work, for their own queue: fold counts, put the journal in order
+-- and enforce its limit, delete expired rows, rotate the slices of the journal. Touches: tally, total, minute, mark,
+-- entry and its slices, slice, turn, kept, window, result, arrival, sleeper, waiter, ending, chain, member, operation,
+-- and the changes of groups.
 -- Keeps: bounded work; no step waits for another.
 
 CREATE OR REPLACE FUNCTION {tidy}(q {queue}, p_now bigint) RETURNS void LANGUAGE plpgsql AS $body$
@@ -15,11 +16,11 @@ BEGIN
         PERFORM {fold_groups}(t, p_now, {FOLDED_MAX}) FROM {queue} t WHERE t.number = q.number;
     END IF;
     PERFORM {sweep}(q.number, p_now);
-    -- The last: a slice that is emptied stays locked until the step is committed, and nothing may wait behind that.
+    -- Done last: a slice that is truncated stays locked until the commit, so no other work may follow.
     PERFORM {rotate_journal}(p_now, pg_current_xact_id()::text::bigint / 64);
 END $body$;
 
--- Fold counts: `total` and `minute` gain what the folded rows of `tally` lose. Only under the tally lock.
+-- Fold counts: add rows of `tally` to `total` and `minute`, and delete them. Only under the tally lock.
 CREATE OR REPLACE FUNCTION {fold}(p_queue integer, p_now bigint) RETURNS void LANGUAGE plpgsql AS $body$
 BEGIN
     WITH chosen AS (
@@ -46,7 +47,7 @@ BEGIN
             dead = coalesce(m.dead, 0) + coalesce(excluded.dead, 0),
             expired = coalesce(m.expired, 0) + coalesce(excluded.expired, 0),
             dropped = coalesce(m.dropped, 0) + coalesce(excluded.dropped, 0),
-            -- Null stays null: a part of that minute was counted before there were these.
+            -- Null stays null: a part of that minute was counted by a version without these columns.
             redriven = m.redriven + excluded.redriven, cancelled = m.cancelled + excluded.cancelled,
             replaced = m.replaced + excluded.replaced, runs = m.runs + excluded.runs,
             wait_ms = m.wait_ms + excluded.wait_ms,
@@ -84,8 +85,8 @@ BEGIN
     DELETE FROM {minute} m WHERE m.queue = p_queue AND m.minute <= p_now / 60000 - {MINUTES_KEPT};
 END $body$;
 
--- The same without a row that other steps write, for the caller's own transaction: counts become fewer rows of `tally`, and
--- what is locked until that transaction ends is only these.
+-- The same without changing rows that other steps write, for the caller's own transaction: rows of `tally` are merged
+-- into fewer rows, and only these are locked until that transaction ends.
 CREATE OR REPLACE FUNCTION {merge_counts}(p_queue integer) RETURNS void LANGUAGE plpgsql AS $body$
 BEGIN
     WITH chosen AS (
@@ -107,9 +108,9 @@ BEGIN
     FROM merged m GROUP BY m.minute;
 END $body$;
 
--- Give numbers to entries whose transactions and all older ones have ended: nothing can come before them any more, so
--- a reader behind them misses nothing. A mark is made for each 64 entries, up to `p_marks` of them. Then
--- the cap is kept. Only under the journal lock.
+-- Give numbers to entries whose transactions have ended, as all older ones have: no later entry can precede them, so a
+-- reader that continues after them misses nothing. A mark is written for each 64 entries, up to `p_marks` marks. Then
+-- the limit of the journal is enforced. Only under the journal lock.
 CREATE OR REPLACE FUNCTION {order_journal}(q {queue}, p_now bigint, p_marks integer) RETURNS void
 LANGUAGE plpgsql AS $body$
 DECLARE
@@ -146,7 +147,7 @@ BEGIN
         PERFORM {cut_journal}(q.number, v_last.number - q.journal_max + 1);
         IF v_unread < v_last.number - q.journal_max + 1 AND {journal_keeps}(q.journal, 'trimmed') THEN
             v_unread := greatest(v_unread, v_first);
-            -- Its number is the next, so it needs a place behind all that have one: that of the last mark, in effect.
+            -- It gets the next number, so it must sort after all entries that have one: directly after the last mark.
             INSERT INTO {entry} (queue, count, xid, seq, at_ms, event, causes, reasons, sizes)
             VALUES (
                 q.number, 1, v_last.xid, greatest(v_last.seq, nextval('{sequence}')), p_now, 'trimmed',
@@ -158,8 +159,8 @@ BEGIN
     END IF;
 END $body$;
 
--- Forget the journal before a number: from here on entries that lie before it as a whole are not there for anybody.
--- Those in slices go with their slice; those in `rest` and marks go now, a bounded number of them.
+-- Cut the journal before a number: from now on no reader finds entries whose events are all before it. Entries in
+-- slices are deleted with their slice; marks and entries in `rest` are deleted now, a bounded number of them.
 CREATE OR REPLACE FUNCTION {cut_journal}(p_queue integer, p_first bigint) RETURNS void LANGUAGE plpgsql AS $body$
 DECLARE
     v_mark {mark};
@@ -175,7 +176,7 @@ BEGIN
     END IF;
 END $body$;
 
--- The place up to which the entries of a queue are forgotten; all zero if none is.
+-- The place up to which the entries of a queue are cut; all zero if none is.
 CREATE OR REPLACE FUNCTION {trimmed_to}(p_queue integer, OUT xid bigint, OUT seq bigint) LANGUAGE plpgsql AS $body$
 #variable_conflict use_column
 BEGIN
@@ -186,8 +187,8 @@ BEGIN
     seq := coalesce(seq, 0);
 END $body$;
 
--- How many entries of a slice are still wanted, but not more than one beyond `p_most` of them; moved to `rest` with `p_move`.
--- It steps from queue to queue by the index, so that trimmed entries are not read.
+-- How many entries of a slice are still needed, but at most one more than `p_most`; with `p_move` they are moved to
+-- `rest`. It steps from queue to queue by the index, so that trimmed entries are not read.
 CREATE OR REPLACE FUNCTION {move_kept}(p_slice smallint, p_most integer, p_move boolean) RETURNS integer
 LANGUAGE plpgsql AS $body$
 DECLARE
@@ -216,15 +217,15 @@ BEGIN
     RETURN v_wanted;
 END $body$;
 
--- A slice is not filled beyond this, or beyond a quarter of the whole journal if that is more.
+-- The size at which a slice is full; a quarter of the whole journal if that is more.
 CREATE OR REPLACE FUNCTION {slice_bytes}() RETURNS bigint LANGUAGE sql IMMUTABLE AS $body$
     SELECT 16777216::bigint
 $body$;
 
--- Maintain one slice. The one that is being filled: if it is full and another is empty, that one is filled from now
--- on; if none is empty it goes on growing. Another one: if all of its events are forgotten but for a few, these move to
--- `rest`, and a minute later, when no snapshot can show it as it was before, it is emptied at once. A transaction that
--- uses it at that moment is not waited for: it is tried again.
+-- Maintain one slice. The one that is being filled: if it is full and another is empty, the other one is filled from
+-- now on; if none is empty it grows further. Another one: if all of its events are forgotten except a few, these are
+-- moved to `rest`, and a minute later, when no snapshot can show the slice as it was before, it is truncated. If a
+-- transaction uses the slice at that moment, this does not wait for it: it is tried again later.
 CREATE OR REPLACE FUNCTION {rotate_journal}(p_now bigint, p_which bigint) RETURNS void LANGUAGE plpgsql {settings} AS $body$
 DECLARE
     v_tables regclass[] := ARRAY[
@@ -235,7 +236,7 @@ DECLARE
     v_moved_ms bigint;
     v_wanted integer;
 BEGIN
-    -- A table without rows keeps a page or two.
+    -- A table without rows still has a page or two.
     IF v_bytes <= 16384 OR NOT pg_try_advisory_xact_lock({lock_key}('slice'), 0) THEN
         RETURN;
     END IF;
@@ -251,7 +252,7 @@ BEGIN
     SELECT s.moved_ms INTO v_moved_ms FROM {slice} s WHERE s.number = v_slice;
     IF v_moved_ms IS NULL THEN
         v_wanted := {move_kept}(v_slice, 512, false);
-        -- Few in number, and few of what is there: large bodies make a slice of few entries.
+        -- At most 512, and at most an eighth of the entries: with large bodies a slice has only few entries.
         IF v_wanted <= 512 AND v_wanted * 8 <= (
             SELECT count(*) FROM (SELECT 1 FROM {entry} e WHERE e.slice = v_slice LIMIT 4096) o)
         THEN
@@ -261,7 +262,7 @@ BEGIN
     ELSIF p_now - v_moved_ms >= 60000 THEN
         BEGIN
             EXECUTE 'LOCK TABLE ' || v_tables[v_slice + 1] || ' IN ACCESS EXCLUSIVE MODE NOWAIT';
-            -- From now on no step writes to it; a slow one may have until now.
+            -- From now on no step writes to it; until now a slow transaction may have.
             IF {move_kept}(v_slice, 0, false) = 0 THEN
                 EXECUTE 'TRUNCATE TABLE ' || v_tables[v_slice + 1];
             END IF;
@@ -271,8 +272,8 @@ BEGIN
         END;
     END IF;
 END $body$;
--- Sweep what has run out. Results of operations have no index on their end, so that a new one never touches an index:
--- a few pages are searched each time, other ones the next time.
+-- Delete expired rows. Results of operations have no index on their expiry, so that storing one never changes an index:
+-- a few pages are searched each time, other pages the next time.
 CREATE OR REPLACE FUNCTION {sweep}(p_queue integer, p_now bigint) RETURNS void LANGUAGE plpgsql AS $body$
 DECLARE
     v_pages bigint := pg_relation_size('{operation}') / 8192;

@@ -1,4 +1,4 @@
--- Triggers: they call the functions of the newest version, which serve the clients of the version before too.
+-- Triggers: they call the functions of the newest version, which also serve the clients of the previous version.
 
 DROP TRIGGER IF EXISTS {#tally_wake} ON {tally};
 CREATE CONSTRAINT TRIGGER {#tally_wake} AFTER INSERT ON {tally} DEFERRABLE INITIALLY DEFERRED

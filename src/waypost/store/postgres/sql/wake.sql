@@ -1,17 +1,18 @@
--- Choose the sleepers to wake for what a step made claimable, and notify them with the commit. Touches: sleeper, and
--- tally where the step is a part of the caller's own transaction.
--- Keeps: a sleeper is named once; no publisher waits for another one here; without sleepers nothing is sent.
+-- Choose the sleepers to wake for the messages that a step made claimable, and notify them with the commit. Touches:
+-- sleeper, and tally where the step is a part of the caller's own transaction.
+-- Keeps: a sleeper is named once; publishers do not wait for each other here; without sleepers nothing is sent.
 
--- The channel of a queue. A name has room for 63 bytes.
+-- The channel of a queue. The name of a channel can have 63 bytes.
 CREATE OR REPLACE FUNCTION {channel}(p_queue text) RETURNS text LANGUAGE sql IMMUTABLE AS $body$
     SELECT CASE WHEN octet_length(c.name) <= {CHANNEL_BYTES_MAX} THEN c.name
         ELSE 'waypost:' || left(encode(sha256(convert_to(c.name, 'UTF8')), 'hex'), {CHANNEL_HASH_DIGITS}) END
     FROM (SELECT trim(both '"' FROM '{#ready}') || ':' || p_queue AS name) c
 $body$;
 
--- A part of the caller's own transaction (`p_in_transaction`, or the setting for functions without that parameter) marks no
--- sleeper as awake yet: a row that is locked until that transaction ends would block its worker, and a sleeper may be awake
--- by then. It stores how many are wanted, and returns the names that only the client can notify.
+-- In a part of the caller's own transaction (`p_in_transaction`, or the setting for functions without that parameter)
+-- no sleeper is marked as awake yet: a row that is locked until that transaction ends would block its worker, and the
+-- sleeper may be awake by then. The number of sleepers to wake is stored, and the names that only the client can notify
+-- are returned.
 CREATE OR REPLACE FUNCTION {wake}(q {queue}, p_now bigint, p_count bigint, p_in_transaction boolean DEFAULT false) RETURNS text[]
 LANGUAGE plpgsql AS $body$
 DECLARE
@@ -34,13 +35,13 @@ BEGIN
     IF q.paused THEN
         RETURN '{}';
     END IF;
-    -- In line, because every publish runs it; on a busy queue this is all.
+    -- Inline and not a function, since every publish runs it; on a busy queue nothing else is done.
     SELECT bool_or(NOT s.awake) FILTER (WHERE s.name NOT LIKE '~%'),
         bool_or(s.woken_ms > p_now - 250) FILTER (WHERE s.name NOT LIKE '~%'),
         bool_or(s.name LIKE '~%' AND s.until_ms <= p_now + {POLL_SOON_MS_MAX})
     INTO v_sleeping, v_recent, v_poll_soon FROM {sleeper} s
     WHERE s.queue = q.number AND s.until_ms > p_now;
-    -- A worker that polls soon takes a few messages anyway.
+    -- A worker that polls soon finds a few messages without a notification.
     IF NOT (v_sleeping OR v_recent) OR (p_count <= {POLL_SOON_MESSAGES_MAX} AND v_poll_soon) THEN
         RETURN '{}';
     END IF;
@@ -51,9 +52,9 @@ BEGIN
     RETURN v_names;
 END $body$;
 
--- The same when the caller's own transaction is being committed, for each step of it that needs a sleeper: everything
--- is known by now, and what is locked here is locked for a moment only. An error would undo that transaction, so nothing
--- is done that could make one: where it sees only what was there when it began, all sleepers are notified.
+-- The same at the commit of the caller's own transaction, for each step of it that needs a sleeper: all changes are
+-- known by now, and rows that are locked here are locked only for a moment. An error would roll back that transaction,
+-- so nothing is done that could fail: if the transaction has an old snapshot, all sleepers are notified.
 CREATE OR REPLACE FUNCTION {wake_at_commit}() RETURNS trigger LANGUAGE plpgsql {few_settings} AS $body$
 DECLARE
     q {queue};
@@ -87,22 +88,24 @@ BEGIN
     RETURN NULL;
 END $body$;
 
--- Sleepers whose names begin with @ listen here; the client notifies the others, which it reaches in another way.
+-- Notify the sleepers whose names begin with @: they listen on this channel. The client notifies the others, in another
+-- way.
 CREATE OR REPLACE FUNCTION {notify}(p_queue text, p_names text[]) RETURNS void LANGUAGE plpgsql AS $body$
 DECLARE
     v_here text[];
 BEGIN
     SELECT array_agg(n.name) INTO v_here FROM unnest(p_names) AS n (name) WHERE n.name ~ '^[@*]';
-    -- A payload has room for 8,000 bytes, and a name for a little more than 128.
+    -- A payload can have 8,000 bytes, and a name a little more than 128.
     FOR i IN 1 .. coalesce(cardinality(v_here), 0) BY 50 LOOP
         PERFORM pg_notify({channel}(p_queue), array_to_string(v_here[i : i + 49], E'\n'));
     END LOOP;
 END $body$;
 
--- Choose sleepers, the last to fall asleep first. At the commit of the caller's own transaction (`p_in_transaction`) no client
--- learns the names, so only those that listen here are chosen. `again` are workers that may be falling asleep at this moment,
--- in a step that cannot see ours, nor ours theirs: they were woken just now, or are locked by their own claim. They are
--- notified to poll once more, but only where too few sleep. `p_sleeping`: whether a worker sleeps; NULL: not known.
+-- Choose sleepers, the last to fall asleep first. At the commit of the caller's own transaction (`p_in_transaction`) no
+-- client receives the names, so only sleepers that listen on the channel are chosen. `again` are workers that may be
+-- falling asleep at this moment, in a step that cannot see the messages of this one: they were woken just now, or their
+-- own claim has locked their row. They are notified to poll once more, but only if too few sleepers were found.
+-- `p_sleeping`: whether a worker sleeps; null: unknown.
 CREATE OR REPLACE FUNCTION {choose_sleepers}(
     q {queue}, p_now bigint, p_count bigint, p_in_transaction boolean, p_sleeping boolean, OUT names text[], OUT again text[]
 ) LANGUAGE plpgsql AS $body$
@@ -110,7 +113,7 @@ BEGIN
     names := '{}';
     again := '{}';
     IF p_sleeping IS NULL THEN
-        -- The table of sleepers was lost: all workers wake, once. The first step does it for all.
+        -- The list of sleepers was lost: all workers are woken, once. The first step does it for all.
         IF pg_try_advisory_xact_lock({lock_key}('sleeper'), q.number) THEN
             INSERT INTO {sleeper} AS s (queue, name, until_ms, awake) VALUES (q.number, '', p_now + {SLEEPER_TTL_MS}, true)
             ON CONFLICT (queue, name) DO UPDATE SET until_ms = excluded.until_ms WHERE s.until_ms <= p_now;
@@ -139,7 +142,8 @@ BEGIN
     END IF;
 END $body$;
 
--- A worker polls again within `p_ms` milliseconds; 0: it no longer promises that. Each has a row of its own, named ~worker.
+-- Record that a worker polls again within `p_ms` milliseconds; 0 expires the record. Each worker has a row of its own,
+-- named ~worker.
 CREATE OR REPLACE FUNCTION {announce_poll}(p_queue integer, p_worker text, p_now bigint, p_ms bigint) RETURNS void
 LANGUAGE plpgsql AS $body$
 BEGIN

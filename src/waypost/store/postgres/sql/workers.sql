@@ -1,20 +1,20 @@
--- The register of workers. Touches: worker. Keeps: a worker writes only its own row; what has run out is removed in
--- passing, a bounded number at a time, and never a row that is locked; at most `p_max` rows stay.
--- A heartbeat that is lost with the server's memory is followed by the next, so it waits for no disk.
+-- The list of workers. Touches: worker. Keeps: a worker writes only its own row; each heartbeat deletes a bounded
+-- number of expired rows, and never a row that is locked; at most `p_max` rows remain.
+-- A heartbeat that is lost with the server's memory is followed by the next one, so it does not wait for the disk.
 
 CREATE OR REPLACE FUNCTION {heartbeat}(p_name text, p_clock bigint, p_ttl bigint, p_record bytea, p_max bigint)
 RETURNS bigint LANGUAGE plpgsql AS $body$
 DECLARE
     v_now bigint := {clock}(p_clock);
 BEGIN
-    -- For this transaction: a SET of the function would end before its commit.
+    -- For this transaction only: a SET of the function would end before the commit.
     PERFORM set_config('synchronous_commit', 'off', true);
     UPDATE {worker} w SET record = p_record, at_ms = v_now, until_ms = v_now + p_ttl WHERE w.name = p_name;
     IF NOT FOUND THEN
         INSERT INTO {worker} (name, record, at_ms, until_ms) VALUES (p_name, p_record, v_now, v_now + p_ttl)
         ON CONFLICT (name) DO UPDATE
             SET record = excluded.record, at_ms = excluded.at_ms, until_ms = excluded.until_ms;
-        -- Only a new row can be one too many.
+        -- Only a new row can exceed the limit.
         DELETE FROM {worker} WHERE name IN (
             SELECT w.name FROM {worker} w WHERE w.name <> p_name ORDER BY w.until_ms, w.name
             LIMIT greatest(0, (SELECT count(*) FROM {worker}) - p_max) FOR UPDATE SKIP LOCKED);
@@ -37,7 +37,7 @@ LANGUAGE sql AS $body$
     FROM {worker} w WHERE w.until_ms > {clock}(p_clock) ORDER BY w.name LIMIT p_max
 $body$;
 
--- What a worker is to do: it learns of it with its next heartbeat. Returns whether there is such a worker.
+-- Store a request for a worker, which reads it with its next heartbeat. Returns whether there is such a worker.
 CREATE OR REPLACE FUNCTION {request_worker}(p_name text, p_clock bigint, p_request text) RETURNS boolean
 LANGUAGE plpgsql AS $body$
 DECLARE

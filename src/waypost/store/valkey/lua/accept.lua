@@ -1,7 +1,10 @@
--- accept: drafts become messages, unless their key or their arrival is known: what publish and fires share.
+-- accept: drafts become messages, unless their key is in use or they have arrived before: the part that publishes and
+-- fires of schedules share.
 --
--- Included behind moves; the includer goes on with chains. Keys and layouts: see base.lua; the form of a draft: see drafts.lua.
--- Invariant: all is decided before anything is written: what each draft means, and whether there is room for all.
+-- Included after moves; the including script includes chains at its end. Keys and layouts: see base.lua; the format of
+-- a draft: see drafts.lua.
+-- Invariant: everything is decided before anything is written: what happens to each draft, and whether there is room
+-- for all.
 
 -- include drafts
 
@@ -11,7 +14,8 @@ local function pending() return call('ZCARD', READY) + call('ZCARD', DUE) + call
 
 local function refuse(waiting) error(format('WP-FULL %.0f %.0f', waiting, policy.max_pending)) end
 
--- The ids that are dropped first when the queue is full: lowest priority, oldest in it, none that this call concerns.
+-- The ids that are dropped first when the queue is full: the lowest priority first, in it the oldest, and no message
+-- that this call concerns.
 local function droppable(number, concerned)
   local chosen = {}
   for priority = 0, 9 do
@@ -28,8 +32,8 @@ local function droppable(number, concerned)
   return chosen
 end
 
--- What must be dropped so that `added` fit: a list of ids, or an error before anything is written. `dropped`: what is dropped
--- already, because its group is full. `lapsed`: how many are ended before.
+-- What must be dropped so that `added` messages fit: a list of ids, or an error before anything is written. `dropped`:
+-- the ids that are dropped anyway, because their group is full. `lapsed`: how many messages end by their expiry.
 local function room_for(added, concerned, dropped, lapsed)
   if not policy.max_pending or added == 0 then return dropped end
   local waiting = pending() - lapsed
@@ -49,7 +53,7 @@ local function drop(ids)
   end
 end
 
--- The first write of all: refused by a server whose memory is full, with nothing written yet.
+-- The first write: a server whose memory is full refuses it, with nothing written yet.
 local function begin_adding() call('HSET', QUEUE, 'version', layout) end
 
 -- The general case: decide about every draft first, then write.
@@ -60,17 +64,17 @@ must_be('zset', WAITING)
 must_be('hash', ERRORS)
 must_be('zset', ARRIVALS)
 
--- The dead letter whose place the draft takes, if there is one.
+-- The dead letter that the draft replaces, if there is one.
 local edited_letter
 
--- A key's window, or false. It may be written, so it must be ours.
+-- The window of a key, or false. The window may be written later, so its type is checked.
 local function window_of(key)
   local window = redis.pcall('GET', OWN .. 'window:' .. key)
   if type(window) == 'table' then refuse_key(window, 'string', OWN .. 'window:' .. key) end
   return window
 end
 
--- What to do with a draft, and which message it concerns. Reads only.
+-- Decide what to do with a draft, and which message it concerns. Reads only.
 local function plan(draft)
   if draft.forwarded then
     local known = call('ZSCORE', ARRIVALS, draft.id)
@@ -78,11 +82,11 @@ local function plan(draft)
   end
   if draft.key == '' then return 'new', draft.id end
   local holder = call('HGET', HOLDERS, draft.key)
-  -- A message whose record is gone or damaged holds no key.
+  -- A message whose record is missing or damaged does not hold a key.
   if holder and #holder > 24 and not state_of(sub(holder, 25)) then holder = sub(holder, 1, 24) end
   if holder and #holder <= 24 and not state_of(holder) then holder = nil end
   if holder and expiring then
-    -- A message that has lapsed does not keep its key from the next one.
+    -- A message that has lapsed must not block its key for the next message.
     if has_lapsed(sub(holder, 1, 24)) then
       draft.lapsed = sub(holder, 1, 24)
       return 'new', draft.id
@@ -95,7 +99,7 @@ local function plan(draft)
     local window_end = kept_until(window, 25)
     if window_end <= now then return 'new', draft.id end
     if window_end == NO_END_MS then
-      -- A dead letter has the key, unless this draft takes its place, or its record is gone or damaged.
+      -- A dead letter has the key, unless this draft replaces it, or its record is missing or damaged.
       local letter = sub(window, 1, 24)
       if letter == edited_letter or not call('ZSCORE', DEAD, letter) then return 'new', draft.id end
     end
@@ -124,7 +128,8 @@ local function plan_drafts(first)
       and draft.id ~= draft.lapsed and call('HEXISTS', MESSAGES, draft.id) == 1 then error('WP-KNOWN ' .. draft.id) end
     concerned[draft.holder] = true
     if draft.chain ~= '' or draft.after then
-      -- Whatever it writes because of chains must be ours. In line: a function would be made for every publish.
+      -- Check the types of the keys that are written because of chains. Inline: a function would be created in every
+      -- publish.
       local own = string.match(QUEUE, QUEUE_PATTERN) .. '/'
       ends_others = true
       draft.begins_chain = draft.chain == own .. draft.id
@@ -176,7 +181,7 @@ local function plan_drafts(first)
   return drafts
 end
 
--- The schedule that fires them, if one does.
+-- The key of the schedule that publishes the drafts, if one does.
 local fired_by
 
 local function note_published(draft, s, cause)
@@ -263,7 +268,7 @@ local function store(draft, ready, status)
   return status
 end
 
--- Store drafts as planned, behind the first write; a letter for each, with an id where another message counts.
+-- Store drafts as planned, after the first write; a letter for each, with an id where the result is another message.
 local function store_drafts(drafts)
   if #drafts.lapsed > 1 then
     for i = 1, #drafts.lapsed do drafts.lapsed[i].expiry = tonumber(call('ZSCORE', BASE .. 'expires', drafts.lapsed[i].id)) end
@@ -277,13 +282,13 @@ local function store_drafts(drafts)
     local due = draft.absolute and draft.due or now + draft.due
     local ready = max(due, now)
     if draft.forwarded and draft.action ~= 'arrived' then
-      -- Also when its key is in use: that answer is final, and must not change because it was sent again.
+      -- Also if its key is in use: that reply is final, and must not change when the message is sent again.
       arrivals[#arrivals + 1], arrivals[#arrivals + 2] = now + ARRIVAL_TTL_MS, draft.id
     end
     if draft.action == 'duplicate' or draft.action == 'conflict' or draft.action == 'arrived' then
       note_duplicate(draft.holder, draft.key)
       if draft.forwarded and draft.chain ~= '' and draft.action ~= 'arrived' then
-        -- Another message stands for it, which is not of this chain: its branch ends here.
+        -- The message that has the key is not of this chain: the branch of the draft ends here.
         news[#news + 1] = {kind = 'end', id = draft.id, token = 0, flags = 4, chain = draft.chain, how = 'duplicate'}
       end
       statuses[i] = (draft.action == 'conflict' and 'c' or 'u') .. draft.holder
@@ -295,7 +300,7 @@ local function store_drafts(drafts)
   end
   if drafts.passing > 0 and policy.max_pending then
     if grouping then grouping.write_ready() end
-    -- Counted by the depth behind them: what of them is past the cap.
+    -- Count the messages that exceed `max_pending`, by the depth after they were stored.
     local over = min(drafts.passing, pending() - policy.max_pending)
     if over > 0 then call('HINCRBY', QUEUE, 'over_cap', over) end
   end

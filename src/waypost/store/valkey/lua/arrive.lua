@@ -1,12 +1,12 @@
--- arrive: act on notices of chains that other queues sent, or this one to itself.
+-- arrive: apply notices of chains that other queues, or this one, have sent.
 --
--- Arguments: one packed notice each: id, kind (ended, watch, completed), chain, member, how it failed or false, and what
--- was sent on with a NUL between.
--- Touches: queue, messages, state, ready, due, waiting, dead, errors, journal, sleepers, outgoing, arrivals, the keys of
--- chains, the keys of groups.
--- Invariant: an end is counted once however often it arrives; the other kinds change nothing when they are repeated. The first
--- write removes.
--- Reply: the sleepers and waiters to wake and, behind a byte 1, what else it did.
+-- Arguments: one packed notice each: id, kind (ended, watch, completed), chain, member, how it failed or false, and the
+-- messages that were forwarded, separated by NUL.
+-- Touches: queue, messages, state, ready, due, waiting, dead, errors, journal, sleepers, outgoing, arrivals, the keys
+-- of chains, the keys of groups.
+-- Invariant: an end is counted once however often it arrives; the other kinds change nothing when they are repeated.
+-- The first write removes.
+-- Reply: the sleepers and waiters to wake and, after a byte 1, the side effects.
 
 -- include moves
 

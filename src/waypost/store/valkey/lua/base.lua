@@ -1,28 +1,28 @@
--- base: what every script of a queue begins with. Short, because it runs at every call, and to make a function costs the
--- server about as much as a command: what few need is in shared.lua, what only the longer ways need in moves.lua, which a
--- script includes behind its shortest way.
+-- base: the beginning of every script of a queue. It is short, because it runs at every call, and to create a function
+-- costs the server about as much as a command: functions that few scripts need are in shared.lua, and functions that
+-- only longer code paths need are in moves.lua, which a script includes after its fast path.
 -- Names in capitals that are not defined here (limits, COUNT.x, EVENT.x, DEFAULT_POLICY …) are constants of policy.py,
--- message.py and scripts.py: the loader writes their values in, so that each is defined once.
+-- message.py and scripts.py: the loader replaces them by their values, so that each is defined once.
 --
 -- KEYS, the same list for every script, all in one slot:
---   1 queue      hash    version (of the layout, that a client must know to use the queue), policy, paused, counts (those of the
---                        minute under way at their end),
---                        over_cap: messages accepted although `max_pending` was reached, changes: the last ones of its settings,
---                        m<slot>: counters of one of the last 1,440 minutes before it; removed: when a queue of this name was
---                        removed (8) and the mark of the operation that did it; gone: it is no queue (any more), and expires;
---                        groups, groups_at, group_turn: see grouping.lua; expiring: there may be members in expires
+--   1 queue      hash    version (of the layout that a client must know to use the queue), policy, paused, counts (at their end
+--                        those of the current minute),
+--                        over_cap: messages accepted although `max_pending` was reached, changes: the last changes of settings,
+--                        m<slot>: counters of one of the 1,440 minutes before the current one; removed: when a queue of this
+--                        name was removed (8) and the mark of the operation that did it; gone: the name is no queue (any more),
+--                        and the key expires; groups, groups_at, group_turn: see grouping.lua; expiring: expires may have members
 --   2 messages   hash    id -> published_ms (8 bytes) priority (1) envelope; never rewritten, so a body is stored once
 --   3 state      hash    id -> packed state (below); a plain ready message that was never claimed has none
 --   4 ready      zset    id by (9 - priority) * 2^49 + position
 --   5 due        zset    id by due time
 --   6 leases     zset    id by lease end
 --   7 keys       hash    key -> owner id, then the id of the parked next generation if there is one
---   8 waiting    zset    ids that are parked behind their key, or wait for chains
+--   8 waiting    zset    ids of messages that wait for their key, or for chains
 --   9 dead       zset    id by time of death
 --  10 errors     hash    id -> {reason, error type, error} of a dead letter or of the last failed attempt
 --  11 journal    stream  entry id = number of its last event; field e = the events of one step
 --  12 readers    hash    name -> number read to
---  13 sleepers   zset    name by the end of its registration; '' ends last: while it is there, the memory is whole;
+--  13 sleepers   zset    name by the end of its registration; '' ends last: while it exists, the list is complete;
 --                        ~<worker>: until when it polls again at the latest; !<name>: is in a blocking wait
 --  14 rate       list    "at:count" of the claims inside the rate's window
 --  15 completed  list    finished messages, newest first
@@ -31,23 +31,24 @@
 --  18 operations hash    number -> mark (8) and first result, of one session; newest -> newest number and when the hash
 --                        expires
 --  19 never              on a Cluster only: never written, so that no script begins in a slot that is moving
--- and, derived in the same slot: damaged, a zset of ids that a step took out of their place because their record cannot be
--- used, by that time (`doctor` lists and mends them); expires, a zset of the messages that lapse by that time, of leased ones with EXPIRY_ASIDE more,
--- so that they are behind all others; window:<key>, result:<id>, both with a TTL (a window not, if
--- it is that of a dead letter whose key is in use); unblock:<sleeper>, a list with a TTL that ends a blocking wait;
--- schedules, a hash (see save_schedule.lua); those of chains.lua; and those of grouping.lua. Of a queue whose name another had that was removed, keys
--- that expire by themselves have the time of that removal in their names, so that it does not find those of the other.
+-- and, derived in the same slot: damaged, a zset of the ids that were set aside because their record cannot be used, by the
+-- time of that (`doctor` lists and repairs them); expires, a zset of messages by their expiry, plus EXPIRY_ASIDE while they are
+-- leased, so that these are after all others; window:<key>, result:<id>, both with a TTL (except the window of a dead letter
+-- whose key is in use); unblock:<sleeper>, a list with a TTL that ends a blocking wait;
+-- schedules, a hash (see save_schedule.lua); those of chains.lua; and those of grouping.lua. If an earlier queue of the same
+-- name was removed, the names of keys with a TTL contain the time of that removal, so that the keys of the earlier queue are
+-- not found.
 --
 -- State, 65 bytes and up to four texts: status (1: R D W L X) token (4) nonce (12) claimed_ms (8) lease_ms (4) deliveries (4)
 -- attempts (4) flags (1: 1 cancel requested, 2 awaited, 4 of a chain, 8 waits for chains, 16 lapses,
 -- 32 its key is free once it is claimed, 64 its key is in use while it is dead, 128 has an extension) cause (1)
 -- published_ms (8) priority (1) ready_ms (8) size (4) key, group and worker lengths (2, 2, 1), key, group, worker; then of a chain
--- its length (1) and id; last the extension, length (2) and bytes: what a later release keeps of a message, passed on unread.
+-- its length (1) and id; last the extension, length (2) and bytes: data of a later release, kept unread.
 --
--- ARGV begins with: 1 the clock of a test or '', 2 operation number or '', 3 the operation: session (8) number (4) mark (8)
--- stamp (8), or '', 4 for how many milliseconds after its stamp an operation may be repeated.
--- Invariant of every script: all that can fail comes before the first write. Records are checked before they are used: one
--- that is damaged is left alone or set aside, and never ends a step half-way.
+-- ARGV begins with: 1 the clock of a test or '', 2 operation number or '', 3 the operation: session (8) number (4) mark
+-- (8) stamp (8), or '', 4 for how many milliseconds after its stamp an operation may be repeated.
+-- Invariant of every script: everything that can fail is done before the first write. Records are checked before they
+-- are used: a damaged one is skipped or set aside, and never ends a step half-way.
 
 local call = redis.call
 local sub, byte, char, format, floor = string.sub, string.byte, string.char, string.format, math.floor
@@ -80,42 +81,44 @@ local layout -- the one that this queue needs: no older than what this release w
 local expiring -- it may have messages that lapse
 local gone -- it is no queue: nothing was added yet, or it was removed
 local makes = false -- this step adds something: from now on it is a queue
--- What a grouped queue keeps of its groups, and the functions that follow it: see grouping.lua. Nil in other queues.
+-- The fields of a grouped queue about its groups, and the functions that maintain them: see grouping.lua. Nil in other
+-- queues.
 local grouped, grouping
 local uneven -- the number of states and leases does not show the ready messages: see claim.lua
 local past_field, past_minute -- a minute that ended: written with the counters
 local items, item_count, last_tail = {}, 0, nil
 local event_count = 0
--- What a step causes for chains and waiters: chains.lua acts on it after all else. And what comes of that: names
--- to wake, and what went to outgoing, id and entry of each.
+-- The effects of a step on chains and waiters, which chains.lua applies at the end; and the results of that: the names
+-- to wake, and the ids and entries written to outgoing.
 local news, expectant, sent_on = {}, {}, {}
 -- The side effects of a step, for its reply: nil, or a list of items, see `add_side_effect` in moves.lua.
 local side_effects
 
 -- ---- checks that come before any write -----------------------------------------------------------------------
 
--- A key that cannot be read: another program's, or this user lacks the right to a command.
+-- A key that cannot be read: it is of another program, or this user may not run a command.
 local function refuse_key(reply, kind, key)
   if string.find(reply.err, 'WRONGTYPE', 1, true) then error('WP-FOREIGN ' .. kind .. ' ' .. key) end
   error('WP-DENIED ' .. (string.match(reply.err, 'script: (.*)') or reply.err))
 end
 
 local function must_be(kind, key)
-  -- No table, which would be built at every call.
+  -- No table, which would be created in every call.
   local probe = kind == 'zset' and 'ZCARD' or kind == 'hash' and 'HLEN' or kind == 'stream' and 'XLEN' or kind == 'list' and 'LLEN' or 'SCARD'
   local reply = redis.pcall(probe, key)
   if type(reply) == 'table' and reply.err then refuse_key(reply, kind, key) end
   return reply
 end
 
--- What was packed here, or nil if it cannot be read.
+-- The unpacked value, or nil if it cannot be unpacked.
 local function unpacked(text)
   if not text then return end
   local readable, value = pcall(cmsgpack.unpack, text)
   if readable and type(value) == 'table' then return value end
 end
 
--- An operation that was first sent before a removal does not run in the next queue: see repeats.py.
+-- An operation that was first sent before the removal of the queue must not run in a new queue of that name: see
+-- repeats.py.
 local function check_removal(removed)
   local at = struct_unpack('>I8', removed)
   if struct_unpack('>I8', OPERATION, 21) <= at and at <= now + STAMP_AHEAD_MS then
@@ -140,7 +143,8 @@ local function open_queue()
   for i = #counts + 1, COUNTERS do counts[i] = 0 end
   local this_minute = floor(now / 60000)
   if counts[COUNT.minute] ~= this_minute then
-    -- Another minute has begun: put the last one aside, and go on with what is known of this one (a clock may be set back).
+    -- A new minute has begun: save the counters of the last one, and continue with the stored ones of this one (a clock
+    -- may be set back).
     local past, counted = {counts[COUNT.minute]}, 0
     for i = COUNT.minute + 1, COUNTERS do
       past[#past + 1] = counts[i]
@@ -152,11 +156,13 @@ local function open_queue()
     if not known or known[1] ~= this_minute then known = {this_minute} end
     for i = 0, COUNTERS - COUNT.minute do counts[COUNT.minute + i] = known[i + 1] or 0 end
   end
-  -- A history without its counters: the numbers would begin anew, and the stream refuses those that it has passed.
+  -- A journal without its counters: the numbers would begin with 1 again, and a stream refuses numbers below its last
+  -- one.
   if must_be('stream', JOURNAL) > 0 and not fields[4] then error('WP-FOREIGN stream ' .. JOURNAL) end
 end
 
--- The first result of this operation, or nil: then it is new. One that may be forgotten does not run: see repeats.py.
+-- The first result of this operation; nil if the operation is new. An operation whose result may have been deleted is
+-- refused: see repeats.py.
 local newest, operations_until = 0, 0
 local operation_number, replay_ttl -- of this operation, as numbers
 local function first_result()
@@ -166,10 +172,10 @@ local function first_result()
   local last = redis.pcall('HGET', OPERATIONS, 'newest')
   if type(last) == 'table' then refuse_key(last, 'hash', OPERATIONS) end
   if last then newest, operations_until = struct_unpack('>I8I8', last) end
-  -- Results have numbers up to the newest: a higher one needs no search, and most are.
+  -- Results have numbers up to the newest: an operation with a higher number, as most have, needs no search.
   local known = operation_number <= newest and call('HGET', OPERATIONS, NUMBER)
   if known or operation_number <= newest - REPLAY_MAX or stamp > now + STAMP_AHEAD_MS then
-    -- No ordinary operation: whether the queue was removed since comes before all else.
+    -- Not the usual case: first check whether the queue was removed after the operation was first sent.
     local removed = redis.pcall('HGET', QUEUE, 'removed')
     if type(removed) == 'string' then check_removal(removed) end
   end
@@ -179,8 +185,8 @@ local function first_result()
   if known then error('WP-SESSION') end
 end
 
--- A removing write: after it the server lets a script go on even if its memory is full.
--- Results that are too old to be repeated go: one at a time, and now and then a run of them that others left.
+-- A removing write: after it the server lets a script continue even if its memory is full.
+-- It deletes results that are too old to be repeated: one in each call, and in every 32nd call the 32 before it.
 local function begin_removing()
   local last = operation_number - REPLAY_MAX
   local old = {}
@@ -188,22 +194,22 @@ local function begin_removing()
   call('HDEL', OPERATIONS, unpack(old))
 end
 
--- Keep the first result for a repeat of this operation, until no repeat can come any more.
+-- Store the result for a repeat of this operation, for as long as the operation may be repeated.
 local function remember(result)
   local ttl = replay_ttl + STAMP_AHEAD_MS
   local expires = operations_until
   if expires - now < ttl then expires = now + 2 * ttl end
   newest = max(newest, operation_number)
   local last = struct_pack('>I8I8', newest, expires)
-  -- The server searches a small hash from its beginning to its end for each new result, unless it once had a long value. A
-  -- session that goes on is worth the memory of such a hash, 4 KB.
+  -- The server searches a small hash from its beginning for each new result, unless the hash once had a long value. A
+  -- session of more than 1,024 operations is worth the 4 KB of memory that such a hash takes.
   if operation_number % 1024 == 0 then last = last .. string.rep('\0', 64) end
   call('HSET', OPERATIONS, NUMBER, sub(OPERATION, 13, 20) .. result, 'newest', last)
   if expires ~= operations_until then call('PEXPIRE', OPERATIONS, format('%.0f', expires - now)) end
 end
 
--- An answer of letters, the sleepers to wake and, behind a byte 1, what else the step did. It is kept as one text: letters
--- and names hold no NUL, and two of them stand before the rest.
+-- A reply of letters, the sleepers to wake and, after a byte 1, the side effects. It is stored as one text: letters and
+-- names contain no NUL, and two NULs precede the side effects.
 local function remember_answer(letters, names)
   local kept, reply = #names == 0 and letters or letters .. '\0' .. concat(names, '\0'), {letters, unpack(names)}
   if side_effects then
@@ -228,7 +234,7 @@ local function write_entry()
   local text = now8 .. operation .. struct_pack('>H', event_count) .. concat(items, '', 1, item_count)
   local refused = redis.pcall('XADD', JOURNAL, format('%.0f-0', last), 'e', text)
   if type(refused) == 'table' then
-    -- The stream has passed this number, so the counters are older than it: go on behind its last entry.
+    -- The stream has a greater number, so the counters are older than the stream: continue after its last entry.
     local newest = call('XREVRANGE', JOURNAL, '+', '-', 'COUNT', 1)[1]
     last = (newest and tonumber(string.match(newest[1], '^%d+')) or last) + event_count
     counts[COUNT.journal_last] = last
@@ -237,8 +243,8 @@ local function write_entry()
   items, item_count, event_count, last_tail = {}, 0, 0, nil
 end
 
--- Write the events of this step, the counters, and what follows from them. Of the journal, everything before the number
--- `keep_from` is removed on request; at its cap, the oldest events go, and that is journalled if a reader had not read them.
+-- Write the events of this step and the counters, and trim the journal: on request up to the number `keep_from`; at the
+-- limit of the journal its oldest events, which is journalled if a reader had not read them.
 local function write_book(keep_from)
   local at_cap = false
   if item_count > 0 then

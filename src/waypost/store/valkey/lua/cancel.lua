@@ -1,11 +1,12 @@
--- cancel: end messages that wait, request those that run to stop.
+-- cancel: end waiting messages, and request running ones to stop.
 --
 -- Arguments: one target each: 'i' and an id, or 'k' and a key.
 -- Touches: queue, messages, state, ready, due, leases, keys, waiting, dead, errors, completed, journal, outgoing,
 -- operations, window:<key>, result:<id>, the keys of chains, the keys of groups.
--- Invariant: a leased message is only marked; its holder learns of it at the next extend. The first write removes.
+-- Invariant: a leased message is only marked; its worker reads the mark when it next renews the lease. The first write
+-- removes.
 -- Of the finished messages that are kept it reads the newest, a bounded number; `peek` lists all.
--- Reply: one letter each (c cancelled, r requested, f finished, u unknown), then the clients to wake and, behind a byte
+-- Reply: one letter each (c cancelled, r requested, f finished, u unknown), then the clients to wake and, after a byte
 -- 1, the side effects.
 
 -- include moves
@@ -46,7 +47,7 @@ local function is_live(key)
   return kept_until(text_at(key), 1) > now
 end
 
--- Whether a message is among the newest that are kept. They are read once for all targets.
+-- Whether a message is among the newest finished ones that are kept. They are read once for all targets.
 local kept
 local function is_kept(id)
   if not kept then

@@ -1,9 +1,10 @@
--- chains: what a step means for chains, for messages that wait for them, and for clients that wait for an end.
+-- chains: the effects of a step on chains, on messages that wait for them, and on clients that wait for an end.
 --
--- Included by every script that can end a message, after everything else: steps without effects on chains do not pay for
--- it. Keys, all derived in the slot of the queue:
+-- Included at the end of every script that can end a message: a step without effects on chains does not create these
+-- functions. Keys, all derived in the slot of the queue:
 --   chain:<id>           hash    a chain, kept in the queue of its first message: until, open (how many members have a count
---                                that is not 0), last, failed (member NUL reason), watched ('1' if there are watchers), and
+--                                that is not 0), last (the member whose end was counted last), last_leaf (the same, of members that
+--                                sent nothing on), failed (member NUL reason), watched ('1' if there are watchers), and
 --                                each member (queue/id) with its count: + 1 when it began, - 1 when it ended
 --   chains               set     the chains of this queue that have not finished: a queue with some is not removed
 --   watchers:<id>        set     messages (queue/id) that wait for this chain
@@ -12,8 +13,9 @@
 --                                lost with a server or a notice must not keep a message waiting for ever
 --   waiters:<id>, waiters:chain:<id>  zset  clients that wait for an end, by the time until which they do
 --   end:<id>             string  until (8) and how a message ended that a client waited for
--- Invariant: an end is counted once. It is applied here if this is the first queue of the chain, otherwise it is in outgoing in the
--- same step; so is all that would make one step too long. Where a derived key is not ours, nothing of ours lies there.
+-- Invariant: an end is counted once. It is applied here if this is the first queue of the chain, otherwise it is
+-- written to outgoing in the same step; so is everything that would make one step too long. If a derived key has
+-- another type, it is treated as empty.
 
 if #news > 0 then
   local NAME = string.match(QUEUE, QUEUE_PATTERN)
@@ -28,7 +30,7 @@ if #news > 0 then
     sent_on[#sent_on + 1] = entry
   end
 
-  -- To this queue at once, as long as there is room in this step; to any other by way of outgoing.
+  -- Apply it in this queue at once, as long as this step has room; write it to outgoing for any other queue.
   local function send(target, notice)
     if target ~= NAME or room == 0 then return send_out(target, notice) end
     room = room - 1
@@ -44,7 +46,7 @@ if #news > 0 then
     call('DEL', key)
   end
 
-  -- The chains that a message waited for, when it ends: forget them.
+  -- Delete the list of chains that a message waited for, when the message ends.
   local function forget_blockers(id)
     local key = OWN .. 'blockers:' .. id
     if type(redis.pcall('SCARD', key)) == 'number' then call('DEL', key) end
@@ -76,7 +78,8 @@ if #news > 0 then
     return {open = tonumber(fields[2]), failed = fields[3], watched = fields[4]}
   end
 
-  -- Notify the waiters of a chain. Not more than a chunk of them in one step: a notice to this very queue goes on.
+  -- Notify the watchers of a chain, at most a chunk of them in one step: for the rest a notice is sent to this same
+  -- queue.
   local function complete(chain, failed)
     local first = sub(chain, -24)
     local members = redis.pcall('SPOP', OWN .. 'watchers:' .. first, CHUNK_MESSAGES_MAX)
@@ -90,7 +93,7 @@ if #news > 0 then
     end
   end
 
-  -- Count a member; what that does to the number of those that are not even.
+  -- Change the count of a member; return the change of the number of members whose count is not 0.
   local function count_member(key, member, by)
     local count = redis.pcall('HINCRBY', key, member, by)
     if type(count) ~= 'number' then -- a count that is none: as if there had been one
@@ -113,6 +116,8 @@ if #news > 0 then
     for i = 1, #begun do open = open + count_member(key, begun[i], 1) end
     local finished = notice.failed or open == 0
     call('HSET', key, 'until', finished and now + ENDED_TTL_MS or NO_END_MS, 'open', open, 'last', notice.member)
+    -- Notices may arrive out of order: the end of a message that was sent on may be counted before the end of its sender.
+    if #begun == 0 then call('HSET', key, 'last_leaf', notice.member) end
     if notice.failed then call('HSET', key, 'failed', notice.member .. '\0' .. notice.failed) end
     if finished then
       call('PEXPIRE', key, ENDED_TTL_MS)
@@ -136,7 +141,7 @@ if #news > 0 then
     local completed = sub(notice.member, -24) .. ':' .. first
     local failed = nil
     if not chain then
-      -- It has ended and was forgotten while notices of that are still on their way: they count.
+      -- The chain has ended and was deleted while a notice of its end is still in outgoing: that notice decides.
       if call('HEXISTS', OUTGOING, completed) == 1 then return end
       failed = 'unknown chain'
     elseif chain.failed then
@@ -167,7 +172,7 @@ if #news > 0 then
     end
   end
 
-  -- Not again while the last one is on its way: it is given up when it has been for too long.
+  -- Not again while the last notice is in outgoing: that one is given up after a time limit.
   local function watch(one)
     local id = one.id .. ':w' .. sub(one.chain, -24)
     if call('HEXISTS', OUTGOING, id) == 1 then return end

@@ -1,9 +1,10 @@
--- change_priority: give messages that are ready or delayed another priority. A ready one goes to the end of it.
+-- change_priority: change the priority of messages that are ready or delayed. A ready message becomes the last of its
+-- new priority.
 --
 -- Arguments: the priority, then one id each.
 -- Touches: queue, messages, state, ready, due, journal, sleepers, operations, the keys of groups.
 -- Invariant: a message stays in its state. The first write removes.
--- Reply: one letter each (c changed, s stays as it is, u unknown), then the sleepers to wake.
+-- Reply: one letter each (c changed, s unchanged, u unknown), then the sleepers to wake.
 
 -- include moves
 

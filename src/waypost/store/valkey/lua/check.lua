@@ -1,11 +1,13 @@
--- check: find damaged records, a bounded number in each call, and mend them on request.
+-- check: find damaged records, a bounded number in each call, and repair them on request.
 --
--- Arguments: '1' to mend, cursor or ''.
--- Touches: queue, messages, state, ready, due, leases, keys, waiting, dead, errors, journal, sleepers, outgoing, the keys of
--- chains, the keys of groups.
--- Invariant: each message is judged as it is in this step, so a queue in use is never taken for a damaged one. What can be
--- handed out again goes to the head of its priority, what has no body any more is dropped, all of it counted and journalled.
--- Reply: number of records checked, cursor or '', then kind, id, what was found and what was done or '' of each damaged record.
+-- Arguments: '1' to repair, cursor or ''.
+-- Touches: queue, messages, state, ready, due, leases, keys, waiting, dead, errors, journal, sleepers, outgoing, the
+-- keys of chains, the keys of groups.
+-- Invariant: each message is checked in one step, so no queue in use is reported as damaged. A message that can be
+-- handed out again becomes the first of its priority, a message without a body is dropped, all of it counted and
+-- journalled.
+-- Reply: number of records checked, cursor or '', then kind, id, what was found and what was done or '' for each
+-- damaged record.
 
 -- include moves
 -- include drafts
@@ -30,7 +32,7 @@ end
 if not opened then
   if type(why) == 'table' then why = why.err end
   if not string.find(why, 'WP-DAMAGED', 1, true) then error(why) end
-  -- Counters or policy cannot be read. Count anew from what is stored, and number the journal behind its last entry.
+  -- Counters or policy cannot be read. Count the stored records again, and number the journal after its last entry.
   local fields = call('HMGET', QUEUE, 'policy', 'counts')
   policy = unpacked(fields[1]) or DEFAULT_POLICY
   counts = unpacked(fields[2]) or {}
@@ -68,7 +70,7 @@ local function balance()
     - counts[COUNT.cancelled] - counts[COUNT.replaced]
 end
 
--- Where a message stands: its letters, and their names for the reader.
+-- The places of a message: the letters of its statuses, and their names for the reply.
 local function places_of(id)
   local letters, names = '', ''
   for i = 1, #SETS do
@@ -79,7 +81,7 @@ local function places_of(id)
   return letters, names
 end
 
--- Out of all places but the one with this letter, if one is given.
+-- Remove a message from all places except the one with this letter, if a letter is given.
 local function leave_places(s, but)
   for i = 1, #SETS do
     local letter, key = SETS[i][1], SETS[i][2]
@@ -96,7 +98,7 @@ local function chains_awaited(id)
   return type(number) == 'number' and number or 0
 end
 
--- A message without its body cannot be handed out any more.
+-- End a message without a body: it cannot be handed out any more.
 local function give_up(id, raw, letters)
   local s = raw and is_sound(raw) and read_state(id, raw) or blank_state(id)
   local was_dead = letters == 'X' or (letters == '' and raw and s.status == 'X')
@@ -115,7 +117,7 @@ local function give_up(id, raw, letters)
   return 'dropped'
 end
 
--- Whether a message has given its key up: another one may have it, or none.
+-- Whether a message has released its key: another one may have it, or none.
 local function gave_key_up(s) return has_key_until_claimed(s) and s.token > 0 end
 
 local function take_key(s)
@@ -147,7 +149,7 @@ local function waits_for_key(s)
   return holder and sub(holder, 25) == s.id and call('HEXISTS', MESSAGES, sub(holder, 1, 24)) == 1
 end
 
--- Put a message that has its body back to the place of its state, or to the head of its priority.
+-- Put a message with a body back to the place of its state, or make it the first of its priority.
 local function put_back(id, value, raw, letters)
   local s
   if raw and is_sound(raw) then
@@ -158,13 +160,13 @@ local function put_back(id, value, raw, letters)
     end
   else
     s = fresh_state(id, value)
-    -- How often it was claimed is not known: not more often than all messages of the queue together.
+    -- How often it was claimed is unknown: at most as often as all messages of the queue together.
     if raw or (letters ~= '' and letters ~= 'R') then s.token, s.cause = counts[COUNT.claims], CAUSE_NUMBER.expired end
     if chains_awaited(id) > 0 then s.status, s.flags, s.token, s.cause = 'W', 8, 0, 0 end
     if letters == 'X' then s.status = 'X' else call('HDEL', ERRORS, id) end
   end
   leave_places(s)
-  -- Its group counts it where it was lost.
+  -- Its group counts it in the place from which it was lost.
   if letters == '' and raw and grouping then grouping.leave(s) end
   call('ZREM', BASE .. 'damaged', id)
   take_key(s)
@@ -196,7 +198,7 @@ local function put_back(id, value, raw, letters)
   return to_front(s)
 end
 
--- A message with a key that is not in the list of keys, or stands there for another message.
+-- Check a message with a key that is missing in the list of keys, or for which the list names another message.
 local function check_holder(s)
   local holder = call('HGET', HOLDERS, s.key)
   if gave_key_up(s) then return end
@@ -253,7 +255,7 @@ local function check_key(key, holder)
   local heir = parked ~= '' and state_of(parked, 'W')
   local holds = state_of(owner)
   if holds and holds.status ~= 'X' and holds.key == '' then
-    -- Its state was lost and made anew: the list of keys knows which key it has.
+    -- Its state was lost and has been created again: the list of keys still has its key.
     holds.key = key
     if mend then call('HSET', STATE, owner, pack_state(holds)) end
     report('key', key, 'the state of message ' .. owner .. ' does not say that it has this key', 'it says so again')
@@ -291,7 +293,7 @@ local function check_outgoing(id, packed)
   report('outgoing', id, 'what is to be sent on cannot be read', 'removed')
 end
 
--- One page of a phase: what is checked, from where a member or field comes.
+-- One page of a phase: what is checked, and where a member or field is read from.
 local function without_body(id)
   if call('HEXISTS', MESSAGES, id) == 0 then examine(id, false) else examined = examined + 1 end
 end
@@ -303,7 +305,7 @@ local function failure_alone(id)
   local s = state_of(id)
   if s and (s.attempts > 0 or s.status == 'X') then return end
   if s then
-    -- It failed, so it was claimed: its state was lost, and its token must not begin anew.
+    -- It failed, so it was claimed: its state was lost, and its token must not begin with 1 again.
     s.attempts, s.token, s.cause = 1, max(s.token, counts[COUNT.claims]), CAUSE_NUMBER.expired
     if mend then call('HSET', STATE, id, pack_state(s)) end
     return report('unreadable', id, 'it has failed before, and its state does not say so', 'it counts as claimed and failed')
@@ -315,7 +317,7 @@ end
 
 local function check_group(name)
   examined = examined + 1
-  -- A message that is lost is counted by its group: it is reported by itself.
+  -- A lost message is still counted by its group: it is reported separately.
   local found, done = grouping.check(name, mend, mend or #reply == 2)
   if not found then return end
   local at = #reply

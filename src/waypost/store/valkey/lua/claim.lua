@@ -1,16 +1,17 @@
--- claim: lease up to n messages, highest priority first, first in first out; of a grouped queue by the turns of its groups.
+-- claim: lease up to n messages, highest priority first, first in first out; in a grouped queue by the turns of its
+-- groups.
 --
--- Arguments: limit, worker, sleeper or '', '1' to repeat only (take no fresh work), in how many milliseconds it polls
--- again or '', how many bytes of envelopes at most (one message whatever its size), nonce of this sending.
+-- Arguments: limit, worker, sleeper or '', '1' to repeat only (lease no new messages), in how many milliseconds it
+-- polls again or '', how many bytes of envelopes at most (one message whatever its size), nonce of this attempt.
 -- Touches: queue, messages, state, ready, due, leases, keys, waiting, dead, errors, journal, sleepers, rate, outgoing,
 -- completed, operations, expires, the keys of chains, the keys of groups.
--- Invariant: one holder. A lease is a member of leases and a state with status L, a grown token and this call's nonce.
--- The first write removes: a store whose memory is full can be drained.
--- Reply: lease end, next due, next lease end, next rate slot (milliseconds, -1: none), 1 if paused, 2 more if it is no
--- queue and 4 more if it is grouped, outgoing, now,
--- how long leases are now, 1 if there is more, ids of damaged records that were set aside with a NUL between, what else it
--- did or '' (length of the names to wake (4), names with a NUL between, items of moves.lua), then value and state of each
--- message; '' for the state of one that was never claimed before, which follows from all the others.
+-- Invariant: one holder. A lease is a member of leases and a state with status L, a greater token and this call's
+-- nonce. The first write removes: a store whose memory is full can be drained.
+-- Reply: lease end, next due, next lease end, when the rate allows the next message (milliseconds, -1: none), 1 if
+-- paused, plus 2 if it is no queue, plus 4 if it is grouped, outgoing, now, the length of leases, 1 if there are more
+-- messages, ids of damaged records that were set aside, separated by NUL, side effects or '' (length of the names to
+-- wake (4), names separated by NUL, items of moves.lua), then value and state of each message; '' for the state of a
+-- message that was never claimed before: it follows from the other values.
 
 local limit = min(CHUNK_MESSAGES_MAX, tonumber(ARGV[FIRST_ARGUMENT]))
 local worker, sleeper = ARGV[FIRST_ARGUMENT + 1], ARGV[FIRST_ARGUMENT + 2]
@@ -35,7 +36,8 @@ local extra = '' -- what else it did
 local plain, leased = false, 0
 
 local function header(lease_end, next_rate)
-  -- The shortest way adds no timer, and only leases that end at `lease_end`: where none were, none are searched.
+  -- The fast path adds no timer, and only leases that end at `lease_end`: if there were none before, no search is
+  -- needed.
   local next_due = not (plain and timers == 0) and until_first(DUE) or -1
   if expiring then
     local next_lapse = call('ZRANGE', BASE .. 'expires', 0, 0, 'WITHSCORES')[2]
@@ -50,7 +52,7 @@ local function header(lease_end, next_rate)
 end
 
 if first or repeat_only then
-  -- The leases get the nonce of this sending: the process that got the first answer may be another.
+  -- The leases get the nonce of this attempt: the first reply may have reached another process.
   first = first or NONCE
   begin_removing()
   local held_by, lease_end = sub(first, 1, 12), -1
@@ -82,12 +84,13 @@ if not paused then
   if held > 0 then expired = call('ZRANGEBYSCORE', LEASES, '-inf', now, 'LIMIT', 0, RECLAIM_MAX) end
   if policy.rate_count then must_be('list', RATE) end
 end
--- Messages that wait for chains and have not checked those for long.
+-- Messages that wait for chains and have not checked these for long.
 local unsure = redis.pcall('ZRANGEBYSCORE', BASE .. 'blocked', '-inf', now, 'LIMIT', 0, BLOCKER_CHECKS_MAX)
 if unsure.err then unsure = {} end
--- The shortest way: nothing but fresh messages, none of which ends here. What has a state and no lease may have a key or
--- have failed; fresh messages have neither.
--- Where a record is damaged those numbers can agree by chance: the queue is uneven then, until it is mended.
+-- The fast path: only new messages, none of which ends here. A message that has a state and no lease may have a key or
+-- have failed; new messages have neither.
+-- If a record is damaged these numbers can be equal by chance: the queue is then marked as uneven, until it is
+-- repaired.
 plain = with_state == held and not uneven and #due == 0 and #expired == 0 and #unsure == 0 and policy.lease_ms
   and not (policy.dead_max or policy.dead_keep_ms) and not grouped and not expiring
 if not plain then
@@ -123,7 +126,8 @@ for i = 1, #due do
   end
 end
 
--- A lease that ends later than its own length from now was given before the clock was set back: it ends in time after all.
+-- A lease that ends later than now plus its own length was given before the clock was set back: it is shortened to its
+-- length from now.
 if policy.lease_ms and held > 0 and not paused then
   for i = 0, RECLAIM_MAX - 1 do
     local latest = call('ZREVRANGE', LEASES, i, i, 'WITHSCORES')
@@ -150,7 +154,7 @@ for i = 1, #expired do
   end
 end
 
--- A step ends a bounded number of them. Where there are more, the messages to hand out are checked one by one.
+-- A step ends a bounded number of lapsed messages. If there are more, each message is checked before it is handed out.
 local lapsed = expiring and lapse() or 0
 
 if grouping then
@@ -167,7 +171,8 @@ local function rate_entry(text)
 end
 if policy.max_running then room = min(room, max(0, policy.max_running - call('ZCARD', LEASES))) end
 if policy.rate_count and not paused then
-  -- Forget claims that left the rate's window. A bounded number: the sum is too high until the rest is gone, never too low.
+  -- Delete claims that are older than the rate's window, a bounded number: until the rest is deleted the sum is too
+  -- high, never too low.
   local function forget_rate(horizon)
     local last = rate_entry(call('LINDEX', RATE, -1) or '')
     if last <= horizon then
@@ -176,8 +181,8 @@ if policy.rate_count and not paused then
       return
     end
     if last > now then
-      -- The clock was set back. The whole window counts from now on: too much for one window, and not until the clock has
-      -- caught up.
+      -- The clock was set back. The whole window counts from now on: that is too much for one window, but otherwise it
+      -- would count until the clock has caught up.
       call('DEL', RATE)
       call('RPUSH', RATE, format('%.0f:%.0f', now, counts[COUNT.rate_sum]))
       return
@@ -202,7 +207,7 @@ local notes = policy.journal == 'all' or policy.journal == 'full'
 local first_claims, again, buried = 0, {}, 0
 local total_wait, longest_wait = 0, 0
 
--- What the states of all fresh messages of this claim share.
+-- The part that the states of all new messages of this claim have in common.
 local FRESH_HEAD = struct_pack('>c1I4c12I8I4I4I4BB', 'L', 1, NONCE, now, policy.lease_ms or 0, 1, 0, 0, 0)
 local FIRST_NOTE, SAME_NOTE = 'S' .. EVENT.claimed .. '\0', 's' .. EVENT.claimed .. '\0'
 
@@ -212,7 +217,7 @@ local function finish_at_once(s)
   end_message(s, 'done', 'at_most_once')
 end
 
--- A message that came back, or has a key, a group or a due time.
+-- Lease a message that was claimed before, or has a key, a group or a due time.
 local function lease_known(id, raw)
   local s = read_state(id, raw)
   local wait = max(0, now - s.ready)
@@ -235,7 +240,7 @@ end
 
 local TAILS = {} -- of the fixed part of a state, by the size of its message
 
--- A plain message that was never claimed: put together from what all of them share and the head of its value.
+-- Lease a plain message that was never claimed: its state consists of the common part and the head of its value.
 local function lease_fresh(id, value)
   first_claims = first_claims + 1
   local wait = max(0, now - struct_unpack('>I8', value))
@@ -273,7 +278,7 @@ local function lease(id, value, raw)
   end
 end
 
--- The same for a grouped queue: messages by the turns of their groups, each removed from its places when it is taken.
+-- The same for a grouped queue: messages by the turns of their groups, each removed from its places when it is leased.
 if grouping then
   local round = 64
   while leased < room and not more and #damaged < RECLAIM_MAX do
@@ -322,13 +327,13 @@ if grouping then
           grouping.hand_out(g, id, score, not at_most_once)
         end
       end
-      -- The rest of the plan counts on what did not happen.
+      -- The rest of the plan assumed that this message would be handed out.
       if not as_planned then break end
     end
     grouping.write_taken()
     if stopped then break end
   end
-  -- None of the groups that it read can go on: the next claim reads others at once.
+  -- None of the groups that this claim read can hand out a message: the next claim follows at once and reads others.
   goes_on = leased < room and grouping.has_more()
   more = more or goes_on and leased > 0
 end
@@ -339,11 +344,12 @@ while not grouping and leased < room and not more and #damaged < RECLAIM_MAX do
   local popped = call('ZPOPMIN', READY, asked)
   local number = #popped / 2
   if number == 0 then break end
-  -- Sizes are known only when values are read: rounds grow, so that a few small ones do not stand for many large ones.
+  -- Sizes are known only when values are read: the rounds grow, so that a few small messages at first do not cause many
+  -- large ones to be read at once.
   round = round * 8
   local wanted = {}
   for i = 1, number do wanted[i] = popped[i * 2 - 1] end
-  -- If by the size of the first one they do not all fit, each is read when its turn comes.
+  -- If the first message's size suggests that they do not all fit, values are read one by one.
   local one_by_one = number > 1 and call('HSTRLEN', MESSAGES, wanted[1]) * number > bytes_left
   local values = not one_by_one and call('HMGET', MESSAGES, unpack(wanted))
   local raws = plain and with_state == 0 and {} or call('HMGET', STATE, unpack(wanted))
@@ -361,7 +367,8 @@ while not grouping and leased < room and not more and #damaged < RECLAIM_MAX do
       s.popped = true
       end_message(s, 'dropped', 'lapsed')
     elseif raw and plain then
-      -- States and leases do not belong together though they are as many: let the next claim take the long way.
+      -- States and leases are of different messages though they are equal in number: let the next claim use the general
+      -- path.
       if not uneven then call('HSET', QUEUE, 'uneven', '1') end
       uneven = '1'
       put_back[#put_back + 1], put_back[#put_back + 2] = popped[i * 2], wanted[i]
@@ -403,7 +410,8 @@ if leased > 0 then
     counts[COUNT.rate_sum] = counts[COUNT.rate_sum] + leased
   end
 end
--- It took all there was and has room for more; a claim of nothing only ends the registration of the sleeper.
+-- It leased all messages that there were, and has capacity for more; a claim with limit 0 only removes the registration
+-- of the sleeper.
 if sleeper ~= '' and leased < limit and not more then
   call('ZREMRANGEBYSCORE', SLEEPERS, '-inf', now)
   call('ZADD', SLEEPERS, now + SLEEPER_TTL_MS, sleeper, now + SLEEPER_TTL_MS, '')
@@ -419,7 +427,7 @@ local ready_before = freshly_ready
 -- include chains
 if grouping then grouping.write() end
 if ready_before and freshly_ready > ready_before then
-  -- Messages whose chains ended here.
+  -- Messages whose chains ended in this step.
   local names = wake(freshly_ready - ready_before)
   for i = 1, #names do expectant[#expectant + 1] = names[i] end
 end
@@ -428,14 +436,15 @@ if side_effects or #expectant > 0 then
   extra = struct_pack('>I4', #names) .. names .. (side_effects and concat(side_effects) or '')
 end
 
--- Also where the journal is silent: what came due or expired has been counted or has a place in the sequence.
+-- Also if nothing was journalled: messages that became due or expired have been counted, or have got a number of the
+-- sequence.
 if item_count > 0 or leased > 0 or buried > 0 or lapsed > 0 or #due > 0 or #expired > 0 or #unsure > 0 or #damaged > 0
   or policy.rate_count then
   write_book()
 end
 remember(NONCE .. concat(ids) .. (extra ~= '' and '\1' .. extra or ''))
 
--- How long until the rate lets another one through.
+-- The time until the rate allows another message.
 local next_rate = nil
 if policy.rate_count and not paused and counts[COUNT.rate_sum] >= policy.rate_count then
   next_rate = max(0, rate_entry(call('LINDEX', RATE, 0) or '') + policy.rate_per_ms - now)

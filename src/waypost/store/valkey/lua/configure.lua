@@ -2,9 +2,9 @@
 --
 -- Arguments: 'configure', the packed changes (absent ones stay, false clears), and their text; or 'pause', or 'resume'.
 -- Touches: queue, messages, state, ready, due, leases, waiting, journal, sleepers, the keys of groups.
--- Invariant: one policy, in the store; a change acts at the next step that reads it. What it means for the messages of a
--- grouped queue is done here for as many as one step may change; the steps that follow do the rest.
--- Reply: the packed policy or '1' / '0' (did it change anything), then the sleepers to wake.
+-- Invariant: one policy, in the store; a change applies to the next step that reads it. Of the messages of a grouped
+-- queue this step converts as many as one step may change; the following steps convert the rest.
+-- Reply: the packed policy or '1' / '0' (whether anything changed), then the sleepers to wake.
 
 -- include moves
 
@@ -16,10 +16,11 @@ must_be('zset', DUE)
 must_be('zset', LEASES)
 must_be('zset', SLEEPERS)
 
--- How many sleepers a change can have made useful: one of them takes care of the timers, and at a resume the leases.
+-- How many sleepers a change may have work for: one per ready message, and one for the timers, at a resume also for the
+-- leases.
 local function worth_waking(timed) return call('ZCARD', READY) + min(1, timed) end
 
--- The last changes, to be marked on charts: a bounded number.
+-- Store the last changes, which charts mark: a bounded number.
 local function keep_change(event, text)
   local kept = unpacked(call('HGET', QUEUE, 'changes')) or {}
   kept[#kept + 1] = {now, event, text}
@@ -31,7 +32,7 @@ if verb == 'configure' then
   local changed, differs = {}, false
   for name, value in pairs(policy) do changed[name] = value end
   for name, value in pairs(cmsgpack.unpack(ARGV[FIRST_ARGUMENT + 1])) do
-    -- The first release does not know this name: its default is left out.
+    -- Release 0.1.0 does not know this name: its default is not stored.
     if value == false or (name == 'on_failure' and value == 'hold') then value = nil end
     changed[name] = value
     differs = differs or changed[name] ~= policy[name]
@@ -42,7 +43,7 @@ if verb == 'configure' then
   local before, ordered_before = grouped, policy.order
   policy = changed
   if is_grouped or grouped then
-    -- The keys are checked before the first write, whatever is to become of them.
+    -- The types of the keys are checked before the first write, whichever mode the queue gets.
     must_be('hash', MESSAGES)
     must_be('hash', STATE)
     must_be('zset', WAITING)
@@ -51,7 +52,7 @@ if verb == 'configure' then
 -- include grouping as configure
     if is_grouped and not changed.lease_ms and grouping.limits_of_own() then error('WP-LEASE') end
   end
-  -- A queue with settings that the release before does not know is refused there.
+  -- The previous release refuses a queue with settings that it does not know.
   layout = VERSION_WRITTEN
   for name in pairs(NEW_SETTINGS_TABLE) do
     if changed[name] then layout = VERSION end

@@ -2,7 +2,7 @@
 --
 -- Arguments: group, the packed changes (absent ones stay, false clears), and their text.
 -- Touches: queue, ready, due, leases, waiting, state, journal, sleepers, the keys of groups.
--- Invariant: a group has settings here only if they differ from those of every group; a bounded number has.
+-- Invariant: a group has settings here only if they differ from those of all groups of the queue; a bounded number has.
 -- Reply: '1' if it changed anything, otherwise '0', then the sleepers to wake.
 
 -- include moves

@@ -1,10 +1,11 @@
--- cursor: where a listing of a sorted set goes on.
+-- cursor: the place where a listing of a sorted set continues.
 --
--- Included by scripts that list in parts. A cursor is the score and the name of the last member seen, with a space between.
--- Invariant: the listing goes on right behind that place, whether or not the member is still there, with about as many
--- calls as the number of members with this score has binary digits.
+-- Included by scripts that list in parts. A cursor is the score and the name of the last member seen, separated by a
+-- space.
+-- Invariant: the listing continues directly after that place, even if the member is gone, with about log2(n) calls for
+-- n members with this score.
 
--- Whether a name comes behind another in a sorted set, which compares bytes; strings are compared by the server's locale.
+-- Whether a name follows another in a sorted set, which compares bytes; Lua compares strings by the server's locale.
 local function follows(name, other)
   for i = 1, min(#name, #other) do
     local one, two = byte(name, i), byte(other, i)
@@ -13,7 +14,7 @@ local function follows(name, other)
   return #name > #other
 end
 
--- The rank of the first member behind a cursor.
+-- The rank of the first member after a cursor.
 local function rank_behind(key, cursor)
   local score, member = string.match(cursor, '^(%S+) (.*)$')
   if call('ZSCORE', key, member) == score then return call('ZRANK', key, member) + 1 end

@@ -1,15 +1,14 @@
--- drafts: a message on its way, as publish gets it and outgoing keeps it. Included where one is read.
+-- drafts: a message before it is stored, as publish receives it and outgoing stores it. Included where a draft is read.
 --
--- A plain one: priority (1, below 16) and envelope (version, id, …); with 32 more, one that is remembered by its arrival and
--- passes the cap, with 48 more, one that is remembered and keeps to it.
--- Otherwise 16 + priority, flags (conflict rule in the lowest
--- two bits, 4 absolute due time, 8 forwarded, 16 has a journal copy, 32 of a chain, 64 waits for chains, 128 forwarded and
--- kept to the cap), due (8), window (8),
--- key, group and journal copy lengths (2, 2, 4), key, group, journal copy; then length (1) and id of its chain; then length (4)
--- of the chains that it waits for and those with a NUL between; then the envelope.
--- Of one whose key is in use for another time than while it is unfinished, this stands before that: 30, 1 until it is claimed or 2
--- also while it is dead (1).
--- Of one that lapses, this stands before that: 31, 1 if the next number is a time and 0 if it begins now (1), expiry (8).
+-- A plain draft: priority (1, below 16) and envelope (version, id, …); plus 32: its arrival is remembered and
+-- `max_pending` does not apply; plus 48: its arrival is remembered and `max_pending` applies.
+-- Otherwise 16 + priority, flags (conflict rule in the lowest two bits, 4 absolute due time, 8 forwarded, 16 has a
+-- journal copy, 32 of a chain, 64 waits for chains, 128 forwarded and `max_pending` applies), due (8), window (8), key,
+-- group and journal copy lengths (2, 2, 4), key, group, journal copy; then length (1) and id of its chain; then length
+-- (4) of the chains that it waits for and their ids, separated by NUL; then the envelope.
+-- If its key is not simply in use while it is unfinished, a prefix: 30, 1 until it is claimed or 2 also while it is
+-- dead (1).
+-- If it lapses, a prefix: 31, 1 if the next number is a time and 0 if it is a duration from now (1), expiry (8).
 -- Invariant: reads its argument and nothing else.
 
 local RULES = {[0] = 'keep', [1] = 'replace', [2] = 'extend', [3] = 'error'}

@@ -1,4 +1,4 @@
--- elect: lead in a role if no other does, or resign. It belongs to no queue, so it has its own beginning.
+-- elect: become leader of a role if no other leads, or resign. It belongs to no queue, so it does not include base.
 --
 -- Touches: leader:<role>, the only key, a hash: name, token, until (store milliseconds).
 -- Arguments: the clock of a test or '', 'elect' or 'resign', name, how long the lease is in milliseconds.

@@ -2,7 +2,7 @@
 --
 -- Arguments: id (24) L token (4) nonce (12) of each, in one text.
 -- Touches: queue, state, leases, operations.
--- Invariant: only the holder of the token and nonce moves a lease's end. The first write removes.
+-- Invariant: only the holder of the token and nonce changes the end of a lease. The first write removes.
 -- Reply: one letter each: o renewed, l lost, c renewed, and a cancel is requested.
 
 local first = first_result()
@@ -22,7 +22,7 @@ for i = 1, number do
     statuses[i] = 'l'
   else
     statuses[i] = byte(state, 38) % 2 == 1 and 'c' or 'o'
-    -- The length it was claimed with: its worker renews by that, whatever the queue's lease has become since.
+    -- The lease length of its claim: its worker renews by that length, whatever the queue's lease is now.
     renewed[#renewed + 1] = now + struct_unpack('>I4', state, 26)
     renewed[#renewed + 1] = ids[i]
   end

@@ -1,14 +1,15 @@
--- fire_schedule: publish the fires of a schedule and move it on, in one step, once.
+-- fire_schedule: publish the fires of a schedule and store its next fire, in one step, once.
 --
--- Arguments: key, version, the next fire that was seen or '', the times between which the clock must lie, the newest
--- instant that fires or '', how many were missed, the next fire and its due time or ''; '1' and its new state or '', its new
--- version or '', '1' if by hand; a run that must have ended or '', '1' and the state to go on with while it has not or '',
--- how many instants are skipped then and the newest of them; then packed drafts as for publish.
--- Touches: schedules, queue, messages, state, ready, due, keys, waiting, dead, errors, journal, sleepers, arrivals, operations,
--- window:<key>, the keys of chains, the keys of groups. Also damaged, which it reads.
--- Invariant: of the clients that saw the same next fire, one fires it. A full queue refuses before anything is written.
--- Reply: f fired, k skipped because the run has not ended, c conflict, e early, s stale, r running; now; the schedule as it is
--- now or ''; the sleepers to wake and, behind a byte 1, what else it did.
+-- Arguments: key, version, the next fire that was read or '', the times between which the clock must be, the newest
+-- instant that fires or '', how many were missed, the next fire and its due time or ''; '1' and its new state or '',
+-- its new version or '', '1' if by hand; a run that must have ended or '', '1' and the state to store if it has not
+-- ended or '', how many instants are skipped then and the newest of them; then packed drafts as for publish.
+-- Touches: schedules, queue, messages, state, ready, due, keys, waiting, dead, errors, journal, sleepers, arrivals,
+-- operations, window:<key>, the keys of chains, the keys of groups. Also damaged, which it reads.
+-- Invariant: of the clients that read the same next fire, only one fires it. A full queue refuses before anything is
+-- written.
+-- Reply: f fired, k skipped because the run has not ended, c conflict, e early, s stale, r running; now; the schedule
+-- as it is now or ''; the sleepers to wake and, after a byte 1, the side effects.
 
 local first = first_result()
 if first then return cmsgpack.unpack(first) end
@@ -33,7 +34,7 @@ if found ~= '' then
   found_version, rest = sub(found, 43, 42 + length), sub(found, 43 + length)
 end
 
--- Whether the message of a run is not final: it waits, is leased, or waits for a retry, and has not lapsed.
+-- Whether the message of a run has not ended: it waits, is leased, or waits for a retry, and has not lapsed.
 local function is_running()
   if run == '' then return false end
   must_be('zset', DEAD)
@@ -82,7 +83,7 @@ else
   if not by_hand then fires = fires + #drafts end
 end
 if state ~= '' then
-  -- Another state in the place of the one that it has.
+  -- Replace the state that the schedule has.
   if flags >= 2 then rest = sub(rest, 5 + struct_unpack('>I4', rest)) end
   flags = flags % 2
   if #state > 1 then

@@ -1,8 +1,8 @@
--- grouping: what a grouped queue keeps beside its ready messages, and how that follows them.
+-- grouping: the records of a grouped queue's groups, and the functions that update them when messages move.
 --
--- Included behind open_queue and moves by every script that moves messages; a queue that is not grouped pays one test of a
--- flag, and a script gets the functions that its use (GROUP_USE, from `include grouping as …`) needs. '' is the group of
--- messages without one. Keys, all derived in the slot of the queue:
+-- Included after open_queue and moves by every script that moves messages; a queue that is not grouped only tests one
+-- flag, and a script gets only the functions that its use (GROUP_USE, from `include grouping as …`) needs. '' is the
+-- group of messages without one. Keys, all derived in the slot of the queue:
 --   groups          hash  group -> running (4) later (4): its leased messages, its delayed and waiting ones; unless both are 0
 --   group_names     zset  groups that have anything here, all with score 0
 --   group_line      zset  group NUL rank (8) id, all with score 0: the ready messages of each group in their order
@@ -15,14 +15,15 @@
 --   positions       hash  id -> score in ready to which a message of an ordered group returns
 --   group_held      zset  like group_line: delayed messages that hold their ordered group
 --   group_counted   set   while records are built: ids of leased, delayed and waiting messages that they count
--- Fields of queue: groups ('T': claims take turns, 'B': the records are being built, 'E': they are gone, and scores of ready
--- messages are being put back), groups_at (phase of that and its cursor), group_turn (the number of the last turn).
--- An ordered group has its messages in ready behind all priorities, by age alone.
--- Invariant: a message in ready is in the line of its group, and a group that can go on is in group_turns. While records are
--- built claims take messages in the order of ready, as if there were no groups.
+-- Fields of queue: groups ('T': claims take turns between groups, 'B': the records are being built, 'E': the records
+-- are deleted, and scores of ready messages are being restored), groups_at (phase of that and its cursor), group_turn
+-- (the number of the last turn).
+-- Messages of an ordered group are in ready after all priorities, by age alone.
+-- Invariant: a message in ready is in the line of its group, and a group that can hand out a message is in group_turns.
+-- While records are built, claims lease messages in the order of ready, as if there were no groups.
 
 if grouped then
--- A function, because a script has room for 200 local names.
+-- A function, because a script can have only 200 local names.
 local function follow_groups()
   local GROUPS, NAMES, LINE, DEPTHS = BASE .. 'groups', BASE .. 'group_names', BASE .. 'group_line', BASE .. 'group_depths'
   local TURNS, LIMITED, RATES, RATE_ENDS =
@@ -33,8 +34,8 @@ local function follow_groups()
   local RANK_OFFSET = 2 * BAND -- ranks are no negative numbers
   local ORDERED_BAND = 9 * BAND -- where the messages of ordered groups are in ready
   local ONE_RUNNING, NONE_RUNNING = '\0\0\0\1\0\0\0\0', '\0\0\0\0'
-  -- Behind a place that is remembered: a hash of longer values is a table in the server, and a short one is searched from its
-  -- begin for each of them. Numbers are read without it.
+  -- Added to the stored position, and not read: the server stores a hash with longer values as a table, and searches a
+  -- hash with short values from its beginning for each position.
   local PADDING = string.rep(' ', 64)
 
   local serves, builds = grouped == 'T', grouped == 'B'
@@ -60,8 +61,8 @@ local function follow_groups()
 
   local known, touched = {}, {}
   local limits = policy.group_max_running or policy.group_rate_count or policy.group_max_pending
-  -- No group differs from another in its settings, and no message holds its group. Then the steps that every message takes
-  -- (stored, claimed, done) follow it without a record of each group: to make one costs more than all the rest.
+  -- All groups have the same settings, and no message holds its group. Then the steps that every message takes (stored,
+  -- claimed, done) work without a Lua record of each group: to create one costs more than the rest of the step.
   local simple = serves and not configured and not limits and not at and (held == 0 or not ordered)
 
   -- ---- records -------------------------------------------------------------------------------------------------------
@@ -72,7 +73,8 @@ local function follow_groups()
   local function read_group(name, packed, depth, settings)
     local running, later, ready = 0, 0, depth and tonumber(depth) or 0
     if packed and #packed == 8 then running, later = struct_unpack('>I4I4', packed) end
-    -- With all fields at once, 16 at most: a table that grows costs more than a command, also by a field that is nil.
+    -- Created with all its fields, 16 at most: to extend a table costs more than a command, even by a field that is
+    -- nil.
     local g
     if takes_turns then
       g = {name = name, running = running, later = later, packed = packed, ready = ready, ready_before = ready, weight = 1,
@@ -103,7 +105,7 @@ local function follow_groups()
       configured and call('HGET', SETTINGS, name))
   end
 
-  -- Read the records of many groups, as many at a time as a command may have arguments.
+  -- Read the records of many groups, in batches as large as the number of arguments that a command may have.
   local function read_groups(names)
     local missing, number = {}, 0
     for i = 1, #names do
@@ -126,13 +128,13 @@ local function follow_groups()
 
   -- ---- limits --------------------------------------------------------------------------------------------------------
 
-  -- The last millisecond of the part of a group's window that is under way.
+  -- The last millisecond of the current part of a group's window.
   local function end_of_part(g)
     local part = -floor(-g.rate_per / GROUP_RATE_PARTS)
     return now - now % part + part - 1
   end
 
-  -- Read what was claimed within the window of a group's rate.
+  -- Read how many messages were claimed within the window of a group's rate.
   local function read_windows(g)
     if g.windows then return end
     g.windows, g.used = {}, 0
@@ -145,12 +147,12 @@ local function follow_groups()
       end
     end
     if #g.windows > 0 and g.windows[#g.windows][2] > end_of_part(g) then
-      -- The clock was set back: the whole window counts from now on, not until the clock reaches the old time.
+      -- The clock was set back: the whole window counts from now on, not only when the clock has reached the old time.
       g.windows, g.counts_rate = {{g.used, end_of_part(g)}}, true
     end
   end
 
-  -- How many more messages the rate of a group allows now, and if none, when it allows the next one.
+  -- How many more messages the rate of a group allows now, and, if none, when it allows the next one.
   local function allowed(g)
     read_windows(g)
     if g.used < g.rate_count then return g.rate_count - g.used end
@@ -162,13 +164,13 @@ local function follow_groups()
     return 0, now
   end
 
-  -- The first message that holds a group, as its line would name it.
+  -- The first message that holds a group, by the name that it would have in the line.
   local function holder_of(g)
     if not ordered or held == 0 or g.name == '' or policy.on_failure == 'pass' then return end
     return call('ZRANGEBYLEX', HELD, '[' .. g.name .. '\0', '(' .. g.name .. '\1', 'LIMIT', 0, 1)[1]
   end
 
-  -- How many messages of a group a claim could take now; and if its rate forbids it, when it allows the next one.
+  -- How many messages of a group a claim could lease now; and, if its rate allows none, when it allows the next one.
   local function claimable(g)
     if g.ready == 0 or (g.own and g.own.paused) then return 0 end
     if g.name == '' then return g.ready end
@@ -189,12 +191,13 @@ local function follow_groups()
     return number
   end
 
-  -- Put a group that may be able to go on in turn, unless it is: one step behind the last turn.
+  -- Add a group to the turns that may be able to hand out a message, unless it is there: one stride after the last
+  -- turn.
   local function join(g)
     if not g.joins then g.joins = turn + floor(GROUP_STRIDE / g.weight) end
   end
 
-  -- The lease of a message has ended, or it holds its group no more.
+  -- The lease of a message has ended, or it no longer holds its group.
   local function released(g)
     if (ordered and g.name ~= '') or g.max_running then
       g.freed = true
@@ -212,8 +215,8 @@ local function follow_groups()
     g.counts_rate = nil
   end
 
-  -- Messages that became ready, and have to be written to ready and to the lines: score and id, 0 and name. Only steps
-  -- that store many messages at once collect them. `added`: how many by group, where there is no record of it.
+  -- Messages that became ready and are not yet written to ready and to the lines: score and id, 0 and name. Only steps
+  -- that store many messages at once collect them. `added`: how many by group, for groups without a Lua record.
   local new_ready, new_line, new_states = {}, {}, {}
   local added, added_names = {}, {}
 
@@ -227,7 +230,7 @@ local function follow_groups()
       local at_place = 2 * i - 1
       depths[at_place], depths[at_place + 1] = (depth or 0) + added[name], name
       if not depth then new_names[#new_names + 1], new_names[#new_names + 2] = 0, name end
-      -- One that has messages and no order is in turn.
+      -- A group that has messages and is not ordered is already in the turns.
       if ordered or not depth then joins[#joins + 1], joins[#joins + 2] = number_in_turn, name end
     end
     added, added_names = {}, {}
@@ -245,7 +248,7 @@ local function follow_groups()
     new_ready, new_line, new_states = {}, {}, {}
   end
 
-  -- The packed numbers of a group without delayed and waiting messages, by how many it has leased: most have the same.
+  -- The packed numbers of groups without delayed and waiting messages, by number of leases: most groups share them.
   local packed_running = {}
 
   local function pack_numbers(g)
@@ -260,7 +263,7 @@ local function follow_groups()
     return packed
   end
 
-  -- Write what has changed of the groups that this step concerns.
+  -- Write the changed records of the groups that this step changed.
   function grouping.write()
     grouping.write_ready()
     local records, no_records, depths, no_depths, new_names, gone = {}, {}, {}, {}, {}, {}
@@ -323,7 +326,7 @@ local function follow_groups()
 
   local fresh = {} -- ordered groups of which a message became ready in this step
 
-  -- Count a message that became ready: an ordered group hands out one, however many did.
+  -- Count a message that became ready: an ordered group hands out one message, however many became ready.
   local function count_ready(group, by_age)
     if by_age then
       if fresh[group] then return end
@@ -332,13 +335,15 @@ local function follow_groups()
     freshly_ready = freshly_ready + 1
   end
 
-  -- Whether a group could go on if its rate allowed it, which is at `until_ms`, and no claim has returned that time yet.
+  -- Whether only the rate keeps a group from handing out a message, until `until_ms`, and no claim has returned that
+  -- time yet.
   local function waits_for_rate(g, until_ms)
     return until_ms and not (ordered and (g.running > 0 or holder_of(g))) and not call('ZSCORE', LIMITED, g.name)
   end
 
-  -- The same, and how many sleepers the groups are worth that can go on since a lease or a hold of them ended. Those with
-  -- messages that became ready are counted already. One more if only a rate keeps some of them back: it learns until when.
+  -- Write the records; return how many sleepers to wake for groups that can continue after a lease or a hold in them
+  -- has ended. Groups with messages that became ready are already counted. One more if only their rate holds some
+  -- groups back: its claim returns until when.
   function grouping.worth()
     local number, waits = grouping.freed and grouping.freed() or 0, false
     for i = 1, #touched do
@@ -354,7 +359,7 @@ local function follow_groups()
     return number
   end
 
-  -- ---- how records follow messages -----------------------------------------------------------------------------------
+  -- ---- how records are updated when messages move -------------------------------------------------------------------
 
   -- The name of a message in the line of its group, from its score in ready.
   local function line_name(group, score, id) return group .. '\0' .. struct_pack('>I8', score + RANK_OFFSET) .. id end
@@ -366,7 +371,7 @@ local function follow_groups()
 
   local function is_ordered(s) return follows and ordered and s.group ~= '' end
 
-  -- The group of a message by its packed state; '' without one, nil if it cannot be read.
+  -- The group of a message by its packed state; '' if it has none, nil if the state cannot be read.
   local function group_in(raw)
     if not raw then return '' end
     if not is_sound(raw) then return end
@@ -374,14 +379,14 @@ local function follow_groups()
     return sub(raw, from, from - 1 + byte(raw, 63) * 256 + byte(raw, 64))
   end
 
-  -- A message that is not ready has come to the place that its status names.
+  -- A message that is not ready has been added to the place that its status names.
   function grouping.enter(s)
     if not follows or (builds and call('SADD', COUNTED, s.id) == 0) then return end
     local g = group_named(s.group)
     if s.status == 'L' then g.running = g.running + 1 else g.later = g.later + 1 end
   end
 
-  -- A message is about to leave the place that its status names.
+  -- A message is about to be removed from the place that its status names.
   function grouping.leave(s)
     if not follows or s.status == 'X' then return end
     local g = group_named(s.group)
@@ -393,7 +398,7 @@ local function follow_groups()
       if s.status == 'L' then
         g.running = max(0, g.running - 1)
         released(g)
-        -- Claimed before there was an order: it returns to a place before all that were ready then.
+        -- It was claimed before there was an order: it returns to a place before all messages that were ready then.
         if is_ordered(s) then call('HSETNX', POSITIONS, s.id, format('%.0f', s.claimed - HEAD_OFFSET - BAND)) end
       else
         g.later = max(0, g.later - 1)
@@ -401,9 +406,9 @@ local function follow_groups()
     end
   end
 
-  -- A message does not return to its place in an ordered group, or is there again: it holds the group no more.
+  -- A message does not return to its place in an ordered group, or has returned to it: it no longer holds the group.
   local function forget_place(s)
-    -- One that was never claimed has no place to return to.
+    -- A message that was never claimed has no place to return to.
     local score = s.token > 0 and is_ordered(s) and call('HGET', POSITIONS, s.id)
     if not score then return end
     call('HDEL', POSITIONS, s.id)
@@ -424,7 +429,7 @@ local function follow_groups()
     held = held + 1
   end
 
-  -- A ready message that was claimed before leaves for its next due time, and keeps its place.
+  -- A ready message that was claimed before becomes delayed, and keeps its place.
   function grouping.keep_place(s)
     local name = codes().cause_name[s.cause]
     if is_ordered(s) and s.status == 'R'
@@ -434,8 +439,8 @@ local function follow_groups()
     end
   end
 
-  -- A message becomes ready, at its place in an ordered group if it has one. `head`: its position if it returns to the head
-  -- of its priority. Returns whether its state is taken care of.
+  -- A message becomes ready, at its place in an ordered group if it has one. `head`: its position if it becomes the
+  -- first of its priority. Returns whether its state is written here.
   local collects = follows and GROUP_USE == 'overload'
 
   function grouping.make_ready(s, head)
@@ -453,7 +458,7 @@ local function follow_groups()
         added[group] = number + 1
       end
       count_ready(group, by_age)
-      -- One with a key may be found by it in this step.
+      -- A later draft of this step may find a message with a key by its key.
       if s.key ~= '' then return false end
       length = #new_states
       new_states[length + 1], new_states[length + 2] = s.id, pack_state(s)
@@ -490,7 +495,7 @@ local function follow_groups()
 
   function grouping.freed() return freed end
 
-  -- The same without records: how many leases of which groups have ended.
+  -- The same without Lua records of groups: how many leases of which groups have ended.
   local function leave_leases(names, ended, number)
     local packed, depths = call('HMGET', GROUPS, unpack(names)), call('ZMSCORE', DEPTHS, unpack(names))
     local records, no_records, gone, joins = {}, {}, {}, {}
@@ -517,7 +522,7 @@ local function follow_groups()
     for i = 1, #joins, 1000 do call('ZADD', TURNS, 'NX', unpack(joins, i, min(i + 999, #joins))) end
   end
 
-  -- Plain messages were done: their ids, and the groups of all of them.
+  -- Count plain messages that were done: their ids, and the groups of all of them.
   function grouping.done(ids, names, number)
     if not follows then return end
     if simple and #touched == 0 then
@@ -553,7 +558,7 @@ local function follow_groups()
     return ids, scores, #ids > 0 and call('HMGET', STATE, unpack(ids)) or {}
   end
 
-  -- Whether a turn comes before another; of equal ones the first name does.
+  -- Whether a turn precedes another; of equal ones the first by name.
   local function comes_before(number, name, other_number, other_name)
     return number < other_number or (number == other_number and name < other_name)
   end

@@ -1,10 +1,10 @@
--- grouping_building: the records of a queue that becomes grouped, or does no more, built in bounded steps.
+-- grouping_building: the records of a queue that becomes grouped, or stops being grouped, built in bounded steps.
 --
 -- A part of grouping.lua, inside its function; see there for keys and layouts.
 -- Invariant: a step does a bounded part, and each message is counted once, whatever moves it meanwhile.
 
 if at or GROUP_USE == 'configure' then
-  -- A page of ready behind a cursor (score, and how many with this score are done), and the cursor behind it or nil.
+  -- A page of ready after a cursor (score, and how many with this score are done), and the next cursor or nil.
   local function ready_page(cursor, skip, last_score, number)
     skip = tonumber(skip) or 0
     local ids, scores, raws = with_states(
@@ -16,12 +16,12 @@ if at or GROUP_USE == 'configure' then
     return ids, scores, raws, format('%.0f %d', last, same)
   end
 
-  -- The messages of ordered groups go back to their priorities, when there is no order any more.
+  -- Messages of ordered groups return to their priorities, when the queue is no longer ordered.
   local function restore_score(id, score, raw)
     local group = raw and group_in(raw)
     if not group or group == '' then return end
     local position = score < -HEAD_OFFSET and score + BAND or score - ORDERED_BAND
-    -- In line: the shortest way of settle does without the functions of moves, and comes by here too.
+    -- Inline: the fast path of settle has not included the functions of moves, and runs this too.
     local restored = (9 - byte(raw, 48)) * BAND + position
     if restored == score then return end
     call('ZADD', READY, restored, id)
@@ -45,7 +45,7 @@ if at or GROUP_USE == 'configure' then
     return #ids
   end
 
-  -- One page of what a change of settings leaves to do. Returns how many messages or groups that were.
+  -- One page of the work that a change of settings requires. Returns the number of messages or groups.
   local function build_page(room)
     local phase, cursor, skip = string.match(at, '^(%a+) (%S+) ?(%d*)$')
     if COUNTED_PHASES[phase] then
@@ -70,7 +70,7 @@ if at or GROUP_USE == 'configure' then
       end
       return #ids
     elseif phase == 'restore' then
-      -- First those before all priorities, then those behind them.
+      -- First the messages before all priorities, then the others.
       local ids, scores, raws, behind = ready_page(cursor, skip, cursor == '-inf' and '(-' .. HEAD_OFFSET or '+inf', room)
       for i = 1, #ids do restore_score(ids[i], scores[i], raws[i]) end
       if cursor == '-inf' then
@@ -85,7 +85,7 @@ if at or GROUP_USE == 'configure' then
       end
       return #ids
     end
-    -- review: every group with ready messages may be able to go on since the settings have changed.
+    -- review: every group with ready messages may be able to hand one out since the settings have changed.
     local page = call('ZSCAN', DEPTHS, cursor, 'COUNT', room)
     local names = {}
     for i = 1, #page[2], 2 do names[#names + 1] = page[2][i] end
@@ -95,7 +95,7 @@ if at or GROUP_USE == 'configure' then
     return #names
   end
 
-  -- Go on with what a change of settings leaves to do: a bounded number of messages.
+  -- Continue the work that a change of settings requires: a bounded number of messages.
   function grouping.build()
     local room = CHUNK_MESSAGES_MAX
     while at and room > 0 do room = room - build_page(room) - 1 end
@@ -104,7 +104,7 @@ if at or GROUP_USE == 'configure' then
     fields[1] = at
   end
 
-  -- Records and lines are of no use any more, or are built anew. The settings of single groups stay.
+  -- Records and lines are no longer needed, or are built again. The settings of single groups remain.
   local function forget_all()
     call('UNLINK', GROUPS, NAMES, LINE, DEPTHS, TURNS, LIMITED, RATES, RATE_ENDS, POSITIONS, HELD, COUNTED)
   end
@@ -119,7 +119,7 @@ if at or GROUP_USE == 'configure' then
     return false
   end
 
-  -- What changed settings of the queue mean for its groups. `before`: the field `groups` as it was, or nil.
+  -- Start the work that changed settings of the queue require. `before`: the field `groups` before the change, or nil.
   function grouping.reconfigure(before, ordered_before)
     if before ~= grouped then
       forget_all()
@@ -135,7 +135,7 @@ if at or GROUP_USE == 'configure' then
     end
     local restores = at and string.match(at, '^restore') and not ordered
     if ordered_before and not ordered then
-      -- No group is held or has places to return to.
+      -- No group is held or has places to return to any more.
       call('UNLINK', POSITIONS, HELD)
       held = 0
       at = 'restore -inf'

@@ -1,9 +1,9 @@
--- grouping_check: whether the records of groups agree with the messages, and mending them.
+-- grouping_check: check whether the records of groups agree with the messages, and repair them.
 --
 -- A part of grouping.lua, inside its function; see there for keys and layouts.
--- Invariant: only what disagrees is changed, and only to mend it.
+-- Invariant: only a wrong record is changed, and only to repair it.
 
--- What is wrong with the records of a group, and what is done about it; nil if nothing is.
+-- What is wrong with the records of a group, and what was done about it; nil if nothing is wrong.
 function grouping.check(name, mend, with_leases)
   if not serves or at then return end
   local g = group_named(name)
@@ -18,7 +18,7 @@ function grouping.check(name, mend, with_leases)
     end
     return found, 'counted anew'
   end
-  -- A line may name messages that are not ready any more: a claim removes those.
+  -- A line may name messages that are no longer ready: a claim removes those.
   if mend then g.ready = in_line end
   local in_turn = g.joins or call('ZSCORE', TURNS, name) or call('ZSCORE', LIMITED, name)
   if in_line > 0 and claimable(g) > 0 and not in_turn then
@@ -30,7 +30,7 @@ function grouping.check(name, mend, with_leases)
   end
 end
 
--- Whether a ready message is missing from the line of its group. It is put there on request.
+-- Whether a ready message is missing from the line of its group. It is added on request.
 function grouping.misses(s, mend)
   if not serves or at then return false end
   local score = tonumber(call('ZSCORE', READY, s.id))

@@ -1,9 +1,9 @@
--- grouping_listing: settings of single groups, and what is listed of groups.
+-- grouping_listing: settings of single groups, and the listing of groups.
 --
 -- A part of grouping.lua, inside its function; see there for keys and layouts.
 -- Invariant: a group with settings of its own is in group_names.
 
--- Change the settings of a single group; whether that changes anything.
+-- Change the settings of a single group; return whether anything changed.
 function grouping.change_settings(name, changes)
   local g = group_named(name)
   local own, differs, some = {weight = 1}, false, false
@@ -26,7 +26,7 @@ function grouping.change_settings(name, changes)
     if not (g.packed or g.ready > 0) then call('ZREM', NAMES, name) end
   end
   call('ZREM', LIMITED, name)
-  -- It has its turn by its new settings.
+  -- Read it again with its new settings, and let it have its turn by them.
   known[name] = nil
   for i = 1, #touched do
     if touched[i] == g then table.remove(touched, i) break end
@@ -36,7 +36,7 @@ function grouping.change_settings(name, changes)
   return true
 end
 
--- How many sleepers a group is worth that was resumed or configured.
+-- How many sleepers to wake for a group that was resumed or configured.
 function grouping.worth_waking(name)
   local g = known[name]
   if not serves then return 0 end
@@ -45,7 +45,7 @@ function grouping.worth_waking(name)
   return ordered and 1 or g.ready
 end
 
--- Let a group go on without the delayed message that holds it: the id of that one, or nil.
+-- Let a group continue without the delayed message that holds it. Returns the id of that message, or nil.
 function grouping.skip_held(name)
   local g = group_named(name)
   local holder = holder_of(g)
@@ -56,12 +56,12 @@ function grouping.skip_held(name)
   return sub(holder, -24)
 end
 
--- Names of groups behind one, or from the first on.
+-- Names of groups after one, or from the first on.
 function grouping.names(behind, number)
   return call('ZRANGEBYLEX', NAMES, behind and '(' .. behind or '-', '+', 'LIMIT', 0, number)
 end
 
--- Add what a listing says of a group to a reply, if it says anything.
+-- Append the figures of a group to the reply of a listing, if it has messages or settings.
 function grouping.describe(name, reply)
   local g = group_named(name)
   if g.ready + g.later + g.running == 0 and not g.own then return end

@@ -1,7 +1,7 @@
--- grouping_overload: what a publish drops where a group or the queue is full.
+-- grouping_overload: which messages a publish drops when a group or the queue is full.
 --
 -- A part of grouping.lua, inside its function; see there for keys and layouts.
--- Writes nothing: the caller drops what it names.
+-- Writes nothing: the caller drops the messages.
 
 -- Up to `number` ready messages of a group that an overload may drop: of the lowest priority, the oldest first.
 local function droppable(g, number, concerned)
@@ -28,7 +28,7 @@ local function droppable(g, number, concerned)
   return chosen
 end
 
--- What must be dropped so that no group has more than it may have: ids, or an error. `added`: how many by group. Reads only.
+-- What must be dropped so that no group exceeds its limit: ids, or an error. `added`: how many by group. Reads only.
 function grouping.over_caps(added, concerned)
   local names, doomed = {}, {}
   for name in pairs(added) do names[#names + 1] = name end
@@ -42,7 +42,7 @@ function grouping.over_caps(added, concerned)
     if over > 0 then
       local chosen = policy.overload == 'drop_oldest' and droppable(g, over, concerned) or {}
       if #chosen < over then
-        -- In hexadecimal digits: servers cut and change the text of errors.
+        -- As hexadecimal digits: servers cut and change the text of errors.
         local name = string.gsub(g.name, '.', function(one) return format('%02x', byte(one)) end)
         error(format('WP-FULL %.0f %.0f %s', pending, g.max_pending, name))
       end
@@ -55,7 +55,7 @@ function grouping.over_caps(added, concerned)
   return doomed
 end
 
--- How many ready messages of each group an overload must not drop, and how many messages were looked at for that.
+-- How many ready messages of each group an overload must not drop, and how many messages were read for that.
 local function spared_of(concerned)
   local ids, spared = {}, {}
   for id in pairs(concerned) do ids[#ids + 1] = id end
@@ -70,16 +70,17 @@ local function spared_of(concerned)
   return spared, #ids
 end
 
--- What a full queue drops: one by one a message of the longest group; of equal ones of the first by name. Reads only.
+-- What a full queue drops: one by one a message of the longest group; of equally long ones of the first by name. Reads
+-- only.
 function grouping.longest_first(number, concerned)
-  -- Some of those that are read may have nothing to drop.
+  -- Some groups among the longest may have nothing that can be dropped.
   local spared, number_spared = spared_of(concerned)
   local most = number + number_spared
   local page = call('ZREVRANGE', DEPTHS, 0, most - 1, 'WITHSCORES')
   local names, length_of = {}, {}
   for i = 1, #page, 2 do names[#names + 1], length_of[page[i]] = page[i], tonumber(page[i + 1]) end
   if #names == most then
-    -- Of those as long as the last one, those with the first names.
+    -- Of the groups as long as the last one, the first by name.
     local last = length_of[names[most]]
     while #names > 0 and length_of[names[#names]] == last do names[#names] = nil end
     local same = call('ZRANGEBYSCORE', DEPTHS, last, last, 'LIMIT', 0, most - #names)
@@ -88,7 +89,7 @@ function grouping.longest_first(number, concerned)
   read_groups(names)
   for i = 1, #names do length_of[names[i]] = length_of[names[i]] - (spared[names[i]] or 0) end
   table.sort(names, function(one, other) return comes_before(-length_of[one], one, -length_of[other], other) end)
-  -- Level by level: of all that are as long as the longest one message each.
+  -- Level by level: one message each of all groups that are as long as the longest one.
   local level_of, order, planned = {}, {}, {}
   local level, next_name = names[1] and length_of[names[1]] or 0, 1
   while #order < number and level > 0 do

@@ -1,16 +1,17 @@
--- grouping_turns: the turns of groups in a claim: which messages it takes, and what becomes of their groups.
+-- grouping_turns: the turns of groups in a claim: which messages it leases, and how the records of their groups change.
 --
 -- A part of grouping.lua, inside its function; see there for keys and layouts.
--- Invariant: a message is handed out only from the place in ready that its line names; of a group no more than its order and
--- its limits allow at once.
+-- Invariant: a message is handed out only from the place in ready that its line names; a group hands out no more
+-- messages than its order and its limits allow at once.
 
--- Put the groups in turn whose rate allows the next message, and forget windows that are over: a bounded number of both.
+-- Add groups to the turns whose rate allows the next message, and delete windows that are over: a bounded number of
+-- both.
 function grouping.resume_limited()
   if limited + rates == 0 then return end
   local names = call('ZRANGEBYSCORE', LIMITED, '-inf', now, 'LIMIT', 0, CHUNK_MESSAGES_MAX)
   read_groups(names)
   for i = 1, #names do join(known[names[i]]) end
-  -- Further ahead than a window: the clock was set back.
+  -- Later than a window from now: the clock was set back.
   local latest = call('ZREVRANGE', LIMITED, 0, LATEST_LIMITED - 1, 'WITHSCORES')
   for i = 1, #latest, 2 do
     local g = group_named(latest[i])
@@ -25,20 +26,20 @@ function grouping.resume_limited()
   bulk('ZREM', RATE_ENDS, over, #over)
 end
 
--- How long until the rate of a group allows the next message, or nil.
+-- The time until the rate of a group allows the next message, or nil.
 function grouping.next_rate()
   if limited == 0 then return end
   local first = call('ZRANGE', LIMITED, 0, 0, 'WITHSCORES')
   return first[2] and max(0, tonumber(first[2]) - now)
 end
 
--- The groups that this claim has read of group_turns, in the order of their turns; those before `first` are used up.
+-- The groups that this claim has read from group_turns, in the order of their turns; those before `first` are finished.
 local in_turn, first, read_to, all_read = {}, 1, 0, false
 local last_number, last_name -- of the last group that was read
 
 local function put_in_turn(g)
   local low, high = first, #in_turn + 1
-  -- Most go behind all others.
+  -- Most groups go to the end.
   if low < high and not comes_before(g.planned, g.name, in_turn[high - 1].planned, in_turn[high - 1].name) then low = high end
   while low < high do
     local middle = floor((low + high) / 2)
@@ -48,7 +49,7 @@ local function put_in_turn(g)
   if low > #in_turn then in_turn[low] = g else table.insert(in_turn, low, g) end
 end
 
--- Read the next groups of group_turns. Those that are not read come behind the last one.
+-- Read the next groups of group_turns. Groups that are not read have their turn after the last one that is.
 local function read_turns(number)
   local page = call('ZRANGE', TURNS, read_to, read_to + number - 1, 'WITHSCORES')
   local names = {}
@@ -64,7 +65,7 @@ local function read_turns(number)
   read_to, all_read = read_to + #names, #names < number
 end
 
--- A group that cannot go on leaves the turns. It comes back by itself if only its rate is used up.
+-- Remove a group that cannot hand out a message from the turns. It returns by itself if only its rate is used up.
 local function leave_turns(g, until_ms)
   g.leaves = true
   if until_ms then
@@ -73,7 +74,7 @@ local function leave_turns(g, until_ms)
   end
 end
 
--- The next message of a group's line that is not planned yet: its name there. `number`: how many to read.
+-- The name of the next message in a group's line that is not planned yet. `number`: how many to read at once.
 local function next_head(g, number)
   local heads = g.heads
   if not heads or g.head_at > #heads then
@@ -87,12 +88,12 @@ local function next_head(g, number)
 end
 
 local skipped = 0
--- A plan without records: names of groups, the numbers of their turns, their packed numbers and depths, and how many of
--- them were taken from. Nil otherwise.
+-- A plan without Lua records of groups: their names, the numbers of their turns, their packed numbers and depths, and
+-- how many of them have handed out their message. Nil otherwise.
 local short
 
--- Plan one message of each of the first groups, if that is what their turns say: then no group has its next turn before
--- the last of these. Ids, and for each its place in the plan and its name in the line; nothing otherwise.
+-- Plan one message of each of the first groups, if their turns allow that: no group has its next turn before the last
+-- of these. Returns ids, and for each its place in the plan and its name in the line; nothing otherwise.
 local function plan_short(number)
   local ids, names, numbers, places, heads, left_packed, left_depths, count = {}, {}, {}, {}, {}, {}, {}, 0
   repeat
@@ -102,7 +103,7 @@ local function plan_short(number)
     local all = {}
     for i = 1, length do
       all[i] = page[2 * i - 1]
-      -- Messages without a group know no order.
+      -- Messages without a group have no order.
       if ordered and all[i] == '' then return end
     end
     local packed = with_numbers > 0 and call('HMGET', GROUPS, unpack(all)) or {}
@@ -128,11 +129,11 @@ local function plan_short(number)
 end
 
 -- Plan up to `number` messages in the order of turns: ids, and for each its group and its name in the line. Groups that
--- cannot go on leave the turns, a bounded number of them in one claim.
+-- cannot hand out a message are removed from the turns, a bounded number of them in one claim.
 function grouping.plan(number)
   local ids, groups, heads, planned = {}, {}, {}, 0
   if not serves then
-    -- By priority and age. The groups of the messages are known when their states are read.
+    -- By priority and age. The groups of the messages are known once their states are read.
     return call('ZRANGE', READY, 0, number - 1), groups, heads
   end
   if simple and #touched == 0 and policy.lease_ms then
@@ -156,7 +157,7 @@ function grouping.plan(number)
         end
       end
       if g.left > 0 then
-        -- About as many as this plan will take of it.
+        -- About as many as this plan will need of it.
         local head = next_head(g, min(g.left, floor((number - planned) / (#in_turn - first + 2)) + 1))
         if head then
           planned = planned + 1
@@ -164,7 +165,7 @@ function grouping.plan(number)
           g.left, g.planned = g.left - 1, g.planned + floor(GROUP_STRIDE / g.weight)
           if g.left > 0 then put_in_turn(g) end
         else
-          -- Fewer are in its line than were counted.
+          -- Its line has fewer messages than its count.
           skipped = skipped + 1
           g.ready, g.left = call('ZLEXCOUNT', LINE, '[' .. g.name .. '\0', '(' .. g.name .. '\1'), 0
           if g.ready == 0 then leave_turns(g) end
@@ -175,7 +176,7 @@ function grouping.plan(number)
   return ids, groups, heads
 end
 
--- Whether there may be groups that can go on behind those that a claim has read.
+-- Whether there may be groups that can hand out a message after those that this claim has read.
 function grouping.has_more() return skipped >= GROUPS_SKIPPED_MAX end
 
 -- Whether a planned message is in ready, at the place that its line names.
@@ -185,7 +186,7 @@ end
 
 local left_line, left_ready, places = {}, {}, {}
 
--- Write the numbers of the groups that a short plan took from. From there on there are records again.
+-- Write the records of the groups that handed out messages of a short plan. From then on Lua records are used again.
 local function write_short()
   local records, depths, no_depths, turns, leaves = {}, {}, {}, {}, {}
   for i = 1, short.taken do
@@ -217,7 +218,7 @@ local function write_short()
   with_numbers = with_numbers + short.taken
 end
 
--- The record of a group that a short plan names by its place. What was taken before is written first.
+-- The Lua record of a group that a short plan names by its place. Messages handed out before are written first.
 local function end_short(place)
   local name = short.names[place]
   write_short()
@@ -226,7 +227,8 @@ local function end_short(place)
   return group_named(name)
 end
 
--- A planned message leaves ready and the line of its group. `score`: of ready, nil if it is not there. Returns its group.
+-- Remove a planned message from ready and from the line of its group. `score`: in ready, nil if it is not there.
+-- Returns its group.
 function grouping.take(g, head, id, score, is_handed_out)
   if short then
     if is_handed_out then
@@ -260,7 +262,7 @@ local function count_claim(g)
   g.used, g.counts_rate = g.used + 1, true
 end
 
--- A message of a group was handed out.
+-- Count a message of a group that was handed out.
 function grouping.hand_out(g, id, score, is_leased)
   if not follows then return end
   if short then
@@ -280,7 +282,7 @@ function grouping.hand_out(g, id, score, is_leased)
   if left == 0 then leave_turns(g, until_ms) end
 end
 
--- Write what was taken. Of the rest of the plan nothing is remembered: the next plan begins anew.
+-- Write the groups of handed-out messages. The rest of the plan is discarded: the next plan starts anew.
 function grouping.write_taken()
   bulk('ZREM', LINE, left_line, #left_line)
   bulk('ZREM', READY, left_ready, #left_ready)

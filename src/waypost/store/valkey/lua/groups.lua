@@ -1,11 +1,11 @@
 -- groups: list the groups of a queue by name, page by page, or one of them. Writes nothing.
 --
--- Arguments: limit, '1' and the last group of the page before or '', '1' and the only group that is wanted or ''.
+-- Arguments: limit, '1' and the last group of the previous page or '', '1' and the only group that is wanted or ''.
 -- Touches: queue, ready, due, leases, waiting, state, messages, the keys of groups.
--- A page reads no more than SCANNED_MAX groups: it may come back short or empty, with a cursor to go on from.
--- Reply: '1' and the cursor or '', then of each group: name, ready, delayed and waiting, running, how long the next message has been
--- ready (-1: none), id that holds it or '', 1 if that is leased, when its rate allows the next message (0: it does), 1 if it is at its
--- limit of leases, 1 if it is full, packed settings or ''.
+-- A page reads at most SCANNED_MAX groups: it may be short or empty, with a cursor to continue from.
+-- Reply: '1' and the cursor or '', then for each group: name, ready, delayed and waiting, running, how long the next
+-- message has been ready (-1: none), id of the message that holds it or '', 1 if that is leased, when its rate allows
+-- the next message (0: now), 1 if it is at its limit of leases, 1 if it is full, packed settings or ''.
 
 -- include moves
 

@@ -3,8 +3,8 @@
 -- KEYS: as in register.
 -- Arguments: name, record, time to live in milliseconds, how many workers are remembered at most.
 -- Touches: workers, records.
--- Invariant: both keys name the same workers, a bounded number, and end with the last of them. It begins with a removing
--- write: workers can be listed in a full store too.
+-- Invariant: both keys name the same workers, a bounded number, and expire with the last of them. The first write
+-- removes: so workers are registered in a full store, too.
 -- Reply: the store's time, and what was requested of the worker: when (8 bytes) and what, or ''.
 
 -- include register

@@ -1,9 +1,9 @@
--- journal: read events after a number, keep readers' places, trim what all have read.
+-- journal: read events after a number, store how far readers have read, and trim events that all have read.
 --
 -- Arguments: 'journal', after, limit | 'trace', message id, cursor, from time | 'journal_reader', name, number or '' |
 -- 'journal_forget', name | 'journal_trim', up to.
 -- Touches: queue, journal, readers.
--- Invariant: an explicit trim forgets nothing that a registered reader has not read.
+-- Invariant: an explicit trim deletes no event that a registered reader has not read.
 
 open_queue()
 must_be('hash', READERS)
@@ -13,7 +13,8 @@ local TRACE_BYTES = 1048576
 
 local function entry(number) return format('%.0f-0', number) end
 
--- Entries whose last event is past `after`, until they hold `limit` events: each as number of its last event and text.
+-- Entries whose last event is after `after`, until they have `limit` events: each as the number of its last event and
+-- text.
 local function read(after, limit)
   local found, start, events = {}, after + 1, 0
   while events < limit do

@@ -1,4 +1,4 @@
--- known_answer: the reply to a repeated operation, from the text that remember_answer kept as its first result.
+-- known_answer: the reply to a repeated operation, from the text that remember_answer stored as its first result.
 --
 -- Included where `first` is that text. Writes nothing.
 

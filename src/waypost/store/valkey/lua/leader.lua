@@ -12,12 +12,13 @@ local function leader_of(key)
   return found[1] or '', tonumber(found[2] or 0), tonumber(found[3] or 0)
 end
 
--- Lead if no other does, or go on leading: the leader, its token, how long its lease still lasts.
+-- Become leader if no other leads, or remain it: returns the leader, its token, how long its lease still lasts.
 local function elect(key, name, ttl, at)
   local leader, token, lasts = leader_of(key)
   if leader ~= name and leader ~= '' and lasts > at then
     if lasts - at > 4 * ttl then
-      -- The clock was set back: a leader that is gone is not waited for until the clock has caught up.
+      -- The clock was set back: the lease is shortened, so that a leader that died is replaced before the clock has
+      -- caught up.
       lasts = at + ttl
       redis.call('HSET', key, 'until', string.format('%.0f', lasts))
     end

@@ -1,18 +1,19 @@
 -- locate: which of many queues know a message by its id. Writes nothing.
 --
--- KEYS: the key `queue` of each queue, whose others follow from it. On a Cluster one queue, and `never` comes last.
+-- KEYS: the key `queue` of each queue; the names of the other keys are derived from it. On a Cluster one queue, and
+-- `never` is last.
 -- Arguments: how many queues, the id, 'message' or 'journal', for journals the time from which on to search.
 -- Touches: queue, messages, state, result:<id>, end:<id>, journal.
--- Foreign data is left to other verbs, which report it: such a queue does not know the message.
--- Reply for each queue: the status letter of the message, the name of its end, or ''. For journals '1' if the journal has an
--- event of it, '?' if it is too long to be searched here, or ''.
+-- Foreign data is reported by other verbs: here such a queue does not know the message.
+-- Reply for each queue: the status letter of the message, the name of its end, or ''. For journals '1' if the journal
+-- has an event of it, '?' if the journal is too long to be searched here, or ''.
 
 -- include moves
 
 local many, id, place = tonumber(ARGV[FIRST_ARGUMENT]), ARGV[FIRST_ARGUMENT + 1], ARGV[FIRST_ARGUMENT + 2]
 -- How many entries of a journal are searched here. A script over many queues must not block the server for long.
 local ENTRIES_MAX = 32
--- Nor are entries that may be large, by the size of the newest: bodies are in the journal of some queues.
+-- Journals with large entries are not searched, judged by the newest one: the journal of some queues has bodies.
 local ENTRY_BYTES_MAX = 16384
 
 local function value_of(command, ...)

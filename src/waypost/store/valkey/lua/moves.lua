@@ -1,9 +1,9 @@
--- moves: the state of a message, how it goes from one place to another, and how that is journalled.
+-- moves: the state of a message, how it moves from one place to another, and how that is journalled.
 --
--- Included by every script behind its shortest way. Keys and layouts: see base.lua.
--- Invariant: a message is in exactly one of ready, due, waiting, leases and dead, which its status names.
+-- Included by every script after its fast path. Keys and layouts: see base.lua.
+-- Invariant: a message is in exactly one of ready, due, waiting, leases and dead, as its status says.
 
--- Codes by name, built on first use: the shorter ways through a script never do.
+-- Codes by name, created on first use: the faster paths of a script do not need them.
 local tables
 local function codes()
   if not tables then
@@ -17,7 +17,7 @@ end
 
 local function tally(name, by) count_up(codes().count[name], codes().minute[name], by) end
 
--- A delivery that ended by its outcome; see MINUTE_COUNTERS in values.py.
+-- Count a delivery that ended by its outcome; see MINUTE_COUNTERS in values.py.
 local function count_run(s)
   local ran = max(0, now - s.claimed)
   counts[MINUTE.runs] = counts[MINUTE.runs] + 1
@@ -35,13 +35,13 @@ local function add_item(text)
   items[item_count] = text
 end
 
--- The text of an error without the traceback behind it.
+-- The text of an error without its traceback.
 local function without_traceback(text)
   local at = string.find(text, '\30', 1, true)
   return at and sub(text, 1, at - 1) or text
 end
 
--- What the journal keeps of an error's text: so many characters, none of them in part.
+-- The part of an error's text that the journal stores: a number of characters, none of them cut.
 local function cut_error(text)
   text = without_traceback(text)
   if #text <= JOURNAL_ERROR_CHARACTERS_MAX then return text end
@@ -56,7 +56,8 @@ local function cut_error(text)
   return text
 end
 
--- One event of a message whose packed state is `state`. Most events of a step share the texts at its end.
+-- Journal one event of a message whose packed state is `state`. Most events of a step have the same texts at the end of
+-- their states.
 local function note_state(event, cause, id, state, reason, error_type, error_text)
   if not noted(event) then return end
   event_count = event_count + 1
@@ -90,8 +91,9 @@ local function note_duplicate(id, key)
   add_item('D' .. id .. struct_pack('>H', #key) .. key)
 end
 
--- What the step does besides its work, see side effects in message.py: event (1), reason (1), token (4), id (24). Each
--- event names at most SIDE_EFFECTS_MAX messages; then an item without an id has their number in the place of the token.
+-- Add a side effect of the step (see `SideEffect` in values.py): event (1), reason (1), token (4), id (24). Each event
+-- names at most SIDE_EFFECTS_MAX messages; then an item without an id has the number of the others in place of the
+-- token.
 local side_effects_named, side_effects_rest
 local function add_side_effect(event, reason, id, raw)
   if not side_effects then side_effects, side_effects_named, side_effects_rest = {}, {}, {} end
@@ -140,7 +142,7 @@ local function pack_state(s)
   return s.raw
 end
 
--- The state of a message of which nothing is known but its id.
+-- The state of a message of which only the id is known.
 local function blank_state(id)
   local s = {id = id, status = 'R', token = 0, nonce = NO_NONCE, claimed = 0, lease = 0, deliveries = 0, attempts = 0, flags = 0,
     cause = 0, published = now, priority = DEFAULT_PRIORITY, ready = now, size = 0, key = '', group = '', worker = '', chain = ''}
@@ -148,7 +150,7 @@ local function blank_state(id)
   return s
 end
 
--- A plain message that was never claimed: its state follows from its value.
+-- The state of a plain message that was never claimed, from its value.
 local function fresh_state(id, value)
   local published = struct_unpack('>I8', value)
   local s = {id = id, status = 'R', token = 0, nonce = NO_NONCE, claimed = 0, lease = 0, deliveries = 0, attempts = 0, flags = 0,
@@ -158,7 +160,7 @@ local function fresh_state(id, value)
   return s
 end
 
--- Whether a value is the whole message of this id.
+-- Whether a value is complete and of the message with this id.
 local function is_whole(id, value) return value and sub(value, 11, 34) == id and byte(value, 9) <= 9 end
 
 -- The state of a message, with this status if one is given; nil if there is no such message, or its record is damaged.
@@ -182,13 +184,13 @@ local function failure_of(id)
   return failure
 end
 
--- The text at a derived key, or nil. Where something else lies, none of ours does.
+-- The text at a derived key, or nil. A key of another type is treated as absent.
 local function text_at(key)
   local text = redis.pcall('GET', key)
   return type(text) == 'string' and text or nil
 end
 
--- Until when a key's window or a kept result lasts: the time at this place of its text, 0 if there is none.
+-- Until when a key's window or a kept result lasts: the time at this position of its text, 0 if there is none.
 local function kept_until(text, at)
   if not text or #text < at + 7 then return 0 end
   return (struct_unpack('>I8', text, at))
@@ -206,13 +208,13 @@ local function has_lapsed(id)
   return expiry and tonumber(expiry) <= now
 end
 
--- The expiry of a message that is leased does not count.
+-- The expiry of a message does not count while it is leased.
 local function put_expiry_aside(id)
   local expiry = tonumber(call('ZSCORE', BASE .. 'expires', id) or EXPIRY_ASIDE)
   if expiry < EXPIRY_ASIDE then call('ZADD', BASE .. 'expires', expiry + EXPIRY_ASIDE, id) end
 end
 
--- The expiry of a message that was leased counts again.
+-- The expiry of a message counts again after its lease.
 local function restore_expiry(id)
   local expiry = tonumber(call('ZSCORE', BASE .. 'expires', id) or 0)
   if expiry >= EXPIRY_ASIDE then call('ZADD', BASE .. 'expires', expiry - EXPIRY_ASIDE, id) end
@@ -236,7 +238,8 @@ local function score_of(priority, position) return (9 - priority) * BAND + posit
 
 local freshly_ready = 0
 
--- To the end of its priority, or to the timers if its time has not come. The caller has removed it from its old place.
+-- To the end of its priority, or to the timers if its due time is in the future. The caller has removed it from its old
+-- place.
 local function make_claimable(s, ready)
   s.ready = ready
   if may_lapse(s) then restore_expiry(s.id) end
@@ -256,8 +259,8 @@ local function make_claimable(s, ready)
   call('HSET', STATE, s.id, pack_state(s))
 end
 
--- When a message may be claimed that need not wait any more: now, unless it was published with a delay. Without one its
--- `ready` is the time of the publish, which may be ahead of a clock that was set back since.
+-- When a message becomes claimable that no longer has to wait: now, unless it was published with a delay. Without a
+-- delay its `ready` is the time of the publish, which may be in the future of a clock that was set back since.
 local function ready_after_wait(s)
   return s.ready == s.published and now or max(s.ready, now)
 end
@@ -277,7 +280,7 @@ end
 
 local PLACES = {R = READY, D = DUE, W = WAITING, L = LEASES, X = DEAD}
 
--- Out of the place that its status names.
+-- Remove it from the place that its status names.
 local function leave_place(s)
   if grouping then grouping.leave(s) end
   call('ZREM', PLACES[s.status], s.id)
@@ -285,7 +288,7 @@ end
 
 local FREES_WINDOW = {dead = true, cancelled = true, dropped = true, replaced = true}
 
--- End the window of a message: that of its publish, or that of a dead letter.
+-- End the window of a message: the one of its publish, or of a dead letter.
 local function forget_window(s)
   local window = text_at(OWN .. 'window:' .. s.key)
   if window and sub(window, 1, 24) == s.id then call('DEL', OWN .. 'window:' .. s.key) end
@@ -302,7 +305,7 @@ local function release_key(s, how)
     if parked == '' then
       call('HDEL', HOLDERS, s.key)
       if how == 'dead' and has_key_while_dead(s) then
-        -- As in the window of a finished message: there is nothing to replace or to extend.
+        -- As for the window of a finished message: there is nothing to replace or to extend.
         call('SET', OWN .. 'window:' .. s.key, s.id .. struct_pack('>I8', NO_END_MS))
       end
     else
@@ -344,8 +347,8 @@ local function enforce_dead_limits()
   end
 end
 
--- The end of a message: counted, journalled, its key free or handed to the next generation.
--- `details` of a dead letter: {reason, error type or '', error or ''}. `begun`: what it sent on, as queue/id.
+-- End a message: count and journal the end, and release its key or pass it to the next generation. `details` of a dead
+-- letter: {reason, error type or '', error or ''}. `begun`: the messages that it forwarded, as queue/id.
 local function end_message(s, how, cause, details, begun)
   tally(how, 1)
   if s.status == 'L' and cause ~= 'expired' and cause ~= 'release' then count_run(s) end
@@ -368,7 +371,7 @@ local function end_message(s, how, cause, details, begun)
   if s.flags % 32 > 1 then
     news[#news + 1] = {kind = 'end', id = s.id, token = s.token, flags = s.flags, chain = s.chain, how = how, begun = begun,
       reason = details and details[1]}
-    -- A dead letter waits for nothing, and its waiters have been notified.
+    -- A dead letter waits for no chain, and its waiters have been notified.
     s.flags = s.flags % 2 + floor(s.flags / 4) % 2 * 4 + floor(s.flags / 32) * 32
   end
   if how == 'dead' then
@@ -381,7 +384,7 @@ local function end_message(s, how, cause, details, begun)
       local value = call('HGET', MESSAGES, s.id)
       if value then
         local length = call('LPUSH', COMPLETED, now8 .. struct_pack('>H', #s.raw) .. s.raw .. value)
-        -- A bounded number: the limit may have been lowered from a million.
+        -- A bounded number: the limit may have been lowered by a million.
         if length > policy.completed_max then
           call('LTRIM', COMPLETED, 0, max(policy.completed_max, length - CHUNK_MESSAGES_MAX) - 1)
         end
@@ -395,7 +398,7 @@ local function end_message(s, how, cause, details, begun)
   if how == 'dead' then enforce_dead_limits() end
 end
 
--- End messages that have lapsed, the earliest first; how many. The includer goes on with chains.
+-- End messages that have lapsed, the earliest first; returns how many. The including script includes chains at its end.
 local function lapse()
   local ids = call('ZRANGEBYSCORE', BASE .. 'expires', '-inf', now, 'LIMIT', 0, LAPSE_MAX)
   for i = 1, #ids do
@@ -403,7 +406,7 @@ local function lapse()
     if s and PLACES[s.status] ~= LEASES and PLACES[s.status] ~= DEAD then
       end_message(s, 'dropped', 'lapsed')
     else
-      -- An earlier release ended it, or its record is damaged, which the next step at it finds.
+      -- An earlier release ended it, or its record is damaged, which the next step that reads it finds.
       call('ZREM', BASE .. 'expires', ids[i])
     end
   end
@@ -411,7 +414,7 @@ local function lapse()
   return #ids
 end
 
--- A delivery that would go back ends here instead if it was cancelled, or its key's next generation waits.
+-- End a delivery whose message would return to the queue if a cancel was requested or its key's next generation waits.
 local function ends_otherwise(s, cause)
   if cancel_requested(s) then
     end_message(s, 'cancelled', cause)
@@ -427,8 +430,8 @@ local function ends_otherwise(s, cause)
   return false
 end
 
--- How many sleepers a step is worth: what it made claimable, groups that can go on, and one for a timer that is now the
--- first; and, of these, how many are for the timer.
+-- How many sleepers to wake for a step: for messages that became claimable, for groups that can continue, and one for a
+-- timer that is now the first; and whether (1 or 0) one of them is for the timer.
 local function worth(due_before)
   local number = freshly_ready + (grouping and grouping.worth() or 0)
   local due_after = until_first(DUE)

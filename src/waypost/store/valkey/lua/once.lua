@@ -1,8 +1,10 @@
--- once: the second shortest way of publish. Drafts that are remembered by their arrival and have no other option (32 or 48 and
--- priority, then the envelope), none of which has arrived before: what is sent in bulk. Included in publish, before moves.
+-- once: the second fast path of publish, for drafts whose arrival is remembered and which have no other option (32 or
+-- 48 plus priority, then the envelope), none of which has arrived before, as in a bulk publish. Included in publish,
+-- before moves.
 --
 -- Touches: queue, messages, ready, due, waiting, journal, sleepers, arrivals, operations.
--- Invariant: all of them are new and there is room for all, or none is written here and the general way decides about each. A message leaves no other
+-- Invariant: all of them are new and there is room for all, or nothing is written here and the general path decides
+-- about each. It writes exactly what the general path would: the same events, the same counts, and the arrivals.
 -- trace than that way would leave: the same events, the same counts, and its arrival.
 
 if byte(ARGV[FIRST_ARGUMENT], 1) >= 32 and policy.journal ~= 'full' and not grouped then

@@ -1,12 +1,13 @@
--- one: the shortest way of publish, for one plain draft into a queue without a cap. It stands before the base: to make the
--- functions of the base takes the server longer than all the commands here.
+-- one: the fast path of publish, for one plain draft into a queue without `max_pending`. It precedes base: to create
+-- the functions of base takes the server longer than all commands here.
 --
--- KEYS of publish are fewer than those of other scripts, since each name takes the server about 1,000 instructions: 1 queue,
--- 2 messages, 3 ready, 4 journal, 5 sleepers, 6 operations. The longer way makes the others, which lie beside them.
+-- KEYS of publish are fewer than those of other scripts, since each name takes the server about 1,000 instructions: 1
+-- queue, 2 messages, 3 ready, 4 journal, 5 sleepers, 6 operations. The general path derives the names of the others.
 -- Touches: queue, messages, ready, journal, sleepers, operations.
--- Invariant: it leaves behind what the rest of publish would: message, event, counters, result, sleepers woken. What may need
--- more is left to that, with nothing written: a repeat, an operation that is too old, a queue that is new, removed, capped, grouped
--- or of another version, a journal at its cap, the first publish of a minute, a key that is not ours, a full memory.
+-- Invariant: it writes exactly what the rest of publish would: message, event, counters, result, sleepers woken. In all
+-- other cases it writes nothing and the general path runs: a repeat, an operation that is too old, a queue that is new,
+-- removed, capped, grouped or of another version, a journal at its limit, the first publish of a minute, a key of
+-- another type, a full memory.
 
 if #ARGV == 5 and string.byte(ARGV[5]) < 16 then
   local call, byte, sub, format, floor, min, concat = redis.call, string.byte, string.sub, string.format, math.floor, math.min, table.concat
@@ -22,10 +23,10 @@ if #ARGV == 5 and string.byte(ARGV[5]) < 16 then
   local newest, expires = 0, 0
   if type(last) == 'string' then newest, expires = struct.unpack('>I8I8', last) end
   local fields, policy
-  -- The packed counters, the first byte behind `published`, the bytes before `sequence`, those up to `minute_published`.
+  -- The packed counters; the positions after `published`, before `sequence`, and of the end of `minute_published`.
   local counts, rest, middle, tail
   local published, sequence, journal_last, journal_first, rate_sum, minute, minute_published
-  -- Now and then the longer way makes the hash of results one that is not searched from its beginning.
+  -- Every 1,024th publish takes the general path, which makes the server store the results as a table.
   if number > newest and number % 1024 > 0 and stamp >= now - replay_ttl and stamp <= now + STAMP_AHEAD_MS
     and expires - now >= replay_ttl + STAMP_AHEAD_MS then
     fields = redis.pcall('HMGET', QUEUE, 'version', 'counts', 'policy', 'paused', 'removed', 'gone', 'groups')
@@ -36,7 +37,8 @@ if #ARGV == 5 and string.byte(ARGV[5]) < 16 then
     if fields[3] then readable, policy = pcall(cmsgpack.unpack, fields[3]) end
     if readable and (not policy or type(policy) == 'table' and not policy.max_pending and policy.journal ~= 'full')
       and sub(fields[2], 1, 3) == COUNTS_HEAD then
-      -- A table of all counters took a sixth of the script, so only those that change are read and packed again.
+      -- To unpack all counters took a sixth of the script's time, so only those that change are unpacked and packed
+      -- again.
       readable, middle, published = pcall(cmsgpack.unpack_limit, fields[2], COUNT.sequence - 1, 3)
       if readable then
         readable, tail, sequence, journal_last, journal_first, rate_sum, minute, minute_published =
@@ -56,7 +58,7 @@ if #ARGV == 5 and string.byte(ARGV[5]) < 16 then
   if counts and minute == floor(now / 60000) and event - journal_first < journal_limit then
     local id, priority, now8 = sub(draft, 3, 26), byte(draft), struct.pack('>I8', now)
     local position = sequence + 1
-    -- The first write is the one that a full memory refuses. If a later one is refused, those before it are undone.
+    -- The first write is the one that a full memory refuses. If a later write is refused, the earlier ones are undone.
     local stored = redis.pcall('HSETNX', MESSAGES, id, now8 .. draft) == 1
     if stored and redis.pcall('ZADD', READY, (9 - priority) * 2 ^ 49 + position, id) ~= 1 then
       call('HDEL', MESSAGES, id)
@@ -83,7 +85,7 @@ if #ARGV == 5 and string.byte(ARGV[5]) < 16 then
       call('HSET', QUEUE, 'counts', counts)
       local names, result = {}, 'q'
       local sleepers = redis.pcall('ZREVRANGE', SLEEPERS, 0, 1, 'WITHSCORES')
-      -- Most often no worker sleeps, and only the mark is there that none was forgotten.
+      -- Usually no worker sleeps, and the only entry is the mark that the list of sleepers is complete.
       if #sleepers ~= 2 or sleepers[1] ~= '' or tonumber(sleepers[2]) <= now then
         local BASE, paused = sub(QUEUE, 1, -6), fields[4] == '1'
 -- include wake
@@ -92,7 +94,7 @@ if #ARGV == 5 and string.byte(ARGV[5]) < 16 then
       end
       call('HSET', OPERATIONS, ARGV[2], sub(operation, 13, 20) .. result, 'newest', struct.pack('>I8I8', number, expires))
       if number % 32 == 0 then
-        -- Results that are too old to be repeated, as begin_removing does it.
+        -- Delete results that are too old to be repeated, as begin_removing does.
         local old = {}
         for i = number - REPLAY_MAX - 31, number - REPLAY_MAX do old[#old + 1] = format('%.0f', i) end
         call('HDEL', OPERATIONS, unpack(old))

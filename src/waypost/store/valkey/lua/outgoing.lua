@@ -1,12 +1,13 @@
--- outgoing: continuations and notices that steps of this queue decided and that have not been confirmed by their queue.
+-- outgoing: continuations and notices that steps of this queue decided and that their target queue has not confirmed.
 --
--- Arguments: 'outgoing', limit, age in milliseconds from which one is undeliverable | 'forwarded', ids.
--- Touches: queue, outgoing, messages, state, ready, due, waiting, dead, errors, journal, the keys of
--- chains, the keys of groups.
--- Invariant: a continuation leaves this hash only when its queue has it, or into the dead letters, `undeliverable`. So does
--- a message that waits for a chain whose queue cannot be reached; other notices end with the memory of their chain.
--- An entry is its time (8), the id of the message that was settled or began the chain (24), length of the queue (2), queue,
--- and a draft, or N and a packed notice.
+-- Arguments: 'outgoing', limit, age in milliseconds from which a continuation is undeliverable | 'forwarded', ids.
+-- Touches: queue, outgoing, messages, state, ready, due, waiting, dead, errors, journal, the keys of chains, the keys
+-- of groups.
+-- Invariant: a continuation is removed from this hash only when its queue has stored it, or into the dead letters,
+-- `undeliverable`. The same holds for a message that waits for a chain whose queue cannot be reached; other notices
+-- expire with their chain.
+-- An entry is its time (8), the id of the message that was settled or began the chain (24), length of the queue (2),
+-- queue, and a draft, or N and a packed notice.
 -- Reply to outgoing: id and entry of each.
 
 -- include moves
@@ -41,18 +42,20 @@ local function bury_draft(id, draft, target)
   end_message(s, 'dead', nil, {'undeliverable', '', 'queue ' .. target .. ' could not be reached'})
 end
 
--- A notice that has waited so long: true if it is given up.
+-- A notice of this age: true if it is given up.
 local function give_up(age, notice)
   if notice[4] == '' then return false end -- to this very queue: it only waits for the next client
   if notice[2] == 'watch' then
     news[#news + 1] = {kind = 'completed', id = notice[1], chain = notice[3], member = notice[4], failed = 'undeliverable'}
     return true
   end
-  -- A chain needs the notice of an end to finish, and a message that waits for it needs that of the chain: repeat it for long.
+  -- A chain needs the notice of an end to finish, and a message that waits for a chain needs the notice of the chain's
+  -- end: repeat them for long.
   return age >= COMPLETION_TTL_MS
 end
 
--- Age, whether it is a notice, and the draft or notice in an entry; nil if it cannot be read: then it stays, for `doctor`.
+-- Age, whether it is a notice, and the draft or notice in an entry; nil if it cannot be read: then the entry remains,
+-- for `doctor`.
 local function read_entry(packed)
   local at = struct_unpack('>I8', packed)
   local queue_length = struct_unpack('>H', packed, 33)
@@ -66,8 +69,8 @@ local function read_entry(packed)
 end
 
 local reply, buried, seen, read_count = {}, 0, {}, 0
--- Where there are more than one reply takes, each begins somewhere else: what cannot be delivered must not hide the rest, nor
--- must entries that cannot be read, of which one call reads a bounded number.
+-- If there are more entries than one reply has, each call begins at another cursor: entries that cannot be delivered,
+-- or cannot be read, must not prevent that the others are found. One call reads a bounded number.
 local cursor = length > limit and format('%.0f', now % 65536 * 40503 % 65536) or '0'
 local from_first = cursor == '0'
 repeat

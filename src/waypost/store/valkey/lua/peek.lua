@@ -2,10 +2,10 @@
 --
 -- Arguments: state, limit, cursor or '', then id, key, group and reason to filter by, each or ''.
 -- Touches: queue, messages, state, ready, due, leases, keys, waiting, dead, errors, completed, expires.
--- A page reads no more than SCANNED_MAX messages and about CHUNK_BYTES_MAX bytes, so a filter that matches nothing
--- cannot hold up the server: it may come back short or empty, with a cursor to go on from. A cursor is the last message seen and its score; of done, how many
--- were seen.
--- Reply: cursor or '', then score (and of one that lapses, behind a space, when), value, state and failure of each.
+-- A page reads at most SCANNED_MAX messages and about CHUNK_BYTES_MAX bytes, so that a filter without matches does not
+-- block the server: a page may be short or empty, with a cursor to continue from. A cursor is the last message seen and
+-- its score; for done messages, how many were seen.
+-- Reply: cursor or '', then score (and, if it lapses, a space and its expiry), value, state and failure of each.
 
 -- include moves
 -- include cursor
@@ -33,7 +33,7 @@ end
 
 if state == 'done' then
   local length = must_be('list', COMPLETED)
-  -- Newest first in the list, oldest first for the reader: count from the end.
+  -- The list has the newest first, the reply the oldest first: count from the end.
   local seen = cursor == '' and 0 or tonumber(cursor)
   local last = min(length, seen + SCANNED_MAX)
   -- The server walks along the list once for each part. Parts are small, because bodies may be large.
@@ -73,7 +73,7 @@ end
 
 local ids = want_id ~= '' and {want_id}
 if not ids and want_key ~= '' and state ~= 'dead' then
-  -- An unfinished message with a key has it, or is the successor of the one that has.
+  -- An unfinished message with a key is the owner of the key, or its next generation.
   must_be('hash', HOLDERS)
   local holder = call('HGET', HOLDERS, want_key) or ''
   ids = {sub(holder, 1, 24), sub(holder, 25, 48)}

@@ -1,17 +1,18 @@
--- poll: whether a claim of each of these queues may bring something, for a worker that has nothing to do in them. The
--- same step renews the registrations of its sleepers, and carries the worker's heartbeat and its candidacy.
+-- poll: whether a claim of each of these queues may return messages, for a worker that has nothing to do in them. The
+-- same step renews the registrations of the worker's sleepers, and stores its heartbeat and its candidacy as leader.
 --
--- KEYS: with a heartbeat workers, records, leader:<role>; then the key `queue` of each queue, whose others follow from it.
--- On a Cluster the queues of a call are of one slot, and `never` comes last.
--- Arguments: how many queues, how many keys come before theirs (3 with a heartbeat, otherwise 0), the worker's own channel or '',
--- then of a heartbeat name, record, time to live, how many workers are remembered, and how long it would lead ('': it does
--- not want to); then the sleeper of each queue or ''.
--- Touches: workers, records, leader:<role>, queue, ready, due, leases, outgoing, dead, sleepers, expires, the keys of groups.
--- Invariant: what it changes is how long something stays known. Foreign data is left to the claim, which reports it. The first
--- write removes: a store whose memory is full can be polled.
--- Reply: the store's time, {leader, token, how long it still leads} or {}, what was requested of the worker, then four numbers for each queue: 1 if it needs a
--- claim, 2 if its sleeper is in a blocking wait, 3 if both, otherwise 0; next due time or time at which a group's rate goes on, next lease
--- end, how long leases are (-1: none).
+-- KEYS: with a heartbeat workers, records, leader:<role>; then the key `queue` of each queue; the names of the other
+-- keys are derived from it. On a Cluster the queues of a call are in one slot, and `never` is last.
+-- Arguments: how many queues, how many keys precede theirs (3 with a heartbeat, otherwise 0), the worker's own channel
+-- or '', then of a heartbeat name, record, time to live, how many workers are remembered, and how long it would lead
+-- ('': it is no candidate); then the sleeper of each queue or ''.
+-- Touches: workers, records, leader:<role>, queue, ready, due, leases, outgoing, dead, sleepers, expires, the keys of
+-- groups.
+-- Invariant: it only changes how long registrations last. Foreign data is reported by the claim. The first write
+-- removes: a store whose memory is full can be polled.
+-- Reply: the store's time, {leader, token, how long it still leads} or {}, what was requested of the worker, then four
+-- numbers for each queue: 1 if it needs a claim, 2 if its sleeper is in a blocking wait, 3 if both, otherwise 0; next
+-- due time or time at which a group's rate allows the next message, next lease end, the length of leases (-1: none).
 
 -- include register
 -- include leader
@@ -33,7 +34,7 @@ if before > 0 then
   if lead then reply[2] = elect(KEYS[3], name, lead, now) end
 end
 
--- The first score of a sorted set, false if it is empty, nil if it is something else.
+-- The first score of a sorted set, false if it is empty, nil if the key has another type.
 local function first_score(key)
   local first = redis.pcall('ZRANGE', key, 0, 0, 'WITHSCORES')
   if first.err then return nil end
@@ -45,7 +46,7 @@ local function number_of(command, key)
   return type(number) == 'number' and number or 1
 end
 
--- Whether a sleeper is registered, and whether as blocked. One whose time is half over is registered anew.
+-- Whether a sleeper is registered, and whether as blocked. A registration of which half of the time is over is renewed.
 local function renew(key, name)
   local found = redis.pcall('ZMSCORE', key, name, BLOCKED_MARK .. name)
   if found.err then return false, false end
@@ -72,14 +73,14 @@ for i = 1, many do
   local needed = fields.err or due == nil or lease == nil or (fields[1] and tonumber(fields[1]) > VERSION)
   if not needed then
     if fields[2] then rules = cmsgpack.unpack(fields[2]) end
-    -- A paused queue hands out nothing, but its messages lapse.
+    -- A paused queue hands out no messages, but its messages lapse.
     local paused = fields[3] == '1'
     if paused then due, lease = false, false end
     if expiry then due = due and min(due, expiry) or expiry end
     needed = number_of('HLEN', base .. 'outgoing') > 0 or (due and due <= now) or (lease and lease <= now)
     if not needed and not paused then
       if fields[4] == 'T' then
-        -- Ready messages of groups that cannot go on bring nothing, until a rate allows the next one.
+        -- Groups that cannot hand out their ready messages do not need a claim, until a rate allows the next one.
         local limited = first_score(base .. 'group_limited')
         needed = needed or number_of('ZCARD', base .. 'group_turns') > 0 or limited == nil or limited and limited <= now
         if limited and (not due or limited < due) then due = limited end
@@ -87,7 +88,7 @@ for i = 1, many do
         needed = needed or number_of('ZCARD', base .. 'ready') > 0
       end
     end
-    -- A claim brings leases to their length that were given before the clock was set back.
+    -- A claim shortens leases that were given before the clock was set back.
     if lease and rules.lease_ms and lease - now > rules.lease_ms then needed = true end
     if not needed and rules.dead_keep_ms then
       local dead = first_score(base .. 'dead')
@@ -106,6 +107,6 @@ for i = 1, many do
   reply[place + 2] = lease and max(0, lease - now) or -1
   reply[place + 3] = rules.lease_ms or -1
 end
--- Received by the worker itself: it proves that notifications arrive, without another request.
+-- The worker receives it itself: that proves that notifications arrive, without another request.
 if own_channel ~= '' then redis.pcall('PUBLISH', own_channel, '') end
 return reply

@@ -1,11 +1,12 @@
--- promote: make timers ready that are due, and end messages that have lapsed, as a claim does, for sleeping workers.
+-- promote: make timers ready that are due, and end messages that have lapsed, as a claim does, so that workers can
+-- sleep.
 --
--- Touches: queue, messages, state, ready, due, keys, waiting, dead, errors, journal, sleepers, outgoing, expires, window:<key>, the keys of
--- chains, the keys of groups.
--- Invariant: a bounded number; a paused queue lets its timers gather. A repeat only finds less to do.
+-- Touches: queue, messages, state, ready, due, keys, waiting, dead, errors, journal, sleepers, outgoing, expires,
+-- window:<key>, the keys of chains, the keys of groups.
+-- Invariant: a bounded number; the timers of a paused queue accumulate. A repeat only finds less to do.
 -- A timer whose record is damaged is set aside.
--- Reply: promoted, timers left, how late the oldest was, next due or next to lapse (-1: none), then the clients to wake and, behind a byte 1, what else
--- it did.
+-- Reply: promoted, timers left, how late the oldest was, next due or next to lapse (-1: none), then the clients to wake
+-- and, after a byte 1, the side effects.
 
 -- include moves
 

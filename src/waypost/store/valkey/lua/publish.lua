@@ -1,13 +1,13 @@
 -- publish: store messages, each once, in order; refuse all of them or none when the queue is full.
 --
--- Arguments: one packed draft each. First byte below 16: a plain one, priority and envelope (version, id, …).
--- From 32 on: the same, remembered by its arrival. Otherwise as drafts.lua reads it.
+-- Arguments: one packed draft each. First byte below 16: a plain one, priority and envelope (version, id, …). From 32
+-- on: the same, and its arrival is remembered. Otherwise as drafts.lua reads it.
 -- Touches: queue, messages, state, ready, due, keys, waiting, dead, errors, journal, sleepers, outgoing, arrivals,
 -- operations, window:<key>, the keys of chains, the keys of groups.
--- Invariant: one waiting message per key and at most one leased; the cap is never passed; nothing is written if full.
--- The first write is one that a full memory refuses.
+-- Invariant: one waiting message per key and at most one leased; `max_pending` is never exceeded; nothing is written if
+-- the queue is full. The first write is one that a full memory refuses.
 -- Reply: letters q queued, d delayed, r replaced, E extended by parking, and u duplicate, c conflict, e extended, each
--- followed by the id of the message concerned; then the sleepers to wake and, behind a byte 1, what else it did.
+-- followed by the id of the message concerned; then the sleepers to wake and, after a byte 1, the side effects.
 
 local first = first_result()
 if first then
@@ -22,7 +22,8 @@ for i = FIRST_ARGUMENT, #ARGV do
   if byte(ARGV[i], 1) >= 16 then plain = false break end
 end
 
--- The shortest way: plain drafts, no cap, bodies not journalled. Its first write is the one that a full memory refuses.
+-- The fast path: plain drafts, no `max_pending`, bodies not journalled. Its first write is one that a full memory
+-- refuses.
 if plain and not policy.max_pending and policy.journal ~= 'full' and not grouped then
   local values, scores, ids, length = {}, {}, {}, 0
   local heads = {} -- of journal items, by size and priority: most messages of a batch share one
@@ -45,7 +46,7 @@ if plain and not policy.max_pending and policy.journal ~= 'full' and not grouped
     end
     length = length + 2
   end
-  -- The first write shows by itself whether its key is ours, and of one message whether its id is new.
+  -- The first write itself shows whether its key has the right type, and for one message whether its id is new.
   local refused
   if length == 2 then
     refused = redis.pcall('HSETNX', MESSAGES, values[1], values[2])

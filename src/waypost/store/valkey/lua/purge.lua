@@ -1,10 +1,10 @@
--- purge: remove up to n messages of one state. Waiting ones end `cancelled`; dead letters and kept history just go.
+-- purge: remove up to n messages of one state. Waiting ones end `cancelled`; dead letters and kept history are deleted.
 --
 -- Arguments: state (ready, delayed, waiting, dead, done), limit, then ids of dead letters if only these are meant.
 -- Touches: queue, messages, state, ready, due, waiting, keys, dead, errors, completed, journal, outgoing, operations,
 -- window:<key>, the keys of chains, the keys of groups.
 -- Invariant: leased messages are never purged. The first write removes.
--- Reply: number removed and, behind a space, 1 if more are left; then the clients to wake and, behind a byte 1, the side
+-- Reply: number removed and, after a space, 1 if more are left; then the clients to wake and, after a byte 1, the side
 -- effects.
 
 -- include moves

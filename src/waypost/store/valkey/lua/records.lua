@@ -1,8 +1,8 @@
 -- records: a page of the shared records of one kind, the newest first, or those of some names. Writes nothing.
 --
 -- KEYS: as in save_record.
--- Arguments: how many at most, creation and name of the record that the page before ended with or '' and '', then names if only
--- these are meant.
+-- Arguments: how many at most, creation and name of the last record of the previous page or '' and '', then names if
+-- only these are wanted.
 -- Touches: shared, shared data.
 -- Invariant: no record that has expired is shown.
 -- Reply: the store's time, creation and name of the last record if there are more, and names and packed records in turn.

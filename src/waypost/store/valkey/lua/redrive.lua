@@ -1,11 +1,13 @@
--- redrive: make dead letters claimable again, oldest first. Counts start anew, the token goes on.
+-- redrive: make dead letters claimable again, oldest first. Their counts start again, their tokens continue to grow.
 --
--- Arguments: limit, reason or '', cursor or '', then ids if only these are meant.
--- Touches: queue, messages, state, ready, due, waiting, keys, dead, errors, journal, sleepers, operations, window:<key>, the keys of groups.
--- Invariant: a key that is in use meanwhile keeps its letter dead, as `duplicate`. The first write removes.
--- A call reads no more than SCANNED_MAX letters. A cursor is the last letter seen that is still dead, and its score: the
--- next call goes on behind it. With a cursor and '0' it is not known yet whether more match.
--- Reply: '1' if more match and behind it the cursor or '', the ids made ready in one text, those left dead in another, then the sleepers to wake.
+-- Arguments: limit, reason or '', cursor or '', then ids if only these are wanted.
+-- Touches: queue, messages, state, ready, due, waiting, keys, dead, errors, journal, sleepers, operations,
+-- window:<key>, the keys of groups.
+-- Invariant: if its key is in use meanwhile, the letter stays dead, as `duplicate`. The first write removes.
+-- A call reads at most SCANNED_MAX letters. A cursor is the last letter seen that is still dead, and its score: the
+-- next call continues after it. A cursor with '0' means that it is not known yet whether more match.
+-- Reply: '1' if more match, followed by the cursor or '', the ids made ready in one text, the ids left dead in another,
+-- then the sleepers to wake.
 
 -- include moves
 -- include cursor
@@ -30,7 +32,7 @@ local by_id = #ARGV > FIRST_ARGUMENT + 2
 local function fits(id)
   local have = failure_of(id)[1]
   if reason ~= '' then return have == reason end
-  -- Without a filter, those left dead as duplicates would be chosen again and again.
+  -- Without a filter, dead letters that are duplicates are excluded: they would be chosen again and again.
   return by_id or have ~= 'duplicate'
 end
 
@@ -96,7 +98,7 @@ if #moved > 0 and policy.max_pending then
   local over = min(#moved, waiting - policy.max_pending)
   if over > 0 then call('HINCRBY', QUEUE, 'over_cap', over) end
 end
--- All that was seen has moved: the next call begins where this one did.
+-- All letters that were seen have moved: the next call begins where this one did.
 local next_cursor = at_end and '' or cursor
 for i = at_end and 0 or #seen, 1, -1 do
   if not gone[seen[i][1]] then

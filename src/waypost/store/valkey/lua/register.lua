@@ -1,8 +1,10 @@
--- register: how a worker is remembered for a while.
+-- register: the list of workers, whose entries expire.
 --
--- KEYS, in a slot of their own: 1 workers zset, name by the end of its time; 2 records hash, name -> when it came
--- (8 bytes) and its record; and derived from the first, requests hash, name -> when (8 bytes) and what was requested of it.
--- Invariant: all of them name the same workers, a bounded number, and end with the last of them. The first write removes.
+-- KEYS, in a slot of their own: 1 workers zset, name by the time at which its entry expires; 2 records hash, name ->
+-- time of the record (8 bytes) and the record; and derived from the first, requests hash, name -> when (8 bytes) and
+-- what was requested of it.
+-- Invariant: all of them name the same workers, a bounded number, and expire with the last of them. The first write
+-- removes.
 
 local REGISTER, RECORDS = KEYS[1], KEYS[2]
 local REQUESTS = sub(KEYS[1], 1, -8) .. 'requests'

@@ -1,12 +1,14 @@
--- remove: remove a queue that is empty, with all that is kept of it.
+-- remove: remove a queue that is empty, with all its keys.
 --
 -- Touches: queue, messages, state, ready, due, leases, keys, waiting, dead, errors, journal, readers, sleepers, rate,
--- completed, outgoing, arrivals, schedules, expires, the keys of groups. Also chains, damaged and blocked. What is left: queue, with the last number of the
--- journal, when it was removed and by which operation; and arrivals. Both expire. Operations, windows, results, ends and finished
--- chains have a time to live of their own, and lie under other names in the next queue (OWN), so it sees none of them.
+-- completed, outgoing, arrivals, schedules, expires, the keys of groups. Also chains, damaged and blocked. What
+-- remains: queue, with the last number of the journal, when it was removed and by which operation; and arrivals. Both
+-- expire. Operations, windows, results, ends and finished chains have a time to live of their own, and a next queue of
+-- this name uses other key names (OWN), so it finds none of them.
 -- Invariant: nothing is removed while anything is left in the queue. The first write removes.
--- Reply: 1 if there was a queue, 2 if it was removed by this operation before and there is a new one, then how many are left of each: ready, delayed, waiting, leased, dead, schedules, outgoing,
--- chains, readers, damaged; nothing more if it was removed, or there was none.
+-- Reply: 1 if there was a queue, 2 if it was removed by this operation before and there is a new one, then how many are
+-- left of each: ready, delayed, waiting, leased, dead, schedules, outgoing, chains, readers, damaged; nothing more if
+-- it was removed, or there was none.
 
 local past = redis.pcall('HMGET', QUEUE, 'removed', 'gone')
 if past[1] and sub(past[1], 9) == sub(OPERATION, 13, 20) then return {past[2] and 1 or 2} end

@@ -3,7 +3,7 @@
 -- Arguments: id of the letter, one packed draft as for publish.
 -- Touches: queue, messages, state, ready, due, keys, waiting, dead, errors, journal, sleepers, arrivals, operations,
 -- window:<key>, the keys of chains, the keys of groups.
--- Invariant: the letter goes only if the message is stored, and nothing is published for a letter that is not there.
+-- Invariant: the letter is deleted only if the message is stored, and nothing is published if there is no such letter.
 -- Reply: as of publish; nothing if there is no such letter.
 
 local first = first_result()
@@ -24,7 +24,7 @@ if not call('ZSCORE', DEAD, letter) then return {} end
 makes = true
 edited_letter = letter
 local drafts = plan_drafts(FIRST_ARGUMENT + 1)
--- The message takes over how long its key is in use.
+-- The message inherits from the letter how long its key is in use.
 local replaced = state_of(letter, 'X')
 drafts[1].unique = replaced and floor(replaced.flags / 32) % 4
 local due_before = until_first(DUE)

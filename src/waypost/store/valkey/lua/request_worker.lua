@@ -1,4 +1,4 @@
--- request_worker: what a worker is to do; it learns of it with its next heartbeat.
+-- request_worker: store a request for a worker, which reads it with its next heartbeat.
 --
 -- KEYS: as in register.
 -- Arguments: name, request.
@@ -14,6 +14,6 @@ local name = ARGV[FIRST_ARGUMENT]
 if (tonumber(call('ZSCORE', REGISTER, name) or '') or 0) <= now then return 0 end
 call('HDEL', REQUESTS, name)
 call('HSET', REQUESTS, name, now8 .. ARGV[FIRST_ARGUMENT + 1])
--- It ends with the workers: see register.
+-- It expires with the workers: see register.
 call('PEXPIRE', REQUESTS, max(call('PTTL', REGISTER), 1))
 return 1

@@ -1,8 +1,8 @@
--- reschedule: give timers another due time. Messages that wait for a retry are timers too.
+-- reschedule: change the due times of timers. Messages that wait for a retry are timers too.
 --
 -- Arguments: the due time in milliseconds or '', then the delay from now; then one target each: 'i' and an id, or 'k' and a key.
 -- Touches: queue, messages, state, ready, due, keys, journal, sleepers, operations, the keys of groups.
--- Invariant: only a message that is not due is moved. The first write removes.
+-- Invariant: only a message that is not due is changed. The first write removes.
 -- Reply: one letter each (m moved, d due already, u unknown), then the sleepers to wake.
 
 -- include moves

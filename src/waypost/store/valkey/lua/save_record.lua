@@ -1,4 +1,4 @@
--- save_record: save or remove a shared record, if it has the version that is expected.
+-- save_record: save or remove a shared record, if it has the expected version.
 --
 -- KEYS, in a slot of their own: 1 names of this kind by creation (zset); 2 data hash, name -> version (8) creation (8) expiry
 -- or 0 (8) and the data.
@@ -6,7 +6,7 @@
 -- the data unless the record is to be removed.
 -- Touches: shared, shared data.
 -- Invariant: both keys name the same records, a bounded number. The version of a record grows with each save, and is no
--- smaller than the store's time: so a record that was removed and made again does not have an earlier version.
+-- smaller than the store's time: so a record that was removed and created again has a greater version.
 -- Reply: the store's time, 1 if the record is as wanted now, and the packed record or ''.
 
 local SHARED, SHARED_DATA = KEYS[1], KEYS[2]

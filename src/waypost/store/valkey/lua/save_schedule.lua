@@ -1,11 +1,11 @@
--- save_schedule: write a schedule if it is as the caller saw it.
+-- save_schedule: write a schedule if it is still as the caller read it.
 --
--- Arguments: key, the version that was seen or '' for none, the next fire that was seen or '', the packed schedule.
+-- Arguments: key, the version that was read or '' for none, the next fire that was read or '', the packed schedule.
 -- Touches: schedules, queue.
 -- A schedule: next_ms due_ms last_ms fires missed (8 bytes each, 0: none) flags (1: 1 paused, 2 has a state), length (1) and
 -- text of its version, length (4) and bytes of its state if it has one, then the spec. State and spec are not read.
--- Invariant: what another client changed or fired meanwhile is not overwritten; what was counted stays.
--- Reply: '1' or '0' (did it happen), the schedule as it is now or ''.
+-- Invariant: a change or a fire by another client in the meantime is not overwritten; counters are kept.
+-- Reply: '1' or '0' (whether it was written), the schedule as it is now or ''.
 
 open_queue()
 local SCHEDULES = BASE .. 'schedules'

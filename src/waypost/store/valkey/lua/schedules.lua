@@ -1,7 +1,7 @@
--- schedules: the schedules of a queue, and what time it is. Writes nothing.
+-- schedules: the schedules of a queue, and the store's time. Writes nothing.
 --
 -- Touches: schedules.
--- Reply: now, then key and packed schedule by turns.
+-- Reply: now, then alternately key and packed schedule.
 
 open_queue()
 local SCHEDULES = BASE .. 'schedules'

@@ -1,15 +1,16 @@
 -- settle: end deliveries, each as its handler decided, if its token and nonce still hold the lease.
 --
--- Arguments: the plain dones, id (24) L token (4) nonce (12) each in one text, or ''; the limit of the claim that follows in
--- the same flush, or 0: so many sleepers fewer are woken; and if not all are plain dones one packed settlement each:
--- id, token and nonce as above, outcome (1), after (8), result TTL (8), lengths of reason (2), error type (2), error (4)
--- and result (4), 1 if there is a result (1), number of continuations (1), the texts, and each continuation as
--- id (24), lengths of queue (2) and draft (4), queue, draft.
+-- Arguments: the plain dones, id (24) L token (4) nonce (12) each in one text, or ''; the limit of the claim that
+-- follows in the same flush, or 0: that many fewer sleepers are woken; and, if not all are plain dones, one packed
+-- settlement each: id, token and nonce as above, outcome (1), after (8), result TTL (8), lengths of reason (2), error
+-- type (2), error (4) and result (4), 1 if there is a result (1), number of continuations (1), the texts, and each
+-- continuation as id (24), lengths of queue (2) and draft (4), queue, draft.
 -- Touches: queue, messages, state, ready, due, leases, keys, waiting, dead, errors, completed, journal, sleepers,
 -- outgoing, operations, window:<key>, result:<id>, the keys of chains, the keys of groups.
--- Invariant: a stale token or nonce changes nothing. Dead, done and dropped are final. What a handler sends on is
--- recorded in the same step as its end. The first write removes, so that a full store can be drained.
--- Reply: one letter per settlement, then the sleepers and waiters to wake and, behind a byte 1, what else it did.
+-- Invariant: a stale token or nonce changes nothing. Dead, done and dropped are final. The messages that a handler
+-- forwards are recorded in the same step as the end of its message. The first write removes, so that a full store can
+-- be drained.
+-- Reply: one letter per settlement, then the sleepers and waiters to wake and, after a byte 1, the side effects.
 
 local first = first_result()
 if first then
@@ -24,8 +25,8 @@ must_be('zset', DUE)
 must_be('hash', HOLDERS)
 if policy.completed_max > 0 then must_be('list', COMPLETED) end
 
--- Whether a state has a failed attempt, a flag or a key: the numbers of all, byte by byte, without making texts.
--- Nil if the state cannot be read.
+-- Whether a state has a failed attempt, a flag or a key: the numbers of all of these, read byte by byte without
+-- creating texts. Nil if the state cannot be read.
 local function has_more(state)
   if #state < 65 then return end
   local a1, a2, a3, a4, flags = byte(state, 34, 38)
@@ -41,9 +42,9 @@ end
 local plain = ARGV[FIRST_ARGUMENT]
 local statuses = {}
 local due_before, changes_places = nil, false
--- Of plain dones: their ids and states, and what `has_more` says of those that are held.
+-- Of plain dones: their ids and states, and the results of `has_more` for those whose lease is still held.
 local ids, states, more_of = {}, {}, {}
--- The shortest way: dones of which nothing but the event is left.
+-- The fast path: dones that leave only their event.
 local short = plain ~= '' and policy.completed_max == 0
 if plain ~= '' then
   for i = 1, #plain / 41 do ids[i] = sub(plain, i * 41 - 40, i * 41 - 17) end
@@ -72,11 +73,12 @@ if plain ~= '' then
     if statuses[i] then
       -- Lost.
     elseif more == nil then
-      -- Its record is damaged: whether others wait for its end, or its key has an heir, cannot be known.
+      -- Its record is damaged: whether others wait for its end, or its key has a next generation, cannot be known.
       unreadable[#unreadable + 1] = id
       statuses[i] = 'l'
     elseif slow or more then
-      -- Its key may have an heir, its failures are on record, others wait for it, or it is kept: the long way.
+      -- Its key may have a next generation, its failures are recorded, others wait for it, or it is kept: the general
+      -- path.
       if not changes_places then
         must_be('zset', WAITING)
         must_be('zset', DEAD)
@@ -187,7 +189,7 @@ else
     if policy.no_tracebacks then error_text = without_traceback(error_text) end
     if outcome == 'dead' then
       if reason == 'retries_exhausted' or reason == 'retry_policy_failed' then
-        -- It was a failure of the handler that ended it, and the letter counts that one too.
+        -- A failure of the handler ended it, and the dead letter counts that failure, too.
         s.attempts = s.attempts + 1
         pack_state(s)
       end

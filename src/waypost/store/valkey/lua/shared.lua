@@ -1,6 +1,6 @@
--- shared: what most scripts need beside the base, but not the shortest way of publish, which includes it behind that. Every
--- other script has it right behind the base.
--- Invariant: a record that cannot be used is set aside once, and arrivals are forgotten in bounded numbers.
+-- shared: functions that most scripts need in addition to base, but not the fast path of publish, which includes them
+-- after it. Every other script has them directly after base.
+-- Invariant: a record that cannot be used is set aside once, and arrivals are deleted in bounded numbers.
 
 local damaged = {} -- ids that this step set aside
 
@@ -30,8 +30,8 @@ local function bulk(command, key, list, length)
   for i = 1, length, 1000 do call(command, key, unpack(list, i, min(i + 999, length))) end
 end
 
--- Remember what arrived, times and ids by turns, and forget what arrived long ago: a bounded number, more than one step can
--- add. The set ends with the last of them. The first write removes.
+-- Store arrivals, alternately times and ids, and delete arrivals that have expired: a bounded number, more than one
+-- step can add. The set expires with the last of them. The first write removes.
 local function remember_arrivals(arrivals, length)
   local old = call('ZRANGEBYSCORE', ARRIVALS, '-inf', now, 'LIMIT', 0, ARRIVALS_FORGOTTEN_MAX)
   call('ZREM', ARRIVALS, '', unpack(old))

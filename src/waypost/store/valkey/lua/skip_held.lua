@@ -1,4 +1,4 @@
--- skip_held: let the next message of an ordered group pass the delayed one that holds it.
+-- skip_held: let the next message of an ordered group pass the delayed message that holds the group.
 --
 -- Arguments: group.
 -- Touches: queue, messages, state, ready, due, leases, waiting, journal, sleepers, operations, the keys of groups.

@@ -3,8 +3,9 @@
 -- KEYS: sleepers, unblock.
 -- Arguments: sleeper.
 -- Touches: sleepers, unblock:<sleeper>.
--- Invariant: a sleeper that is registered under its own name has not been notified since its last claim, so what is in the
--- list is from an earlier wait, and is deleted. One that is not was notified meanwhile: its blocking read ends at once.
+-- Invariant: a sleeper that is registered under its own name has not been notified since its last claim, so an element
+-- of the list is from an earlier wait, and is deleted. If it is not registered, it was notified meanwhile: its blocking
+-- read ends at once.
 -- Reply: 1 if it waits, otherwise 0.
 
 local registered_until = redis.call('ZSCORE', KEYS[1], ARGV[1])

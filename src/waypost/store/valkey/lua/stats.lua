@@ -3,8 +3,8 @@
 -- Arguments: how many of the last minutes to show.
 -- Touches: queue, ready, due, leases, waiting, dead, sleepers, readers, state, messages.
 -- Reply: now, paused, counts, ready, delayed, waiting, leased, dead kept, ages of the oldest ready and leased message,
--- next due, next lease end (-1: none), sleepers, readers, minutes, records that were set aside as damaged, messages accepted past the cap,
--- packed changes of the settings or ''.
+-- next due, next lease end (-1: none), sleepers, readers, minutes, records that were set aside as damaged, messages
+-- accepted beyond `max_pending`, packed changes of the settings or ''.
 
 -- include moves
 
@@ -19,8 +19,8 @@ must_be('zset', DEAD)
 must_be('zset', SLEEPERS)
 must_be('hash', READERS)
 
--- The oldest message of each priority stands first in it, but a reclaimed one may be younger than what follows: look
--- at the head of both parts.
+-- The oldest message of each priority is the first of it, but a reclaimed one may be younger than the next: read the
+-- first of both parts.
 local oldest
 local function look(from, to)
   local ids = call('ZRANGEBYSCORE', READY, format('%.0f', from), format('(%.0f', to), 'LIMIT', 0, 1)
@@ -43,7 +43,8 @@ if #held > 0 then
   end
 end
 
--- All but the entry that ends last and those of workers that poll again soon, which end first: a bounded number of them.
+-- All except the entry that ends last and those of workers that poll again soon, which end first: a bounded number of
+-- them.
 local from = '(' .. format('%.0f', now)
 local sleepers = call('ZCOUNT', SLEEPERS, from, '+inf')
 local first_to_end = call('ZRANGEBYSCORE', SLEEPERS, from, '+inf', 'LIMIT', 0, SCANNED_MAX)

@@ -1,9 +1,9 @@
--- trigger_schedule: publish the message of a schedule now, beside its instants.
+-- trigger_schedule: publish the message of a schedule now, in addition to its regular fires.
 --
 -- Arguments: key, one packed draft as for publish.
 -- Touches: schedules, queue, messages, state, ready, due, keys, waiting, errors, journal, sleepers, arrivals, operations,
 -- window:<key>, the keys of chains, the keys of groups.
--- Invariant: nothing is published for a schedule that is not there. Reply: as of publish; nothing if there is none.
+-- Invariant: nothing is published if there is no such schedule. Reply: as of publish; nothing if there is none.
 
 local first = first_result()
 if first then

@@ -3,7 +3,7 @@
 -- KEYS: unblock.
 -- Arguments: the value by which the waiter recognises this unblock.
 -- Touches: unblock:<sleeper>.
--- Invariant: an unblock that comes after its wait has ended is deleted when the sleeper starts its next wait.
+-- Invariant: an unblock that arrives after its wait has ended is deleted when the sleeper starts its next wait.
 -- Reply: nothing.
 
 redis.call('RPUSH', KEYS[1], ARGV[1])

@@ -1,4 +1,4 @@
--- unregister: a worker that stops is forgotten at once.
+-- unregister: remove a worker that stops from the list of workers, before its entry expires.
 --
 -- KEYS: as in heartbeat.
 -- Arguments: name.

@@ -2,11 +2,11 @@
 --
 -- Invariant: called after writes, so it never fails: a sleeper that is not woken finds its messages at its safety poll.
 
--- Remove up to `number` sleepers from the record, the last registered first; '*' if the record is lost.
+-- Remove up to `number` sleepers from the list, the last registered first; '*' if the list is lost.
 local function choose_sleepers(number)
   if number == 0 or paused then return {} end
   number = min(number, CHUNK_MESSAGES_MAX)
-  -- Called after writes, so it must not fail: where the memory is not ours, everybody is woken as if it were gone.
+  -- Called after writes, so it must not fail: if the key has another type, all workers are woken, as if it were absent.
   local found = redis.pcall('ZREVRANGE', SLEEPERS, 0, number + 1, 'WITHSCORES')
   if found.err then return {'*'} end
   local names, known = {}, false
@@ -14,8 +14,8 @@ local function choose_sleepers(number)
     local name = found[i]
     if tonumber(found[i + 1]) <= now then break end
     if byte(name) == 126 then
-      -- A worker polls again so soon that it takes a few messages anyway. One that promises it for longer
-      -- than it can was there before the clock was set back.
+      -- A worker polls again so soon that it finds a few messages without a notification. An entry that is further in
+      -- the future than a worker may announce is from before the clock was set back.
       if number <= POLL_SOON_MESSAGES_MAX and tonumber(found[i + 1]) <= now + POLL_SOON_MS_MAX then return {} end
     else
       known = true
@@ -28,7 +28,8 @@ local function choose_sleepers(number)
     return {'*'}
   end
   if #names > 0 and number <= POLL_SOON_MESSAGES_MAX and #found == 2 * (number + 2) then
-    -- There may be more. Workers that poll again soon are at the other end: their entries last milliseconds, not a minute.
+    -- There may be more sleepers. Workers that poll again soon are at the other end: their entries last milliseconds,
+    -- not a minute.
     local soon = call('ZRANGEBYSCORE', SLEEPERS, '(' .. format('%.0f', now), now + POLL_SOON_MS_MAX, 'LIMIT', 0, 64)
     for i = 1, #soon do
       if byte(soon[i]) == 126 then return {} end
@@ -38,9 +39,9 @@ local function choose_sleepers(number)
   return names
 end
 
--- Which sleepers to wake for what a step made claimable. They are woken here: those in a blocking wait by a push to their
--- list, the others by a notification on the channel <base>ready. One that cannot be sent is no failure: it costs the sleeper
--- a safety poll. Returns the names that were notified.
+-- Wake sleepers for messages that a step made claimable: those in a blocking wait by a push to their list, the others
+-- by a notification on the channel <base>ready. A notification that cannot be sent is no failure: the sleeper finds its
+-- messages at its next safety poll. Returns the names that were notified.
 local function wake(number)
   local names, notified = choose_sleepers(number), {}
   for i = 1, #names do

@@ -2,11 +2,15 @@
 --
 -- Arguments: 'watch' or 'watch_chain', id, name of the waiter or ''; or 'result' or 'links' and an id.
 -- Touches: queue, messages, state, errors, result:<id>, the keys of chains.
--- Invariant: the end of a message finds its waiters: its state has the flag that it is awaited. The first write removes.
--- Reply to watch: status or '', then of a dead letter its failure; how it ended if it is known, its result if it has one.
--- Reply to result: what is kept, or nothing.
--- Reply to watch_chain: nothing if it is unknown, or the number of open members, '' or member NUL reason of its failure, last member.
--- Reply to links: its chain or '', the reply to watch_chain, then open members of that chain, watchers and blockers, each a list.
+-- Invariant: the end of a message finds its waiters: its state has the flag that it is awaited. The first write
+-- removes.
+-- Reply to watch: status or '', then of a dead letter its failure; how it ended if that is known, its result if it has
+-- one.
+-- Reply to result: the kept result, or nothing.
+-- Reply to watch_chain: nothing if it is unknown, or the number of open members, '' or member NUL reason of its
+-- failure, last member.
+-- Reply to links: its chain or '', the reply to watch_chain, then open members of that chain, watchers and blockers,
+-- each a list.
 
 -- include moves
 
@@ -22,20 +26,21 @@ must_be('hash', STATE)
 must_be('hash', ERRORS)
 local verb, id, waiter = ARGV[FIRST_ARGUMENT], ARGV[FIRST_ARGUMENT + 1], ARGV[FIRST_ARGUMENT + 2]
 
--- Waiters that have expired are removed in passing.
+-- Register a waiter; expired waiters are removed at the same time.
 local function register(key)
   call('ZREMRANGEBYSCORE', key, '-inf', now)
   call('ZADD', key, now + WAITER_TTL_MS, waiter)
   call('PEXPIRE', key, WAITER_TTL_MS)
 end
 
--- Nothing if there is no such chain, or the number of its open members, its failure and its last member.
+-- Nothing if there is no such chain, or the number of its open members, its failure and its last member. The result of a
+-- chain that is complete is that of a member that sent nothing on.
 local function chain_state(key)
   must_be('hash', key)
-  local fields = call('HMGET', key, 'until', 'open', 'failed', 'last')
+  local fields = call('HMGET', key, 'until', 'open', 'failed', 'last', 'last_leaf')
   local open = tonumber(fields[2] or '')
   if not open or (tonumber(fields[1] or 0) or 0) <= now then return {} end
-  return {open, fields[3] or '', fields[4] or ''}
+  return {open, fields[3] or '', open == 0 and fields[5] or fields[4] or ''}
 end
 
 if verb == 'watch_chain' then
@@ -52,7 +57,7 @@ if verb == 'links' then
   must_be('set', blockers)
   local s, state, members = state_of(id), chain_state(key), {}
   if state[1] then
-    -- A part of a large hash is enough: the first of very many members are listed. A member's name has a slash.
+    -- A part of a large hash is enough: at most LINKS_MAX members are listed. A member's name has a slash.
     local fields = call('HSCAN', key, '0', 'COUNT', LINKS_MAX * 2)[2]
     for i = 1, #fields, 2 do
       if string.find(fields[i], '/', 1, true) and (tonumber(fields[i + 1]) or 0) > 0 and #members < LINKS_MAX then

@@ -3,7 +3,7 @@
 -- KEYS: as in heartbeat.
 -- Arguments: how many to show at most.
 -- Touches: workers, records.
--- Reply: names, the ends of their times, their records, and what was requested of them, side by side.
+-- Reply: names, the times at which their entries expire, their records, and what was requested of them, side by side.
 
 -- include register
 
