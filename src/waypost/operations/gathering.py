@@ -231,7 +231,8 @@ class Line(Generic[Item, Result]):
         if lead is not self._lead:
             return  # the line no longer waits for this call
         self._owner, self._lead = 0, None
-        self._let_first_lead()
+        if self._waiting:
+            self._let_first_lead()
 
     def _let_first_lead(self) -> None:
         for index, place in enumerate(self._waiting):
