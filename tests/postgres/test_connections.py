@@ -176,6 +176,23 @@ class TestSchema:
             PostgresStore.from_url(url, namespace=namespace).connect(start_timeout=5)
 
 
+@pytest.mark.promise("STORE-5")
+def test_a_call_that_ends_after_the_close_keeps_no_connection(server: PostgresServer, namespace: str) -> None:
+    store = PostgresStore.from_url(server.url, namespace=namespace)
+    executor: Any = store.connect(start_timeout=5)
+    executor.close()
+    assert executor.run(store.queues()) == []
+    assert not executor._idle
+
+    async def live() -> int:
+        executor: Any = await store.connect_async(start_timeout=5)
+        await executor.close()
+        assert await executor.run(store.queues()) == []
+        return len(executor._idle)
+
+    assert asyncio.run(live()) == 0
+
+
 class Interrupted(BaseException):
     """What a signal handler raises."""
 

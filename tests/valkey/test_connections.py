@@ -419,6 +419,42 @@ def test_a_client_works_after_a_cancelled_call(server: ValkeyServer) -> None:
     assert balance == 0
 
 
+@pytest.mark.promise("STORE-5")
+def test_a_call_that_ends_after_the_close_returns_its_connection(server: ValkeyServer, raw: Any, mode: str) -> None:
+    name, store = fresh_namespace(), ValkeyStore.from_url(server.url)
+    own = ValkeyStore.from_url(f"{server.url}?client_name={name}")
+
+    async def scenario() -> None:
+        pool = untyped(redis.asyncio.BlockingConnectionPool)(
+            port=server.port, password=server.password, max_connections=1, timeout=5
+        )
+        client = redis.asyncio.Redis(connection_pool=pool)
+        for opened in (own, ValkeyStore.from_client(client)):
+            executor = await opened.connect_async(start_timeout=3)
+            await executor.close()
+            await executor.run(store.queues())
+            await executor.run_many([store.queues(), store.queues()])
+        assert await client.ping()
+        await client.aclose()
+        await pool.disconnect()
+
+    if mode == "async":
+        asyncio.run(scenario())
+    else:
+        pool = untyped(redis.BlockingConnectionPool)(
+            port=server.port, password=server.password, max_connections=1, timeout=5
+        )
+        client = redis.Redis(connection_pool=pool)
+        for opened in (own, ValkeyStore.from_client(client)):
+            executor = opened.connect(start_timeout=3)
+            executor.close()
+            executor.run(store.queues())
+            executor.run_many([store.queues(), store.queues()])
+        assert client.ping()
+        pool.disconnect()
+    until(lambda: connections_named(raw, name) == 0, "the end of the connections")
+
+
 @pytest.mark.promise("STORE-5", "LEASE-14")
 def test_a_call_that_is_cancelled_before_its_connection_is_used_loses_none(
     server: ValkeyServer, monkeypatch: pytest.MonkeyPatch

@@ -190,6 +190,8 @@ class _Common:
         self._pid = os.getpid()
         #: Idle connections, with the time of their last use.
         self._idle: deque[tuple[Any, float]] = deque()
+        #: A call that was in progress at the close may still end, and must not keep a connection.
+        self._closed = False
         self._prepared = PreparedByConnection(are_ours=isinstance(source, UrlSource))
 
     def _check_process(self) -> None:
@@ -338,6 +340,8 @@ class PostgresExecutor(_Common):
         try:
             if not self._source.give(connection):
                 self._idle.append((connection, time.monotonic()))
+                if self._closed:
+                    self._close_idle()
         finally:
             self._places.release()
 
@@ -361,8 +365,13 @@ class PostgresExecutor(_Common):
         """Close the connections that are ours."""
         if self._pid != os.getpid():
             return  # the sockets belong to the parent
-        while self._idle:
-            self._idle.pop()[0].close()
+        self._closed = True
+        self._close_idle()
+
+    def _close_idle(self) -> None:
+        with suppress(IndexError):  # another thread may take the last one
+            while True:
+                self._idle.pop()[0].close()
 
 
 class AsyncPostgresExecutor(_Common):
@@ -485,6 +494,8 @@ class AsyncPostgresExecutor(_Common):
         try:
             if not await self._source.give_async(connection):
                 self._idle.append((connection, time.monotonic()))
+                if self._closed:
+                    await self._close_idle()
         finally:
             self._places.release()
 
@@ -508,5 +519,9 @@ class AsyncPostgresExecutor(_Common):
         """Close the connections that are ours."""
         if self._pid != os.getpid():
             return
+        self._closed = True
+        await self._close_idle()
+
+    async def _close_idle(self) -> None:
         while self._idle:
             await self._idle.pop()[0].close()
