@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
@@ -13,7 +14,15 @@ import pytest
 
 from tests.waiting import until, until_async
 from waypost import AsyncWaypost, Waypost
-from waypost.errors import InvalidInput, KeyInUse, OperationTooOld, OutcomeUnknown, QueueFull, StoreUnavailable
+from waypost.errors import (
+    InvalidInput,
+    KeyInUse,
+    OperationTooOld,
+    OutcomeUnknown,
+    QueueFull,
+    StoreUnavailable,
+    WaypostError,
+)
 from waypost.operations.gathering import Line, shares_calls
 from waypost.policy import CHUNK_BYTES_MAX, CHUNK_MESSAGES_MAX
 from waypost.store.port import Call
@@ -36,8 +45,10 @@ class HoldingStore:
         self.open.set()
         #: How many of these calls have been sent.
         self.sent = 0
-        #: What becomes of the next publishes: an exception is raised instead of sending, "cut" loses the reply.
+        #: What becomes of the next publishes: an exception is raised instead of sending, "cut" loses the reply, and
+        #: "stuck" holds one back until `unstuck`.
         self.faults: list[Exception | str | None] = []
+        self.unstuck = threading.Event()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
@@ -65,7 +76,7 @@ class HoldingExecutor:
         if call.name != self.store.verb:
             return self.inner.run(call)  # type: ignore[no-any-return]
         fault = self.store.next_fault()
-        assert self.store.open.wait(90)
+        assert (self.store.unstuck if fault == "stuck" else self.store.open).wait(90)
         result: T = self.inner.run(call)
         if fault == "cut":
             raise OutcomeUnknown("the reply was lost")
@@ -87,8 +98,9 @@ class AsyncHoldingExecutor:
         if call.name != self.store.verb:
             return await self.inner.run(call)  # type: ignore[no-any-return]
         fault = self.store.next_fault()
-        if not self.store.open.is_set():
-            await until_async(self.store.open.is_set)
+        gate = self.store.unstuck if fault == "stuck" else self.store.open
+        if not gate.is_set():
+            await until_async(gate.is_set)
         result: T = await self.inner.run(call)
         if fault == "cut":
             raise OutcomeUnknown("the reply was lost")
@@ -289,6 +301,34 @@ def test_a_publish_that_is_cancelled_in_line_is_not_sent(store: HoldingStore) ->
     run(store, test)
 
 
+def test_publishes_that_are_cancelled_in_line_are_not_searched_for(
+    store: HoldingStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thousands of tasks may be cancelled at once, as at the end of a program."""
+    compared = []
+
+    def compare(place: object, other: object) -> bool:
+        compared.append(other)
+        return place is other
+
+    monkeypatch.setattr("waypost.operations.gathering._Place.__eq__", compare, raising=False)
+
+    async def test(post: AsyncWaypost) -> None:
+        tasks = await held(store, post.publish("orders", 0))
+        tasks += [asyncio.ensure_future(post.publish("orders", number)) for number in range(1, 300)]
+        await asyncio.sleep(0)
+        for task in reversed(tasks[2:]):
+            task.cancel()
+        await asyncio.sleep(0)
+        store.open.set()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [isinstance(one, Published) for one in results] == [True] * 2 + [False] * 298
+        assert sorted((await bodies_of(post)).values()) == [0, 1]
+        assert len(compared) == 0
+
+    run(store, test)
+
+
 def test_one_that_is_cancelled_when_its_turn_comes_delays_no_other(store: HoldingStore) -> None:
     async def test(post: AsyncWaypost) -> None:
         tasks = await held(store, *(post.publish("orders", number) for number in range(4)))
@@ -351,6 +391,48 @@ def test_a_slow_call_is_overtaken(store: HoldingStore, monkeypatch: pytest.Monke
         store.open.set()
         assert len({one.id for one in await asyncio.gather(*tasks)}) == 3
         assert (await post.publish("orders", "next")).status == "queued"
+
+    run(store, test)
+
+
+def test_a_call_that_was_overtaken_delays_no_later_publish(
+    store: HoldingStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(post: AsyncWaypost) -> None:
+        monkeypatch.setattr("waypost.operations.gathering.OVERTAKE_SECONDS", 0.01)
+        store.faults = ["stuck"]
+        stuck = asyncio.ensure_future(post.publish("orders", "stuck"))
+        await until_async(lambda: store.sent == 1)
+        await post.publish("orders", "overtakes")
+        monkeypatch.setattr("waypost.operations.gathering.OVERTAKE_SECONDS", 3600.0)
+        await asyncio.wait_for(post.publish("orders", "next"), 30)
+        assert not stuck.done()
+        # When it ends at last, no other call is under way, or one that it does not end.
+        tasks = await held(store, *(post.publish("orders", number) for number in range(3)))
+        store.unstuck.set()
+        await stuck
+        assert store.sent == 4
+        store.open.set()
+        await asyncio.gather(*tasks)
+        assert (store.sent, (await post.ledger("orders")).published) == (5, 6)
+
+    run(store, test)
+
+
+class Uncopyable(WaypostError):
+    """An error with an argument that its copy does not get."""
+
+    def __init__(self, message: str, *, needed: int) -> None:
+        super().__init__(message)
+
+
+def test_an_error_that_cannot_be_copied_reaches_each_publish(store: HoldingStore) -> None:
+    async def test(post: AsyncWaypost) -> None:
+        store.faults = [None, "cut", Uncopyable("refused", needed=1)]
+        tasks = await held(store, *(post.publish("orders", number) for number in range(5)))
+        store.open.set()
+        results = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 30)
+        assert [type(one).__name__ for one in results] == ["Published"] + ["Uncopyable"] * 4
 
     run(store, test)
 
@@ -574,6 +656,54 @@ def test_a_thread_that_is_interrupted_before_its_call_holds_no_other_up(
         results = [future.exception(90) for future in futures]
         assert sorted(type(one).__name__ for one in results) == ["Interrupted", "NoneType", "NoneType", "NoneType"]
         assert post.ledger("orders").published == 3
+
+
+def interrupt_after(call: Callable[..., Any], *, thread: Callable[[], bool] = lambda: True) -> Callable[..., Any]:
+    """Return a function that calls another one and is then interrupted, once."""
+    interrupts = [True]
+
+    def interrupted(*arguments: Any, **named: Any) -> Any:
+        result = call(*arguments, **named)
+        if interrupts and thread():
+            interrupts.clear()
+            raise Interrupted
+        return result
+
+    return interrupted
+
+
+@pytest.mark.parametrize("place", ["Line.take", "_Batch", "_send", "_Place.end"])
+def test_no_thread_waits_for_good_for_one_that_is_interrupted(
+    store: HoldingStore, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    with Waypost(store=store) as post, ThreadPoolExecutor(4) as threads:
+        publishes = [lambda number=number: post.publish("orders", number) for number in range(4)]
+        futures = held_in_threads(store, threads, publishes_of(post), publishes)
+        owner, _, name = f"waypost.operations.gathering.{place}".rpartition(".")
+        attribute = getattr(importlib.import_module("waypost.operations.gathering"), place.partition(".")[0])
+        call = getattr(attribute, name) if "." in place else attribute
+        # The first of the places that end is the one that sends the others.
+        patched = interrupt_after(call, thread=lambda: place != "_Place.end" or store.sent == 2)
+        monkeypatch.setattr(f"{owner}.{name}", patched)
+        store.open.set()
+        results = [future.exception(30) for future in futures]
+        assert sorted(type(one).__name__ for one in results) == ["Interrupted", "NoneType", "NoneType", "NoneType"]
+        published = post.ledger("orders").published
+        assert published in (3, 4), "none is published twice, and only that of the interrupted thread may be missing"
+        assert published == len(list(post.messages("orders")))
+
+
+def test_a_thread_that_is_interrupted_when_it_may_send_delays_no_later_publish(
+    store: HoldingStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Waypost(store=store) as post, ThreadPoolExecutor(1) as interrupted, ThreadPoolExecutor(1) as threads:
+        monkeypatch.setattr("waypost.operations.gathering.Line.join", interrupt_after(Line.join))
+        assert isinstance(interrupted.submit(post.publish, "orders", 0).exception(30), Interrupted)
+        monkeypatch.setattr("waypost.operations.gathering.OVERTAKE_SECONDS", 0.0)
+        monkeypatch.setattr("waypost.operations.flow.TURN_SECONDS", 0.01)
+        threads.submit(post.publish, "orders", 1).result(30)
+        monkeypatch.setattr("waypost.operations.gathering.OVERTAKE_SECONDS", 3600.0)
+        threads.submit(post.publish, "orders", 2).result(30)
 
 
 def test_an_interrupted_thread_passes_its_call_on(store: HoldingStore) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from tests.fault.proxy import Proxy
 from waypost import AsyncWaypost, Waypost, errors
+from waypost.policy import CHUNK_MESSAGES_MAX
 from waypost.store.postgres import PostgresStore, migrate, sql
 from waypost.store.postgres.schema import VERSION
 from waypost.testing.bench import Bench, fresh_namespace
@@ -175,6 +176,33 @@ class TestSchema:
             PostgresStore.from_url(url, namespace=namespace).connect(start_timeout=5)
 
 
+@pytest.mark.promise("STORE-5")
+def test_a_call_that_ends_after_the_close_keeps_no_connection(server: PostgresServer, namespace: str) -> None:
+    store = PostgresStore.from_url(server.url, namespace=namespace)
+    executor: Any = store.connect(start_timeout=5)
+    executor.close()
+    assert executor.run(store.queues()) == []
+    assert not executor._idle
+
+    async def live() -> int:
+        executor: Any = await store.connect_async(start_timeout=5)
+        await executor.close()
+        assert await executor.run(store.queues()) == []
+        return len(executor._idle)
+
+    assert asyncio.run(live()) == 0
+
+
+class Interrupted(BaseException):
+    """What a signal handler raises."""
+
+
+def interrupted_bodies() -> Iterator[int]:
+    """Yield bodies for more than one part of a batch, and be interrupted while the first part is on its way."""
+    yield from range(CHUNK_MESSAGES_MAX)
+    raise Interrupted
+
+
 class TestPools:
     """The caller's own pool."""
 
@@ -199,6 +227,32 @@ class TestPools:
                 return (await post.stats("orders")).ledger.ready
 
         assert asyncio.run(live()) == 1
+
+    @pytest.mark.promise("STORE-5", "PUB-2")
+    def test_a_batch_that_is_interrupted_while_it_is_encoded_returns_its_connection(
+        self, server: PostgresServer, namespace: str
+    ) -> None:
+        # The server may store the first part or not; the only connection of the pool must be free for the next call.
+        options: dict[str, Any] = {"min_size": 1, "max_size": 1, "timeout": 10}
+        with (
+            psycopg_pool.ConnectionPool(server.url, open=True, **options) as pool,
+            Waypost(client=pool, namespace=namespace, start_timeout=10, retry_budget=0) as post,
+        ):
+            with pytest.raises(Interrupted):
+                post.publish_many("orders", interrupted_bodies())
+            assert post.publish("orders", "next").status == "queued"
+            assert post.ledger("orders").balance == 0
+
+        async def live() -> str:
+            async with (
+                psycopg_pool.AsyncConnectionPool(server.url, open=False, **options) as pool,
+                AsyncWaypost(client=pool, namespace=namespace, start_timeout=10, retry_budget=0) as post,
+            ):
+                with pytest.raises(Interrupted):
+                    await post.publish_many("orders", interrupted_bodies())
+                return (await post.publish("orders", "next")).status
+
+        assert asyncio.run(live()) == "queued"
 
     @pytest.mark.promise("STORE-5", "LEASE-14")
     def test_connections_closed_by_a_restart_are_discarded(self) -> None:

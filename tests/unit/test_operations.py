@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -98,6 +98,35 @@ def test_both_drivers_run_the_same_steps() -> None:
 
     assert drive(store.connect(start_timeout=1), flow()) == [[], [True, True], AttributeError]
     assert asyncio.run(awaited()) == [["a", "b"], [False, False], AttributeError]
+
+
+class InterruptedFlow(Generator[Any, Any, None]):
+    """A flow in a thread that is interrupted when the flow has returned a step, before that is run."""
+
+    def __init__(self, flow: Flow[None]) -> None:
+        self.flow = flow
+
+    def send(self, value: Any) -> Any:
+        self.flow.send(value)
+        raise KeyboardInterrupt
+
+    def throw(self, *error: Any) -> Any:
+        return self.flow.throw(*error)
+
+
+def test_an_interrupt_between_two_steps_ends_the_flow() -> None:
+    ended: list[bool] = []
+
+    def flow() -> Flow[None]:
+        try:
+            yield Sleep(0)
+        finally:
+            ended.append(True)
+
+    interrupted = InterruptedFlow(flow())
+    with pytest.raises(KeyboardInterrupt):
+        drive(ShakyStore().connect(start_timeout=1), interrupted)
+    assert ended == [True]
 
 
 # ---- the retry budget ----------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.waiting import until
-from waypost import Waypost
+from waypost import AsyncWaypost, Waypost
 from waypost.errors import (
     ConfigurationError,
     ForeignData,
@@ -32,7 +32,7 @@ from waypost.store.sqlite.connection import check_library
 from waypost.store.sqlite.executor import SqliteExecutor
 from waypost.store.sqlite.schema import ADDED, ADDED_INDEXES, ADDED_TABLES, TABLES, Spelling, prefix_of
 from waypost.testing.clock import ClockTime
-from waypost.values import Settlement
+from waypost.values import Published, Settlement
 
 
 @pytest.fixture
@@ -369,6 +369,24 @@ def test_a_closed_connection_raises_in_sync_and_async(path: Path) -> None:
             await executor.run(store.queues())
 
     asyncio.run(awaited())
+
+
+@pytest.mark.promise("PUB-11", "LEASE-14")
+def test_publishes_that_a_close_finds_in_line_fail_at_once(path: Path) -> None:
+    async def awaited() -> list[Published | BaseException]:
+        post = AsyncWaypost(f"sqlite:///{path}")
+        await post.open()
+        publishes = [asyncio.ensure_future(post.publish("orders", number)) for number in range(9)]
+        await asyncio.sleep(0)
+        await post.close()
+        # The retry budget of 120 s would let them wait for a connection that does not come back.
+        return await asyncio.wait_for(asyncio.gather(*publishes, return_exceptions=True), 60)
+
+    results = asyncio.run(awaited())
+    closed = [one for one in results if not isinstance(one, Published)]
+    assert closed
+    assert {type(one).__name__ for one in closed} == {"ConnectionClosed"}
+    assert all(isinstance(one, StoreUnavailable) and "connect again" in str(one) for one in closed)
 
 
 @pytest.mark.promise("CHAIN-2")

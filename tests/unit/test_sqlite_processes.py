@@ -12,6 +12,7 @@ from collections import Counter
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 
@@ -22,6 +23,7 @@ from waypost.policy import REPLAY_MAX
 from waypost.store.port import Call, Draft, Woken
 from waypost.store.sqlite import SqliteStore
 from waypost.store.sqlite import executor as executors
+from waypost.store.sqlite.executor import ConnectionHolder
 from waypost.store.sqlite.step import SqliteCall, Step
 from waypost.store.sqlite.turn_lock import turn_lock
 from waypost.testing.clock import ClockTime
@@ -309,6 +311,94 @@ def test_threads_write_in_the_order_in_which_they_came(tmp_path: Path) -> None:
     for thread in threads:
         thread.join(60)
     assert order == [0, 1, 2, 3, 4]
+
+
+class Interrupted(BaseException):
+    """What a signal handler raises in a thread."""
+
+
+class InterruptedMutex:
+    """A lock whose `with` statement is interrupted at its end, once."""
+
+    def __init__(self, mutex: Any) -> None:
+        self.mutex = mutex
+        self.interrupts = True
+
+    def __enter__(self) -> None:
+        self.mutex.acquire()
+
+    def __exit__(self, *ended: object) -> None:
+        self.mutex.release()
+        if self.interrupts:
+            self.interrupts = False
+            raise Interrupted
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_thread_that_is_interrupted_while_it_queues_for_its_turn_holds_no_other_up(
+    tmp_path: Path, busy: bool
+) -> None:
+    lock = turn_lock(str(tmp_path / "store.db"))
+    first = lock.acquire(60) if busy else None
+    lock._mutex = InterruptedMutex(lock._mutex)  # type: ignore[assignment]
+    with pytest.raises(Interrupted):
+        lock.acquire(60)
+    assert not lock._waiting
+    if first is not None:
+        lock.release(first)
+    assert lock._owner is None
+
+
+class ReleasedLate(ConnectionHolder):
+    """A holder that another thread closes for its own fork before the fork that closed it first has ended."""
+
+    closed_again = threading.Event()
+
+    def after_fork(self, *, in_child: bool) -> None:
+        super().after_fork(in_child=in_child)
+        if threading.current_thread() is threading.main_thread():
+            assert self.closed_again.wait(30)
+
+
+@pytest.mark.promise("LEASE-13")
+def test_two_threads_that_fork_at_the_same_time_release_every_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executors, "_holders", WeakSet())
+    holder, ended = ReleasedLate(lambda budget: sqlite3.connect(":memory:")), threading.Event()
+
+    def fork() -> None:
+        executors._before_fork()
+        holder.closed_again.set()
+        ended.wait(30)
+        executors._after_fork(False)
+
+    executors._before_fork()
+    other = threading.Thread(target=fork)
+    other.start()
+    executors._after_fork(False)
+    ended.set()
+    other.join(30)
+    assert not holder._lock.locked()
+
+
+@pytest.mark.promise("LEASE-13")
+def test_after_an_interrupt_before_a_fork_no_connection_is_locked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executors, "_holders", WeakSet())
+
+    class Interrupting(ConnectionHolder):
+        closed = 0
+
+        def before_fork(self) -> bool:
+            if Interrupting.closed == 7:
+                raise Interrupted
+            Interrupting.closed += 1
+            return super().before_fork()
+
+    holders = [Interrupting(lambda budget: sqlite3.connect(":memory:")) for _ in range(8)]
+    # What a hook raises is reported, and the process forks all the same.
+    with pytest.raises(Interrupted):
+        executors._before_fork()
+    executors._after_fork(False)
+    assert [holder._lock.locked() for holder in holders] == [False] * 8
 
 
 def test_a_turn_that_is_never_passed_on_ends_with_the_wait_of_the_next_thread(tmp_path: Path) -> None:

@@ -6,10 +6,11 @@ import asyncio
 import logging
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any, cast
 
+import hiredis
 import pytest
 import redis
 import redis.asyncio
@@ -28,6 +29,7 @@ from waypost.store.valkey.executor import check_server
 from waypost.store.valkey.sources import REPLY_TIMEOUT_SECONDS, UrlSource
 from waypost.testing.bench import Mode, Runner, fresh_namespace
 from waypost.testing.servers import ValkeyServer, free_port
+from waypost.values import Ledger, Published
 
 SECRET = "canary-hunter2"
 QUEUE = "orders"
@@ -256,6 +258,48 @@ def test_the_callers_own_asyncio_client_is_used_and_not_closed(server: ValkeySer
     assert asyncio.run(scenario())
 
 
+def check_replies(published: Sequence[Published], queues: Sequence[str], ledger: Ledger) -> None:
+    assert len({one.id for one in published}) == len(published) == 1_500
+    assert list(queues) == [QUEUE]
+    assert (ledger.published, ledger.ready, ledger.balance) == (1_500, 1_500, 0)
+
+
+@pytest.mark.promise("STORE-5")
+@pytest.mark.skipif(not hasattr(hiredis, "PushNotification"), reason="this hiredis takes what is pushed for a reply")
+def test_what_the_server_sends_without_a_request_is_no_reply(server: ValkeyServer, mode: str) -> None:
+    """The caller's connections track keys, so the server sends a notice for each key that was read and has changed."""
+
+    def track(connection: Any) -> None:
+        connection.on_connect()
+        connection.send_command("CLIENT", "TRACKING", "ON")
+        assert connection.read_response() in (b"OK", "OK")
+
+    async def track_async(connection: Any) -> None:
+        await connection.on_connect()
+        await connection.send_command("CLIENT", "TRACKING", "ON")
+        assert await connection.read_response() in (b"OK", "OK")
+
+    options: dict[str, Any] = {"port": server.port, "password": server.password, "protocol": 3}
+
+    async def scenario() -> None:
+        client = untyped(redis.asyncio.Redis)(**options, redis_connect_func=track_async)
+        async with AsyncWaypost(client=client, namespace=fresh_namespace(), retry_budget=0) as post:
+            published = [await post.publish(QUEUE, number) for number in range(5)]
+            published += await post.publish_many(QUEUE, range(1_495))
+            check_replies(published, await post.queues(), await post.ledger(QUEUE))
+        await client.aclose()
+
+    if mode == "async":
+        asyncio.run(scenario())
+        return
+    client = untyped(redis.Redis)(**options, redis_connect_func=track)
+    with Waypost(client=client, namespace=fresh_namespace(), retry_budget=0) as post:
+        published = [post.publish(QUEUE, number) for number in range(5)]
+        published += post.publish_many(QUEUE, range(1_495))
+        check_replies(published, post.queues(), post.ledger(QUEUE))
+    client.close()
+
+
 @pytest.mark.promise("STORE-5")
 def test_connections_are_returned_to_the_callers_pool(server: ValkeyServer) -> None:
     pool = untyped(redis.BlockingConnectionPool)(
@@ -373,6 +417,70 @@ def test_a_client_works_after_a_cancelled_call(server: ValkeyServer) -> None:
         published, balance = asyncio.run(scenario(proxy))
     assert 6 <= published <= 11
     assert balance == 0
+
+
+@pytest.mark.promise("STORE-5")
+def test_a_call_that_ends_after_the_close_returns_its_connection(server: ValkeyServer, raw: Any, mode: str) -> None:
+    name, store = fresh_namespace(), ValkeyStore.from_url(server.url)
+    own = ValkeyStore.from_url(f"{server.url}?client_name={name}")
+
+    async def scenario() -> None:
+        pool = untyped(redis.asyncio.BlockingConnectionPool)(
+            port=server.port, password=server.password, max_connections=1, timeout=5
+        )
+        client = redis.asyncio.Redis(connection_pool=pool)
+        for opened in (own, ValkeyStore.from_client(client)):
+            executor = await opened.connect_async(start_timeout=3)
+            await executor.close()
+            await executor.run(store.queues())
+            await executor.run_many([store.queues(), store.queues()])
+        assert await client.ping()
+        await client.aclose()
+        await pool.disconnect()
+
+    if mode == "async":
+        asyncio.run(scenario())
+    else:
+        pool = untyped(redis.BlockingConnectionPool)(
+            port=server.port, password=server.password, max_connections=1, timeout=5
+        )
+        client = redis.Redis(connection_pool=pool)
+        for opened in (own, ValkeyStore.from_client(client)):
+            executor = opened.connect(start_timeout=3)
+            executor.close()
+            executor.run(store.queues())
+            executor.run_many([store.queues(), store.queues()])
+        assert client.ping()
+        pool.disconnect()
+    until(lambda: connections_named(raw, name) == 0, "the end of the connections")
+
+
+@pytest.mark.promise("STORE-5", "LEASE-14")
+def test_a_call_that_is_cancelled_before_its_connection_is_used_loses_none(
+    server: ValkeyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executor, "IDLE_SECONDS", 0)
+
+    async def scenario() -> int:
+        pool = untyped(redis.asyncio.BlockingConnectionPool)(
+            port=server.port, password=server.password, max_connections=1, timeout=5
+        )
+        client = redis.asyncio.Redis(connection_pool=pool)
+        async with AsyncWaypost(client=client, namespace=fresh_namespace(), retry_budget=0) as post:
+            await post.publish(QUEUE, "first")
+            for turns in range(8):
+                running = asyncio.ensure_future(post.publish(QUEUE, "cancelled"))
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                running.cancel()
+                await asyncio.gather(running, return_exceptions=True)
+                assert (await post.publish(QUEUE, "next")).status == "queued"
+            balance = (await post.ledger(QUEUE)).balance
+        await client.aclose()
+        await pool.disconnect()
+        return balance
+
+    assert asyncio.run(scenario()) == 0
 
 
 # ---- how many ----------------------------------------------------------------------------------------------------

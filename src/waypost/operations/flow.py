@@ -36,7 +36,7 @@ from waypost.policy import (
     PolicyRecord,
 )
 from waypost.redaction import Redact
-from waypost.store.port import AsyncExecutor, Call, Executor, Store, Woken
+from waypost.store.port import AsyncExecutor, Call, ConnectionClosed, Executor, Store, Woken
 from waypost.values import Claimed, ObservedOutcome, SideEffect
 from waypost.views import Observed
 from waypost.wake.wakeups import NO_WAKEUPS, WakeEvent, Wakeups
@@ -172,6 +172,10 @@ def drive(executor: Executor, flow: Flow[T]) -> T:
                 step = flow.send(result)
     except StopIteration as stop:
         return stop.value  # type: ignore[no-any-return]
+    except BaseException:
+        # If it came between two steps, as a KeyboardInterrupt can, the flow has to give up what others wait for.
+        flow.close()
+        raise
 
 
 async def drive_async(executor: AsyncExecutor, flow: Flow[T]) -> T:
@@ -636,6 +640,8 @@ class RetryBudget:
     def pause(self, verb: str, error: Exception) -> Sleep:
         """Return the pause before the next attempt. Raises when the budget is used up."""
         self._reached = self._reached or isinstance(error, OutcomeUnknown)
+        if isinstance(error, ConnectionClosed):
+            raise self.give_up(verb, error) if self._reached else error
         remaining = self._deadline - self._context.monotonic()
         if remaining <= 0:
             raise self.give_up(verb, error) from error

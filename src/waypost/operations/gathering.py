@@ -57,18 +57,33 @@ class Shared(Protocol[Item, Result]):
         ...
 
 
+class _Lead:
+    """The right to send, passed on once: when the first attempt has ended, or by a caller that gives up earlier."""
+
+    __slots__ = ("_line", "_passed")
+
+    def __init__(self, line: Line[Any, Any]) -> None:
+        self._line = line
+        self._passed = False
+
+    def pass_on(self) -> None:
+        if not self._passed:
+            self._passed = True
+            self._line.next(self)
+
+
 class _Place(Turn, Generic[Item, Result]):
     """An item in line. Its wait ends with a result, an error, or the duty to send the next call."""
 
-    __slots__ = ("alone", "batch", "error", "gone", "item", "leads", "result")
+    __slots__ = ("alone", "batch", "error", "gone", "item", "lead", "result")
 
     def __init__(self, item: Item, future: asyncio.Future[None] | None) -> None:
         super().__init__(future)
         self.item = item
         self.result: Result | None = None
         self.error: Exception | None = None
-        #: Whether it is the first in line and sends the next call.
-        self.leads = False
+        #: Set if it is the first in line and sends the next call.
+        self.lead: _Lead | None = None
         #: A call that it must send, begun by itself or by a caller that was cancelled.
         self.batch: _Batch[Item, Result] | None = None
         #: Whether it is sent in a separate call: the store refused the call with all items.
@@ -77,9 +92,19 @@ class _Place(Turn, Generic[Item, Result]):
         self.gone = False
 
     @property
+    def leads(self) -> bool:
+        """Whether it sends the next call."""
+        return self.lead is not None
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether it has a result or an error, or must be sent alone."""
+        return self.alone or self.error is not None or self.result is not None
+
+    @property
     def is_decided(self) -> bool:
         """Whether its wait has ended."""
-        return self.alone or self.error is not None or self.result is not None or self.batch is not None
+        return self.is_answered or self.batch is not None
 
 
 class _Batch(Generic[Item, Result]):
@@ -108,28 +133,29 @@ class _Batch(Generic[Item, Result]):
 class Line(Generic[Item, Result]):
     """The items for one queue that wait for the call in progress."""
 
-    __slots__ = ("_lock", "_on_loop", "_owner", "_since", "_timer", "_under_way", "_waiting", "shared")
+    __slots__ = ("_lead", "_lock", "_on_loop", "_owner", "_since", "_timer", "_waiting", "shared")
 
     def __init__(self, shared: Shared[Item, Result], *, on_loop: bool) -> None:
         self.shared = shared
         self._on_loop = on_loop
         self._lock = threading.Lock()
-        #: Calls for which the line waits: one, unless the line did not wait any longer for a slow one.
-        self._under_way = 0
-        #: When the last of them began.
+        #: The right to send of the call for which the line waits: the newest one. An older call that is slow, or whose
+        #: thread was interrupted before it was sent, is not waited for any longer.
+        self._lead: _Lead | None = None
+        #: When that call began.
         self._since = 0.0
         #: The thread that sends: a publish that it makes meanwhile, as in a log handler, must not wait for itself.
         self._owner = 0
         self._waiting: list[_Place[Item, Result]] = []
         self._timer: asyncio.TimerHandle | None = None
 
-    def join(self, item: Item) -> _Place[Item, Result] | None:
-        """Return a place in line, or None if the caller can send its own call now."""
+    def join(self, item: Item) -> _Place[Item, Result] | _Lead:
+        """Return a place in line, or the right to send if the caller can send its own call now."""
         with self._lock:
-            if self._under_way == 0:
-                self._under_way = 1
+            if self._lead is None:
+                self._lead = lead = _Lead(self)
                 self._begin()
-                return None
+                return lead
             place: _Place[Item, Result] = _Place(item, self._future() if self._on_loop else None)
             # On an event loop nothing else of this thread runs until the first step of a call begins to wait.
             place.alone = not self._on_loop and self._owner == threading.get_ident()
@@ -137,19 +163,21 @@ class Line(Generic[Item, Result]):
                 self._waiting.append(place)
             return place
 
-    def next(self) -> None:
+    def next(self, lead: _Lead) -> None:
         """Let the first in line send the next call, because the call in progress has ended."""
         with self._lock:
-            self._next()
+            self._next(lead)
 
-    def take(self, first: _Place[Item, Result]) -> list[_Place[Item, Result]]:
-        """Return the places whose items fit into one call, beginning with this one. Equal keys stay in line."""
-        key_of, size_of = self.shared.key, self.shared.size
-        places, keys, room = [first], {key_of(first.item)}, CHUNK_BYTES_MAX - size_of(first.item)
+    def take(self, places: list[_Place[Item, Result]]) -> None:
+        """Add to the first place those whose items fit into one call with it. Equal keys stay in line."""
+        key_of, size_of, first = self.shared.key, self.shared.size, places[0]
+        keys, room = {key_of(first.item)}, CHUNK_BYTES_MAX - size_of(first.item)
         with self._lock:
             self._begin()
             left: list[_Place[Item, Result]] = []
             for place in self._waiting[:PLACES_READ_MAX]:
+                if place.gone:
+                    continue
                 key, size = key_of(place.item), size_of(place.item)
                 if size > room or len(places) == CHUNK_MESSAGES_MAX or (key is not None and key in keys):
                     left.append(place)
@@ -159,47 +187,63 @@ class Line(Generic[Item, Result]):
                         keys.add(key)
                     room -= size
             self._waiting[:PLACES_READ_MAX] = left
-        return places
 
     def withdraw(self, place: _Place[Item, Result]) -> None:
         """Withdraw the item of a cancelled caller: it is not sent, or its call continues without it."""
         with self._lock:
+            # A place in line is skipped later: to search the line for each of thousands of them would take seconds.
             place.gone = True
-            if place in self._waiting:
-                self._waiting.remove(place)
-            elif place.batch is not None:
+            if place.batch is not None:
                 self._hand_on(place.batch)
-            elif place.leads:
-                self._next()
+            elif place.lead is not None:
+                self._next(place.lead)
 
-    def hand_on(self, batch: _Batch[Item, Result]) -> None:
-        """Let another caller of the batch continue, because the sender was cancelled."""
+    def give_up(self, sender: _Place[Item, Result], places: Sequence[_Place[Item, Result]]) -> None:
+        """Let another caller of the call continue, because the sender was cancelled.
+
+        Without a call yet, each of the places is sent alone.
+        """
         with self._lock:
-            self._hand_on(batch)
+            sender.gone = True
+            if sender.batch is not None:
+                self._hand_on(sender.batch)
+                return
+            for place in places:
+                if place is not sender:
+                    place.alone = True
+                    if place in self._waiting:
+                        self._waiting.remove(place)
+                    place.end()
 
     def overtake(self, place: _Place[Item, Result]) -> bool:
         """Return whether this place, which has waited in a thread, no longer waits for the call under way."""
         with self._lock:
             if time.monotonic() - self._since >= OVERTAKE_SECONDS and place in self._waiting:
                 self._waiting.remove(place)
-                self._under_way += 1
-                self._since = time.monotonic()
-                place.leads = True
+                self._let_lead(place)
         return place.leads
 
     def _begin(self) -> None:
         self._since = time.monotonic()
         self._owner = threading.get_ident()
 
-    def _next(self) -> None:
-        self._owner = 0
+    def _next(self, lead: _Lead) -> None:
+        if lead is not self._lead:
+            return  # the line no longer waits for this call
+        self._owner, self._lead = 0, None
         if self._waiting:
-            self._lead(self._waiting.pop(0))
-        else:
-            self._under_way -= 1
+            self._let_first_lead()
 
-    def _lead(self, place: _Place[Item, Result]) -> None:
-        place.leads = True
+    def _let_first_lead(self) -> None:
+        for index, place in enumerate(self._waiting):
+            if not place.gone:
+                del self._waiting[: index + 1]
+                self._let_lead(place)
+                return
+        self._waiting.clear()
+
+    def _let_lead(self, place: _Place[Item, Result]) -> None:
+        place.lead = self._lead = _Lead(self)
         self._since = time.monotonic()
         place.end()
 
@@ -207,7 +251,10 @@ class Line(Generic[Item, Result]):
         # The store answers a repeat of an operation without doing it twice.
         batch.sending.may_have_run = True
         for place in batch.places:
-            if not place.gone and place.batch is None:
+            if place.is_answered:
+                place.end()
+        for place in batch.places:
+            if not place.gone and not place.is_decided:
                 place.batch = batch
                 place.end()
                 return
@@ -229,8 +276,7 @@ class Line(Generic[Item, Result]):
                 return
             left = OVERTAKE_SECONDS - (time.monotonic() - self._since)
             if left <= 0:
-                self._under_way += 1
-                self._lead(self._waiting.pop(0))
+                self._let_first_lead()
             self._timer = loop.call_later(max(left, 0.01), self._on_timer, loop)
 
 
@@ -252,21 +298,6 @@ class Lines(Generic[Item, Result]):
         return line
 
 
-class _Lead:
-    """The right to send, passed on once: when the first attempt has ended, or by a caller that gives up earlier."""
-
-    __slots__ = ("_line", "_passed")
-
-    def __init__(self, line: Line[Any, Any]) -> None:
-        self._line = line
-        self._passed = False
-
-    def pass_on(self) -> None:
-        if not self._passed:
-            self._passed = True
-            self._line.next()
-
-
 def shares_calls(context: ClientContext, key: str | None) -> bool:
     """Return whether a message with this key, or without one, may share a call.
 
@@ -280,8 +311,8 @@ def shares_calls(context: ClientContext, key: str | None) -> bool:
 def send_in_line(context: ClientContext, queue: str, item: Item, line: Line[Item, Result]) -> Flow[Result]:
     """Send one item, with others if a call is under way, and return its own result."""
     place = line.join(item)
-    if place is None:
-        lead = _Lead(line)
+    if isinstance(place, _Lead):
+        lead = place
         try:
             return (yield from _send_alone(context, queue, item, line.shared, lead.pass_on))
         finally:
@@ -294,31 +325,29 @@ def send_in_line(context: ClientContext, queue: str, item: Item, line: Line[Item
         except BaseException:
             line.withdraw(place)
             raise
-    if place.leads:
-        lead, places = _Lead(line), []
+    if place.lead is not None or place.batch is not None:
+        places = [place]
         try:
-            places = line.take(place)
-            if len(places) == 1:
-                return (yield from _send_alone(context, queue, item, line.shared, lead.pass_on))
-            place.batch = _Batch(line.shared, context, queue, places)
-            yield from _send(context, line, place, place.batch, lead.pass_on)
-        finally:
-            lead.pass_on()
             if place.batch is None:
-                _send_each_alone(places[1:])  # interrupted before there was a call
-    elif place.batch is not None:
-        yield from _send(context, line, place, place.batch, None)
+                line.take(places)
+                if len(places) > 1:
+                    place.batch = _Batch(line.shared, context, queue, places)
+            pass_on = None if place.lead is None else place.lead.pass_on
+            if place.batch is None:
+                return (yield from _send_alone(context, queue, item, line.shared, pass_on))
+            yield from _send(context, place, place.batch, pass_on)
+        except BaseException:
+            # A thread can be interrupted anywhere: no other caller may wait for it forever.
+            line.give_up(place, places)
+            raise
+        finally:
+            if place.lead is not None:
+                place.lead.pass_on()
     if place.alone:
         return (yield from _send_alone(context, queue, item, line.shared))
     if place.error is not None:
         raise place.error
     return place.result  # type: ignore[return-value]
-
-
-def _send_each_alone(places: Sequence[_Place[Any, Any]]) -> None:
-    for place in places:
-        place.alone = True
-        place.end()
 
 
 def _send_alone(
@@ -346,7 +375,6 @@ def _send_alone(
 
 def _send(
     context: ClientContext,
-    line: Line[Item, Result],
     sender: _Place[Item, Result],
     batch: _Batch[Item, Result],
     attempted: Callable[[], None] | None,
@@ -366,13 +394,17 @@ def _send(
                 place.alone = True
         else:
             for place in batch.places:
-                place.error = error if place is sender else copy.copy(error)
-    except BaseException:
-        sender.gone = True
-        line.hand_on(batch)
-        raise
+                place.error = error if place is sender else _copy_of(error)
     batch.sending.end()
     for place in batch.places:
         place.end()
     if woken is not None:
         context.wake_and_report(woken)
+
+
+def _copy_of(error: WaypostError) -> WaypostError:
+    """Return a copy of an error for another caller: each caller adds its own frames to the traceback."""
+    try:
+        return copy.copy(error)
+    except Exception:
+        return error  # an error of this class cannot be copied

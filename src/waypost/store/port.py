@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 import msgspec
 from msgspec import Struct
 
-from waypost.errors import InvalidInput, QueueFull
+from waypost.errors import InvalidInput, QueueFull, StoreUnavailable
 from waypost.identity import Operation
 from waypost.policy import (
     CHUNK_MESSAGES_MAX,
@@ -334,6 +334,10 @@ class Store(Protocol):
 
 
 # ---- what a store has besides its verbs ----------------------------------------------------------------------------
+
+
+class ConnectionClosed(StoreUnavailable):
+    """Raised when this side has closed the connection: it does not come back, so the call is not repeated."""
 
 
 class Executor(Protocol):

@@ -190,6 +190,8 @@ class _Common:
         self._pid = os.getpid()
         #: Idle connections, with the time of their last use.
         self._idle: deque[tuple[Any, float]] = deque()
+        #: A call that was in progress at the close may still end, and must not keep a connection.
+        self._closed = False
         self._prepared = PreparedByConnection(are_ours=isinstance(source, UrlSource))
 
     def _check_process(self) -> None:
@@ -270,7 +272,11 @@ class PostgresExecutor(_Common):
             try:
                 prepared = self._prepared.of(connection)
                 by_name = self._wait(connection, send(connection.pgconn, call, prepared))
-                following, advanced = next(coming, None), True
+                try:
+                    following, advanced = next(coming, None), True
+                except BaseException:
+                    self._discard(connection)  # interrupted with a reply in progress
+                    raise
                 result = self._wait(connection, receive(connection.pgconn))
                 if result.status not in _GOOD and _runs_again(result, prepared, by_name=by_name, first=True):
                     result = self._wait(connection, execute(connection.pgconn, call, prepared))
@@ -334,6 +340,8 @@ class PostgresExecutor(_Common):
         try:
             if not self._source.give(connection):
                 self._idle.append((connection, time.monotonic()))
+                if self._closed:
+                    self._close_idle()
         finally:
             self._places.release()
 
@@ -357,8 +365,13 @@ class PostgresExecutor(_Common):
         """Close the connections that are ours."""
         if self._pid != os.getpid():
             return  # the sockets belong to the parent
-        while self._idle:
-            self._idle.pop()[0].close()
+        self._closed = True
+        self._close_idle()
+
+    def _close_idle(self) -> None:
+        with suppress(IndexError):  # another thread may take the last one
+            while True:
+                self._idle.pop()[0].close()
 
 
 class AsyncPostgresExecutor(_Common):
@@ -414,7 +427,11 @@ class AsyncPostgresExecutor(_Common):
             try:
                 prepared = self._prepared.of(connection)
                 by_name = await self._wait(connection, send(connection.pgconn, call, prepared))
-                following, advanced = next(coming, None), True
+                try:
+                    following, advanced = next(coming, None), True
+                except BaseException:
+                    await self._discard(connection)
+                    raise
                 result = await self._wait(connection, receive(connection.pgconn))
                 if result.status not in _GOOD and _runs_again(result, prepared, by_name=by_name, first=True):
                     result = await self._wait(connection, execute(connection.pgconn, call, prepared))
@@ -477,6 +494,8 @@ class AsyncPostgresExecutor(_Common):
         try:
             if not await self._source.give_async(connection):
                 self._idle.append((connection, time.monotonic()))
+                if self._closed:
+                    await self._close_idle()
         finally:
             self._places.release()
 
@@ -500,5 +519,9 @@ class AsyncPostgresExecutor(_Common):
         """Close the connections that are ours."""
         if self._pid != os.getpid():
             return
+        self._closed = True
+        await self._close_idle()
+
+    async def _close_idle(self) -> None:
         while self._idle:
             await self._idle.pop()[0].close()

@@ -19,8 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar, cast
 
-from waypost.errors import StoreUnavailable, WaypostError
-from waypost.store.port import Call
+from waypost.errors import WaypostError
+from waypost.store.port import Call, ConnectionClosed
 from waypost.store.sqlite.chains import deliver_notices
 from waypost.store.sqlite.connection import is_full, map_error, open_file, retry_while_busy
 from waypost.store.sqlite.schema import Spelling
@@ -81,7 +81,11 @@ class ConnectionHolder:
         """Wait for the step in progress and close; return whether this worked."""
         if not self._lock.acquire(timeout=FORK_WAIT_SECONDS):
             return False
-        self._drop()
+        try:
+            self._drop()
+        except BaseException:
+            self._lock.release()
+            raise
         return True
 
     def after_fork(self, *, in_child: bool) -> None:
@@ -93,17 +97,28 @@ class ConnectionHolder:
 
 _holders: weakref.WeakSet[ConnectionHolder] = weakref.WeakSet()
 _inherited: list[sqlite3.Connection | None] = []
-_closed_for_fork: list[ConnectionHolder] = []
+
+
+class _ClosedForFork(threading.local):
+    """Those that the fork of this thread has closed. Another thread may fork at the same time."""
+
+    def __init__(self) -> None:
+        self.holders: list[ConnectionHolder] = []
+
+
+_closed_for_fork = _ClosedForFork()
 
 
 def _before_fork() -> None:
-    _closed_for_fork[:] = [holder for holder in list(_holders) if holder.before_fork()]
+    for holder in list(_holders):
+        if holder.before_fork():
+            _closed_for_fork.holders.append(holder)
 
 
 def _after_fork(in_child: bool) -> None:
-    for holder in _closed_for_fork:
+    closed, _closed_for_fork.holders = _closed_for_fork.holders, []
+    for holder in closed:
         holder.after_fork(in_child=in_child)
-    _closed_for_fork.clear()
 
 
 if hasattr(os, "register_at_fork"):
@@ -184,7 +199,7 @@ class SqliteExecutor:
     @contextmanager
     def _using(self, holder: ConnectionHolder) -> Iterator[sqlite3.Connection]:
         if self._closed:
-            raise StoreUnavailable(f"the connection to {self._path} was closed; connect again")
+            raise ConnectionClosed(f"the connection to {self._path} was closed; connect again")
         with holder.use() as connection:
             yield connection
 
@@ -349,7 +364,7 @@ class AsyncSqliteExecutor:
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         if self._closed:
-            raise StoreUnavailable("the connection was closed; connect again")
+            raise ConnectionClosed("the connection was closed; connect again")
         if self._pid != os.getpid():
             # Threads do not survive a fork.
             self._thread, self._pid = _thread(), os.getpid()

@@ -32,22 +32,22 @@ class TurnLock:
     def acquire(self, timeout: float) -> threading.Lock:
         """Wait for the turn, or until the time limit; return the argument of `release`."""
         turn = threading.Lock()
-        with self._mutex:
-            if self._owner is None:
-                self._owner = turn
-                return turn
-            turn.acquire()
-            self._waiting.append(turn)
         try:
+            with self._mutex:
+                if self._owner is None:
+                    self._owner = turn
+                    return turn
+                turn.acquire()
+                self._waiting.append(turn)
             came = turn.acquire(timeout=timeout)
+            if not came and self._stop_waiting(turn):
+                with self._mutex:
+                    self._owner = turn
+            return turn
         except BaseException:
             self._stop_waiting(turn)
             self.release(turn)
             raise
-        if not came and self._stop_waiting(turn):
-            with self._mutex:
-                self._owner = turn
-        return turn
 
     def _stop_waiting(self, turn: threading.Lock) -> bool:
         """Stop waiting; False if the turn has come meanwhile."""

@@ -15,7 +15,7 @@ from redis.exceptions import InvalidResponse, RedisError, ResponseError
 
 from waypost.errors import MissingExtra
 from waypost.store.silence import Sending, unsent_bytes
-from waypost.store.valkey.redis_py import error_maker_of, transport_of
+from waypost.store.valkey.redis_py import error_maker_of, push_handler_of, transport_of
 from waypost.store.valkey.requests import Request
 
 try:
@@ -27,6 +27,9 @@ except ImportError as error:  # pragma: no cover - exercised in a subprocess wit
 SILENCE_SECONDS = 2.0
 #: The marker for an incomplete reply: an object that no reply can be.
 NO_REPLY = object()
+#: The type of what the server sends without a request, with version 3 of the protocol. hiredis knows it from 3.2 on;
+#: before, neither it nor redis-py can distinguish that from a reply.
+PUSH: Any = getattr(hiredis, "PushNotification", None)
 
 
 class AsyncConnection(asyncio.Protocol):
@@ -38,6 +41,7 @@ class AsyncConnection(asyncio.Protocol):
         "_last_data",
         "_limit",
         "_loop",
+        "_pushes",
         "_reader",
         "_sending",
         "_since",
@@ -67,6 +71,8 @@ class AsyncConnection(asyncio.Protocol):
         self._reader = hiredis.Reader(
             protocolError=InvalidResponse, replyError=error_maker_of(connection), notEnoughData=NO_REPLY
         )
+        #: What the server sent without a request: redis-py acts on it with the next reply.
+        self._pushes: list[Any] = []
         self._failure: BaseException | None = None
         #: What a receive waits for, and what a send waits for while the write buffer is full.
         self._awaited: asyncio.Future[Any] | None = None
@@ -78,7 +84,12 @@ class AsyncConnection(asyncio.Protocol):
     @property
     def is_closed(self) -> bool:
         """Whether it can no longer be used: the server closed it, or sent a reply without a request."""
-        return self._failure is not None or self._transport.is_closing() or self._reader.has_data()
+        if self._failure is not None or self._transport.is_closing():
+            return True
+        try:
+            return self._next() is not NO_REPLY or self._reader.has_data()
+        except RedisError:
+            return True
 
     def detach(self) -> Any:
         """Return the connection with its original streams."""
@@ -104,7 +115,7 @@ class AsyncConnection(asyncio.Protocol):
 
     async def receive(self) -> Any:
         """The next reply, or the server's refusal."""
-        reply = self._reader.gets()
+        reply = self._next()
         if reply is NO_REPLY:
             if self._failure is not None:
                 raise self._failure
@@ -113,8 +124,18 @@ class AsyncConnection(asyncio.Protocol):
                 reply = await self._wait(self._awaited)
             finally:
                 self._awaited = None
+        while self._pushes:
+            await push_handler_of(self.redis_connection)(self._pushes.pop(0))
         if isinstance(reply, RedisError) and not isinstance(reply, ResponseError):
             raise reply
+        return reply
+
+    def _next(self) -> Any:
+        """The next reply that has arrived, or NO_REPLY."""
+        reply = self._reader.gets()
+        while PUSH is not None and type(reply) is PUSH:
+            self._pushes.append(reply)
+            reply = self._reader.gets()
         return reply
 
     async def receive_all(self, request: Request[Any]) -> None:
@@ -163,7 +184,7 @@ class AsyncConnection(asyncio.Protocol):
         if self._awaited is None or self._awaited.done():
             return
         try:
-            reply = self._reader.gets()
+            reply = self._next()
         except RedisError as error:
             self._awaited.set_exception(error)
             return

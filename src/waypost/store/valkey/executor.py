@@ -106,6 +106,8 @@ class _Common:
         self._pid = os.getpid()
         #: Connections between two calls, with the time of their last use.
         self._idle: deque[tuple[Any, float]] = deque()
+        #: A call that was in progress at the close may still end, and must not keep a connection.
+        self._closed = False
         #: Hashes of scripts that the server has, as far as we know.
         self._loaded: set[bytes] = set()
 
@@ -189,6 +191,8 @@ class ValkeyExecutor(_Common):
             if isinstance(reply, ResponseError):
                 return self._finish(connection, Request(ours, reply))
             self._keep(connection)
+            if self._closed:
+                self._discard_idle()
             return ours.decode(reply)
 
     def run_many(self, calls: Iterable[Call[T]]) -> list[T | Exception]:
@@ -255,9 +259,14 @@ class ValkeyExecutor(_Common):
     def _give_back(self, connection: Connection, *, good: bool) -> None:
         if good:
             self._keep(connection)
-            return
-        # After a promotion all others lead to the same wrong server.
-        self._discard(connection)
+            if not self._closed:
+                return
+        else:
+            # After a promotion all others lead to the same wrong server.
+            self._discard(connection)
+        self._discard_idle()
+
+    def _discard_idle(self) -> None:
         while (other := self._take_idle()) is not None:
             self._discard(other)
 
@@ -285,8 +294,9 @@ class ValkeyExecutor(_Common):
         """Give the connections back; close them if they are ours."""
         if self._pid != os.getpid():
             return  # the sockets belong to the parent
-        while self._idle:
-            self._pool.release(self._idle.pop()[0].redis_connection)
+        self._closed = True
+        while (idle := self._take_idle()) is not None:
+            self._pool.release(idle.redis_connection)
         if self._source.owned:
             self._source.close(self._pool)
 
@@ -331,6 +341,8 @@ class AsyncValkeyExecutor(_Common):
             if isinstance(reply, ResponseError):
                 return await self._finish(connection, Request(ours, reply))
             self._keep(connection)
+            if self._closed:
+                await self._discard_idle()
             return ours.decode(reply)
 
     async def _run_after_wait(self, call: ValkeyCall[T], wait: BlockingWait) -> T:
@@ -423,8 +435,13 @@ class AsyncValkeyExecutor(_Common):
     async def _give_back(self, connection: AsyncConnection, *, good: bool) -> None:
         if good:
             self._keep(connection)
-            return
-        await self._discard(connection)
+            if not self._closed:
+                return
+        else:
+            await self._discard(connection)
+        await self._discard_idle()
+
+    async def _discard_idle(self) -> None:
         while (other := self._take_idle()) is not None:
             await self._discard(other)
 
@@ -437,8 +454,12 @@ class AsyncValkeyExecutor(_Common):
                     return AsyncConnection(await self._pool.get_connection())
                 if time.monotonic() - used >= IDLE_SECONDS:
                     # The loop may have been busy since: it learns of the end in its next turn, and we in the one after.
-                    for _ in range(2):
-                        await asyncio.sleep(0)
+                    try:
+                        for _ in range(2):
+                            await asyncio.sleep(0)
+                    except BaseException:
+                        self._idle.append((connection, used))  # cancelled: nothing was sent
+                        raise
                 if not connection.is_closed:
                     return cast(AsyncConnection, connection)
                 await self._discard(connection)
@@ -455,7 +476,8 @@ class AsyncValkeyExecutor(_Common):
         """Give the connections back; close them if they are ours."""
         if self._pid != os.getpid():
             return
-        while self._idle:
-            await self._pool.release(self._idle.pop()[0].detach())
+        self._closed = True
+        while (idle := self._take_idle()) is not None:
+            await self._pool.release(idle.detach())
         if self._source.owned:
             await self._source.close_async(self._pool)

@@ -8,7 +8,8 @@ runs the tests with the oldest versions, `make test` with those of constraints.t
   connection is made.
 - `redis/asyncio/connection.py`: `_writer` is an asyncio.StreamWriter, and nothing but its transport is used once the
   connection is made; `disconnect(nowait=True)` works with the protocol of the transport set back to the streams.
-- `redis/_parsers/`: `parse_error` of a parser makes an exception of the text of an error reply.
+- `redis/_parsers/`: `parse_error` of a parser makes an exception of the text of an error reply; `handle_push_response`
+  of an asyncio parser is a coroutine that acts on what the server sent without a request.
 
 Public, but described in no manual, and used elsewhere: `read_response(disable_decoding, disconnect_on_error)`,
 `send_packed_command(check_health)`, `can_read`, `connection_kwargs` of pools, `get_connection` without arguments, and
@@ -18,7 +19,7 @@ in `store/valkey/cluster.py` the nodes manager of cluster clients.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 
@@ -42,3 +43,9 @@ def error_maker_of(connection: Any) -> Callable[[str], Exception]:
     """What makes redis-py's exception of the text of an error reply."""
     maker: Callable[[str], Exception] = connection._parser.parse_error
     return maker
+
+
+def push_handler_of(connection: Any) -> Callable[[Any], Awaitable[Any]]:
+    """What acts on a push that an asyncio connection has received."""
+    handler: Callable[[Any], Awaitable[Any]] = connection._parser.handle_push_response
+    return handler
