@@ -27,9 +27,6 @@ except ImportError as error:  # pragma: no cover - exercised in a subprocess wit
 SILENCE_SECONDS = 2.0
 #: The marker for an incomplete reply: an object that no reply can be.
 NO_REPLY = object()
-#: The type of what the server sends without a request, with version 3 of the protocol. hiredis knows it from 3.2 on;
-#: before, neither it nor redis-py can distinguish that from a reply.
-PUSH: Any = getattr(hiredis, "PushNotification", None)
 
 
 class AsyncConnection(asyncio.Protocol):
@@ -133,7 +130,8 @@ class AsyncConnection(asyncio.Protocol):
     def _next(self) -> Any:
         """The next reply that has arrived, or NO_REPLY."""
         reply = self._reader.gets()
-        while PUSH is not None and type(reply) is PUSH:
+        # With version 3 of the protocol the server also sends notices without a request.
+        while type(reply) is hiredis.PushNotification:
             self._pushes.append(reply)
             reply = self._reader.gets()
         return reply

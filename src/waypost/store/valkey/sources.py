@@ -157,7 +157,8 @@ class ClientSource:
             )
         self.place: object = client.connection_pool
         self._pool = client.connection_pool
-        self._is_async = inspect.iscoroutinefunction(self._pool.get_connection)
+        # Not by a method of the pool: some versions of redis-py wrap those of asyncio in plain functions.
+        self._is_async = inspect.iscoroutinefunction(client.execute_command)
         self.display_name = f"the caller's {kind.__name__}"
 
     def pool(self, start_timeout: float) -> Any:
