@@ -257,8 +257,14 @@ class QueueModel:
             for draft, (action, _) in zip(drafts, plans, strict=True)
             if action in ("new", "park") and not _passes_cap(draft)
         ]
+        # One that replaces a message of another group is one more in its own.
+        moved = [
+            draft
+            for draft, (action, holder_id) in zip(drafts, plans, strict=True)
+            if action == "replace" and not _passes_cap(draft) and self.messages[holder_id].group != draft.group
+        ]
         concerned = {holder_id for _, holder_id in plans}
-        doomed = groups.over_caps(self, added, concerned) if self.policy.grouped else []
+        doomed = groups.over_caps(self, added + moved, concerned) if self.policy.grouped else []
         doomed += self._over_cap(len(added), len(doomed), concerned | {record.id for record in doomed})
         for record in doomed:
             self._end(now, record, "dropped", operation, cause="overload")

@@ -693,6 +693,26 @@ class TestGroupLimits:
         assert bench.state_of(ids[2]) is None
         assert Counter(message.group for message in bench.listing("ready")) == {"a": 2, "b": 2}
 
+    @pytest.mark.promise("QUEUE-7", "PUB-5")
+    @pytest.mark.parametrize("state", ["ready", "delayed", "waiting"])
+    def test_a_message_that_replaces_one_of_another_group_counts_in_its_own(self, bench: Bench, state: str) -> None:
+        bench.configure(group_max_pending=1, lease=600)
+        if state == "waiting":
+            bench.publish(group="c", key="k")
+            bench.claim_one()
+        bench.publish(group="a", key="k", delay=60 * (state == "delayed"), on_conflict="replace")
+        oldest = bench.publish(group="b").id
+        with pytest.raises(QueueFull) as refused:
+            bench.publish(group="b", key="k", on_conflict="replace")
+        assert (refused.value.group, refused.value.room) == ("b", 0)
+        assert (bench.group("a").full, bench.group("b").full) == (True, True)
+        # In its own group it takes the place of the other one.
+        assert bench.publish(group="a", key="k", on_conflict="replace").status == "replaced"
+        bench.configure(overload="drop_oldest", max_pending=2)
+        bench.publish(group="b", key="k", on_conflict="replace")
+        assert bench.state_of(oldest) is None
+        assert [(one.group, one.ready + one.later) for one in bench.groups() if one.group != "c"] == [("b", 1)]
+
     @pytest.mark.promise("QUEUE-7")
     def test_a_single_group_can_have_limits_of_its_own(self, bench: Bench) -> None:
         bench.configure(group_max_running=1, group_max_pending=3, lease=600)
