@@ -1044,6 +1044,25 @@ class TestGroupSwitches:
         assert bench.claim(5) == []
         assert bench.group("a").held_by == ids[0]
 
+    @pytest.mark.promise("QUEUE-2", "QUEUE-5", "PUB-5")
+    def test_a_retry_that_was_delayed_when_an_order_was_set_joins_its_group_also_if_it_is_extended(
+        self, bench: Bench
+    ) -> None:
+        bench.configure(lease=600)
+        first = bench.publish(group="a", key="k").id
+        bench.settle(bench.claim_one(), "retry", after=10)
+        second = bench.publish(group="a").id
+        bench.configure(order="group")
+        third = bench.publish(group="a").id
+        assert bench.publish(group="a", key="k", on_conflict="extend", delay=20).status == "extended"
+        bench.after(20)
+        order = []
+        for _ in range(3):
+            lease = bench.claim_one()
+            order.append(lease.id)
+            bench.settle(lease)
+        assert order == [second, third, first]
+
     @pytest.mark.promise("QUEUE-2", "QUEUE-7")
     def test_a_lower_limit_of_groups_acts_at_the_next_claim(self, bench: Bench) -> None:
         bench.configure(fair=True, lease=600)

@@ -357,9 +357,11 @@ BEGIN
             UPDATE {message} m SET ready_ms = CASE WHEN p_due > p_now THEN p_due ELSE m.published_ms END
             WHERE m.queue = q.number AND m.id = h.id;
         ELSE
-            -- In an ordered group one that was claimed before keeps its place.
+            -- In an ordered group one that was claimed before keeps its place. One that was delayed when the queue got its
+            -- order has none.
             v_placed := coalesce(
-                o.group_rank = {RANK_ORDERED} AND o.cause IN ('expired', 'released', 'retried', 'snoozed'), false);
+                o.group_rank = {RANK_ORDERED} AND o.cause IN ('expired', 'released', 'retried', 'snoozed')
+                AND (o.state = {READY} OR o.keeps_place IS NOT NULL), false);
             UPDATE {message} m SET ready_ms = v_ready, state = v_state,
                 position = CASE WHEN v_state = {READY} AND NOT v_placed THEN p_seq ELSE m.position END,
                 keeps_place = CASE WHEN v_state = {DELAYED} AND v_placed THEN coalesce(m.keeps_place, false) END
