@@ -1014,7 +1014,12 @@ class QueueModel:
         return ORDERS[state]
 
     def _oldest_ready(self, now: int) -> int | None:
-        """Return the longest wait among the first messages of each priority, and of reclaimed ones."""
+        """Return the longest wait among the first messages of each priority, and of reclaimed ones.
+
+        Of a queue that takes turns between groups: of all, where other stores read some.
+        """
+        if self.policy.grouped:
+            return max((now - record.ready_ms for record in self._ready()), default=None)
         heads: dict[tuple[int, bool], Record] = {}
         for record, _ in self.listing("ready"):
             heads.setdefault((record.priority, record.position < 0), record)

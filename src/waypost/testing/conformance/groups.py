@@ -178,6 +178,25 @@ class TestTurns:
             assert [message.id for message in listed if message.group == group] == own
             assert [message.id for message in bench.listing("ready", page_size=1, group=group)] == own
 
+    @pytest.mark.promise("QUEUE-6", "SEE-2")
+    @pytest.mark.parametrize("groups", ["ab", "ba"])
+    def test_the_longest_wait_is_that_of_any_group(self, bench: Bench, groups: str) -> None:
+        bench.configure(fair=True)
+        for group in groups:
+            bench.publish(group=group)
+            bench.after(5)
+        assert bench.stats().oldest_ready_ms == 10_000
+
+    @pytest.mark.promise("QUEUE-5", "SEE-2")
+    def test_the_longest_wait_in_order_is_not_that_of_a_message_that_is_tried_again(self, bench: Bench) -> None:
+        bench.configure(order="group", lease=600)
+        fill(bench, "ab")
+        bench.settle(bench.claim_one(), "retry", after=50)
+        bench.after(50)
+        bench.claim(0)
+        assert len(bench.ids("ready")) == 2
+        assert bench.stats().oldest_ready_ms == 50_000
+
     @pytest.mark.promise("QUEUE-6", "SEE-5")
     def test_a_check_finds_a_group_that_has_lost_its_turn(self, bench: Bench) -> None:
         bench.configure(fair=True)
