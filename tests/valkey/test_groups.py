@@ -177,10 +177,30 @@ def test_a_live_queue_is_converted_step_by_step_with_all_that_is_in_it(plain_ben
 
 
 @pytest.mark.promise("QUEUE-2", "QUEUE-5")
+def test_messages_that_fail_while_a_queue_gets_an_order_keep_their_places(plain_bench: Bench, inside: Inside) -> None:
+    bench, count = plain_bench, 3 * CHUNK_MESSAGES_MAX
+    bench.configure(lease=600)
+    fill(bench, 2 * count, groups=count)
+    leases = [lease for _ in range(3) for lease in bench.claim(CHUNK_MESSAGES_MAX)]
+    bench.configure(order="group")
+    assert not is_built(inside)
+    for at in range(0, count, CHUNK_MESSAGES_MAX):
+        part = leases[at : at + CHUNK_MESSAGES_MAX]
+        bench.settle_batch([bench.settlement(lease, "retry", after=30) for lease in part])
+    while not is_built(inside):
+        bench.claim(0)
+    # Each holds its group.
+    assert bench.claim(5) == []
+    bench.after(30)
+    assert {lease.id for lease in bench.claim(5)} < {lease.id for lease in leases}
+    inside.check()
+
+
+@pytest.mark.promise("QUEUE-2", "QUEUE-5")
 def test_an_order_that_is_switched_off_gives_priorities_back_step_by_step(plain_bench: Bench, inside: Inside) -> None:
     bench = plain_bench
     bench.configure(order="group")
-    low, high = fill(bench, CHUNK_MESSAGES_MAX, priority=1), fill(bench, CHUNK_MESSAGES_MAX, priority=9)
+    low, high = (fill(bench, 2 * CHUNK_MESSAGES_MAX, priority=priority) for priority in (1, 9))
     bench.configure(order=None)
     assert not is_built(inside)
     while not is_built(inside):
