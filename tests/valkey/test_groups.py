@@ -210,6 +210,21 @@ def test_an_order_that_is_switched_off_gives_priorities_back_step_by_step(plain_
     assert [id for claim in drain(bench, 200) for id in claim] == [*high, *low]
 
 
+@pytest.mark.promise("QUEUE-2", "PUB-9")
+@pytest.mark.parametrize("after", [{"order": None}, {"order": None, "fair": True}], ids=["plain", "fair"])
+def test_messages_published_while_an_order_is_switched_off_have_their_priority(
+    plain_bench: Bench, inside: Inside, after: dict[str, Any]
+) -> None:
+    bench = plain_bench
+    bench.configure(order="group")
+    ids = fill(bench, 2 * CHUNK_MESSAGES_MAX, groups=1)
+    bench.configure(**after)
+    while not is_built(inside):
+        ids.append(bench.publish(group="g0").id)
+    low = bench.publish(group="g0", priority=1).id
+    assert [id for claim in drain(bench, 200) for id in claim] == [*ids, low]
+
+
 @pytest.mark.promise("QUEUE-2", "QUEUE-5")
 @pytest.mark.parametrize("after", [{"order": None}, {"order": None, "fair": True}], ids=["plain", "fair"])
 def test_messages_are_settled_while_an_order_is_switched_off(
@@ -252,6 +267,32 @@ def test_settings_that_change_before_the_last_change_was_carried_out_lose_nothin
     assert check(bench) == []
     assert sorted(id for claim in drain(bench, CHUNK_MESSAGES_MAX) for id in claim) == sorted(ids)
     assert keys_of_groups(inside) == set()
+
+
+@pytest.mark.promise("QUEUE-2", "QUEUE-5")
+@pytest.mark.parametrize("between", [{"order": None}, {"order": None, "fair": True}], ids=["plain", "fair"])
+def test_an_order_that_is_set_again_before_the_last_one_was_converted_back_is_kept(
+    plain_bench: Bench, inside: Inside, between: dict[str, Any]
+) -> None:
+    bench = plain_bench
+    bench.configure(order="group", lease=600)
+    ids = fill(bench, 4 * CHUNK_MESSAGES_MAX, groups=300)
+    bench.configure(**between)
+    ids += fill(bench, 100, groups=100)
+    assert not is_built(inside)
+    bench.configure(order="group")
+    ids += fill(bench, 100, groups=100)
+    while not is_built(inside):
+        bench.claim(0)
+    inside.check()
+    numbers = {id: number for number, id in enumerate(ids)}
+    handed: dict[str, list[int]] = {}
+    while leases := bench.claim(300):
+        for lease in leases:
+            handed.setdefault(lease.group or "", []).append(numbers[lease.id])
+        bench.settle_batch([bench.settlement(lease) for lease in leases])
+    assert sum(map(len, handed.values())) == len(ids)
+    assert [order for order in handed.values() if order != sorted(order)] == []
 
 
 @pytest.mark.promise("QUEUE-6")

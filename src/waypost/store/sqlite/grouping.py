@@ -91,6 +91,9 @@ class GroupingRecord(Struct, omit_defaults=True):
     #: The pass over the messages that is not over, and the last id that it has converted.
     conversion: Literal["join", "unorder", "leave"] | None = None
     converted_to: str = ""
+    #: Where an order was set again before the last one was converted back: what had a position up to here has the rank
+    #: of its priority.
+    reordered_to: int = 0
     #: The time of the last claim that knew of a group at its rate: an earlier one shows that the clock was set back.
     clock_ms: int = 0
     #: Whether the times until which groups are limited may be wrong, because settings have changed.

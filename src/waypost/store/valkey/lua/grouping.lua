@@ -441,6 +441,8 @@ local function follow_groups()
   function grouping.make_ready(s, head)
     local group = s.group
     local by_age = follows and ordered and group ~= ''
+    -- While messages of an order that was removed go back to their priorities, others are stored behind them: it may be set again.
+    local as_before = not head and group ~= '' and at and sub(at, 1, 7) == 'restore'
     if simple and collects and s.token == 0 and not known[group] then
       local score = by_age and ORDERED_BAND + next_position() or score_of(s.priority, head or next_position())
       local length, number = #new_ready, added[group]
@@ -461,7 +463,7 @@ local function follow_groups()
     end
     local score = forget_place(s)
     if not score then
-      if by_age then
+      if by_age or as_before then
         score = ORDERED_BAND + next_position()
       else
         score = score_of(s.priority, head or next_position())

@@ -104,6 +104,8 @@ if at or GROUP_USE == 'configure' then
   -- Go on with what a change of settings leaves to do: a bounded number of messages.
   function grouping.build()
     local room = CHUNK_MESSAGES_MAX
+    -- The last page must find what this step has stored.
+    if at then grouping.write_ready() end
     while at and room > 0 do room = room - build_page(room) - 1 end
     if at == fields[1] then return end
     if at then call('HSET', QUEUE, 'groups_at', at) else call('HDEL', QUEUE, 'groups_at') end
