@@ -389,12 +389,15 @@ local function follow_groups()
       grouping.write_ready()
       local score = call('ZSCORE', READY, s.id)
       if score then g.ready = max(0, g.ready - call('ZREM', LINE, line_name(s.group, tonumber(score), s.id))) end
-    elseif serves or call('SREM', COUNTED, s.id) == 1 then
+    else
+      -- Claimed before there was an order: it returns to a place before all that were ready then.
+      if s.status == 'L' and is_ordered(s) then
+        call('HSETNX', POSITIONS, s.id, format('%.0f', s.claimed - HEAD_OFFSET - BAND))
+      end
+      if not serves and call('SREM', COUNTED, s.id) == 0 then return end
       if s.status == 'L' then
         g.running = max(0, g.running - 1)
         released(g)
-        -- Claimed before there was an order: it returns to a place before all that were ready then.
-        if is_ordered(s) then call('HSETNX', POSITIONS, s.id, format('%.0f', s.claimed - HEAD_OFFSET - BAND)) end
       else
         g.later = max(0, g.later - 1)
       end
