@@ -167,6 +167,14 @@ class TestTurns:
         bench.publish_drafts([bench.draft(group="a", key="k", on_conflict="replace"), bench.draft(group="c")])
         assert Counter(message.group for message in bench.listing("ready")) == {"a": 1, "c": 1}
 
+    @pytest.mark.promise("QUEUE-6", "PUB-5", "PUB-7")
+    def test_a_group_is_not_the_longest_by_a_message_that_the_same_batch_replaces(self, bench: Bench) -> None:
+        bench.configure(fair=True, max_pending=4, overload="drop_oldest")
+        bench.publish(group="b", key="k")
+        fill(bench, "bac")
+        bench.publish_drafts([bench.draft(group="c", key="k", on_conflict="replace"), bench.draft(group="c")])
+        assert Counter(message.group for message in bench.listing("ready")) == {"b": 1, "c": 3}
+
     @pytest.mark.promise("QUEUE-6", "DEAD-2")
     def test_a_listing_has_each_group_in_its_order(self, bench: Bench) -> None:
         bench.configure(fair=True)
