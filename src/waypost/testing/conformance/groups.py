@@ -85,6 +85,15 @@ class TestTurns:
         assert order.count("d") == order.count("c") == 4
 
     @pytest.mark.promise("QUEUE-6")
+    def test_no_group_has_a_second_turn_before_one_that_stands_behind_a_paused_group(self, bench: Bench) -> None:
+        bench.configure(fair=True)
+        fill(bench, "bb--p")
+        bench.pause_group("p")
+        assert names(bench.claim(1)) == "-"
+        fill(bench, "a")
+        assert names(bench.claim(3)) == "b-a"
+
+    @pytest.mark.promise("QUEUE-6")
     def test_messages_without_a_group_share_one_turn(self, bench: Bench) -> None:
         bench.configure(fair=True)
         fill(bench, "----aaaabbbb")

@@ -372,8 +372,8 @@ BEGIN
             WHERE o.queue = q.number AND o.in_line AND (p_missed IS NULL OR o.name <> ALL (p_missed))
             ORDER BY o.turn, o.name LIMIT greatest(p_room, p_groups)) t
     ), bound AS MATERIALIZED (
-        -- No group gets a further message before one that was not read.
-        SELECT CASE WHEN count(*) >= greatest(p_room, p_groups) THEN max(f.turn)
+        -- No group gets a further message before one that was not read, which may have the same turn and an earlier name.
+        SELECT CASE WHEN count(*) >= greatest(p_room, p_groups) THEN max(f.turn) - 1
             ELSE max(f.turn) + ceil(p_room / sum(1.0 / f.stride))::bigint END AS turn
         FROM first f
     ), picks AS MATERIALIZED (
