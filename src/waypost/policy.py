@@ -162,6 +162,9 @@ GROUP_WEIGHT_MAX = 100
 GROUP_RATE_PARTS = 64
 #: Groups of a queue that may be paused or have settings of their own: their records are kept without messages.
 GROUPS_KEPT_MAX = 10_000
+#: Ready messages of an ordered queue that are read to find the oldest: those that are tried again keep their places,
+#: before others that have waited longer.
+OLDEST_READ_MAX = 64
 #: Groups that cannot go on and that one claim may take out of the turns while it searches for one that can.
 GROUPS_SKIPPED_MAX = 512
 #: Reclaimed and released messages come before all others of their priority: their position is the lease end minus this.

@@ -321,6 +321,8 @@ WRONG = [
     (("configure", "orders", "lease=soon"), "lease: a duration looks like"),
     (("configure", "orders", "flavor=red"), "unknown queue setting 'flavor'"),
     (("configure", "orders", "max_pending=0"), "max_pending must be"),
+    (("configure", "orders", "max_pending=²"), "max_pending must be"),
+    (("groups", "configure", "orders", "acme", "weight=--3"), "weight must be"),
     (("configure", "orders", "rate=fast"), "rate must look like"),
     (("cancel", "orders"), "give its id, or --key"),
     (("purge", "orders"), "--state"),

@@ -242,6 +242,31 @@ def test_messages_of_a_fair_queue_that_gets_an_order_are_not_passed_by_later_one
     assert count(database, namespace, "queue", "claim_mode = 2 AND conversion IS NULL") == 1
 
 
+@pytest.mark.promise("QUEUE-2", "QUEUE-5")
+@pytest.mark.usefixtures("short_steps")
+@pytest.mark.parametrize("before", [{}, {"fair": True}], ids=["plain", "fair"])
+def test_messages_that_fail_while_a_queue_gets_an_order_keep_their_places(
+    bench: Bench, database: Database, namespace: str, before: dict[str, Any]
+) -> None:
+    bench.configure(lease=600, **before)
+    ids = [one.id for one in bench.publish_drafts([bench.draft(group="a") for _ in range(60)])]
+    leases = bench.claim(2)
+    bench.configure(order="group")
+    leases += bench.claim(1)
+    assert count(database, namespace, "queue", "claim_mode < 2 AND conversion IS NOT NULL") == 1
+    bench.settle_batch([bench.settlement(lease, "retry", after=30) for lease in leases])
+    while count(database, namespace, "queue", "conversion IS NOT NULL"):
+        bench.claim(0)
+    assert bench.claim(5) == []
+    assert bench.group("a").held_by == ids[0]
+    for id in ids[:3]:
+        bench.reschedule(id)
+    for id in ids[:5]:
+        lease = bench.claim_one()
+        assert lease.id == id
+        bench.settle(lease)
+
+
 @pytest.mark.promise("QUEUE-2", "DEAD-2")
 def test_a_message_redriven_while_a_queue_gets_groups_is_found(
     server: PostgresServer, bench: Bench, database: Database, namespace: str

@@ -114,6 +114,34 @@ def test_an_order_that_is_switched_on_part_by_part_keeps_the_order_of_claims(cli
     assert client.check() == []
 
 
+@pytest.mark.promise("QUEUE-2", "QUEUE-5")
+@pytest.mark.parametrize("between", [PLAIN, {"order": None, "fair": True}], ids=["plain", "fair"])
+def test_an_order_that_is_set_again_before_the_last_one_was_converted_back_is_kept(
+    client: Client, between: dict[str, Any]
+) -> None:
+    client.configure(order="group")
+    client.publish(300)
+    client.configure(**between)
+    assert client.conversion() is not None
+    client.publish(20)
+    client.configure(order="group")
+    client.publish(20)
+    # One is claimed and fails while it is not converted, and holds its group.
+    failed = client.claim(1)
+    client.settle(failed, "retry")
+    client.configure(group_max_running=1)
+    while client.conversion() is not None:
+        client.claim(0)
+    handed: dict[str, list[str]] = defaultdict(list)
+    while leases := client.claim(50):
+        for lease in leases:
+            handed[lease.group or ""].append(lease.id)
+        client.settle(leases)
+    assert sum(map(len, handed.values())) == 340
+    assert all(ids == sorted(ids) for ids in handed.values())
+    assert client.check() == []
+
+
 @pytest.mark.promise("QUEUE-2", "QUEUE-5", "QUEUE-6", "QUEUE-7")
 @pytest.mark.parametrize("seed", range(4))
 def test_changes_in_the_middle_of_a_conversion_lose_and_repeat_nothing(client: Client, seed: int) -> None:

@@ -177,10 +177,30 @@ def test_a_live_queue_is_converted_step_by_step_with_all_that_is_in_it(plain_ben
 
 
 @pytest.mark.promise("QUEUE-2", "QUEUE-5")
+def test_messages_that_fail_while_a_queue_gets_an_order_keep_their_places(plain_bench: Bench, inside: Inside) -> None:
+    bench, count = plain_bench, 3 * CHUNK_MESSAGES_MAX
+    bench.configure(lease=600)
+    fill(bench, 2 * count, groups=count)
+    leases = [lease for _ in range(3) for lease in bench.claim(CHUNK_MESSAGES_MAX)]
+    bench.configure(order="group")
+    assert not is_built(inside)
+    for at in range(0, count, CHUNK_MESSAGES_MAX):
+        part = leases[at : at + CHUNK_MESSAGES_MAX]
+        bench.settle_batch([bench.settlement(lease, "retry", after=30) for lease in part])
+    while not is_built(inside):
+        bench.claim(0)
+    # Each holds its group.
+    assert bench.claim(5) == []
+    bench.after(30)
+    assert {lease.id for lease in bench.claim(5)} < {lease.id for lease in leases}
+    inside.check()
+
+
+@pytest.mark.promise("QUEUE-2", "QUEUE-5")
 def test_an_order_that_is_switched_off_gives_priorities_back_step_by_step(plain_bench: Bench, inside: Inside) -> None:
     bench = plain_bench
     bench.configure(order="group")
-    low, high = fill(bench, CHUNK_MESSAGES_MAX, priority=1), fill(bench, CHUNK_MESSAGES_MAX, priority=9)
+    low, high = (fill(bench, 2 * CHUNK_MESSAGES_MAX, priority=priority) for priority in (1, 9))
     bench.configure(order=None)
     assert not is_built(inside)
     while not is_built(inside):
@@ -188,6 +208,21 @@ def test_an_order_that_is_switched_off_gives_priorities_back_step_by_step(plain_
     assert keys_of_groups(inside) == set()
     inside.check()
     assert [id for claim in drain(bench, 200) for id in claim] == [*high, *low]
+
+
+@pytest.mark.promise("QUEUE-2", "PUB-9")
+@pytest.mark.parametrize("after", [{"order": None}, {"order": None, "fair": True}], ids=["plain", "fair"])
+def test_messages_published_while_an_order_is_switched_off_have_their_priority(
+    plain_bench: Bench, inside: Inside, after: dict[str, Any]
+) -> None:
+    bench = plain_bench
+    bench.configure(order="group")
+    ids = fill(bench, 2 * CHUNK_MESSAGES_MAX, groups=1)
+    bench.configure(**after)
+    while not is_built(inside):
+        ids.append(bench.publish(group="g0").id)
+    low = bench.publish(group="g0", priority=1).id
+    assert [id for claim in drain(bench, 200) for id in claim] == [*ids, low]
 
 
 @pytest.mark.promise("QUEUE-2", "QUEUE-5")
@@ -232,6 +267,32 @@ def test_settings_that_change_before_the_last_change_was_carried_out_lose_nothin
     assert check(bench) == []
     assert sorted(id for claim in drain(bench, CHUNK_MESSAGES_MAX) for id in claim) == sorted(ids)
     assert keys_of_groups(inside) == set()
+
+
+@pytest.mark.promise("QUEUE-2", "QUEUE-5")
+@pytest.mark.parametrize("between", [{"order": None}, {"order": None, "fair": True}], ids=["plain", "fair"])
+def test_an_order_that_is_set_again_before_the_last_one_was_converted_back_is_kept(
+    plain_bench: Bench, inside: Inside, between: dict[str, Any]
+) -> None:
+    bench = plain_bench
+    bench.configure(order="group", lease=600)
+    ids = fill(bench, 4 * CHUNK_MESSAGES_MAX, groups=300)
+    bench.configure(**between)
+    ids += fill(bench, 100, groups=100)
+    assert not is_built(inside)
+    bench.configure(order="group")
+    ids += fill(bench, 100, groups=100)
+    while not is_built(inside):
+        bench.claim(0)
+    inside.check()
+    numbers = {id: number for number, id in enumerate(ids)}
+    handed: dict[str, list[int]] = {}
+    while leases := bench.claim(300):
+        for lease in leases:
+            handed.setdefault(lease.group or "", []).append(numbers[lease.id])
+        bench.settle_batch([bench.settlement(lease) for lease in leases])
+    assert sum(map(len, handed.values())) == len(ids)
+    assert [order for order in handed.values() if order != sorted(order)] == []
 
 
 @pytest.mark.promise("QUEUE-6")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from tests.web.conftest import Site
 from waypost.cli.main import make_parser
+from waypost.identity import Operation
 from waypost.web import create_app, documents
 from waypost.web.actions import ACTIONS
 from waypost.web.api import READS
@@ -181,6 +183,32 @@ def test_a_queue_shows_its_settings_ledger_and_limits(site: Site) -> None:
     assert detail["queue"]["alerts"][0]["text"] == "paused, 2 messages ready"
     assert any("max_running" in limit for limit in detail["limits"])
     assert sum(minute["counts"].get("published", 0) for minute in detail["minutes"]) == 2
+
+
+@pytest.mark.promise("FACE-3", "PUB-7")
+def test_a_queue_is_full_by_what_waits_and_not_by_what_runs(site: Site) -> None:
+    site.post.configure("orders", max_pending=2)
+    site.post.publish_many("orders", [1, 2])
+    with site.post.receive("orders"):
+        assert site.client().api("/queues/orders")["limits"] == []
+        site.post.publish("orders", 3)
+        (limit,) = site.client().api("/queues/orders")["limits"]
+        assert limit.startswith("It is full (max_pending 2)")
+
+
+@pytest.mark.promise("FACE-3", "QUEUE-5", "QUEUE-7")
+def test_a_queue_shows_what_limits_its_groups(site: Site) -> None:
+    site.post.configure("orders", order="group", group_max_running=3, group_rate="5/m", group_max_pending=9)
+    site.post.publish_many("orders", [1, 2], group="acme")
+    limits = site.client().api("/queues/orders")["limits"]
+    names = ("(order)", "(group_max_running)", "(group_rate)", "(group_max_pending)")
+    assert [name in limit for name, limit in zip(names, limits, strict=True)] == [True] * 4
+    site.post.pause_group("orders", "acme")
+    site.post.configure("orders", order=None, group_max_running=None, group_rate=None, group_max_pending=None)
+    site.post.configure("orders", fair=True)
+    operation = Operation(b"a worker", 1, time.time_ns() // 1_000_000, b"its mark")
+    site.post._call(site.post.store.claim("orders", 5, operation, worker="w", sleeper="w"))
+    assert ["groups list" in limit for limit in site.client().api("/queues/orders")["limits"]] == [True]
 
 
 @pytest.mark.promise("FACE-3")

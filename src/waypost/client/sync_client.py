@@ -949,8 +949,8 @@ class Waypost(BaseClient):
     ) -> GroupList:
         """Return up to `limit` groups of a `queue` that takes turns between them, by name, or only one `group`.
 
-        Groups are listed that have unfinished messages, or are held, paused or configured. The result has a `cursor` if
-        there are more: pass it to continue. Raises `InvalidInput` if the queue does not take turns.
+        Groups are listed that have unfinished messages, are paused or have settings of their own. The result has a
+        `cursor` if there are more: pass it to continue. Raises `InvalidInput` if the queue does not take turns.
         """
         return GroupList.from_record(self._run(manage.groups(self._context, self._name(queue), limit, cursor, group)))
 

@@ -228,12 +228,32 @@ def limits_of(figures: Figures, settings: documents.Settings, workers: int) -> l
         found.append(f"At most {settings.max_running:,} run at once (max_running); {ledger.leased:,} do now.{reached}")
     if settings.rate is not None:
         found.append(f"At most {settings.rate} are handed out (rate).")
-    pending = ledger.ready + ledger.delayed + ledger.waiting + ledger.leased
+    pending = ledger.ready + ledger.delayed + ledger.waiting
     if settings.max_pending is not None and pending >= settings.max_pending:
         ways = {"raise": "are refused", "block": "wait for room", "drop_oldest": "drop the oldest message"}
         found.append(f"It is full (max_pending {settings.max_pending:,}): publishes {ways[settings.overload]}.")
     if ledger.ready and workers and not figures.sleepers and not found:
         found.append(f"{format_count(workers, 'worker serves it', 'workers serve it')}, and all of them are busy.")
+    return found + limits_of_groups(figures, settings)
+
+
+def limits_of_groups(figures: Figures, settings: documents.Settings) -> list[str]:
+    """What keeps messages of single groups from being handed out, as far as the settings of the queue say it."""
+    found = list[str]()
+    if settings.order is not None:
+        failed = "holds its group" if settings.on_failure == "hold" else "lets the next one pass"
+        found.append(f"Messages of a group are handed out one at a time (order); one that failed {failed}.")
+    if settings.group_max_running is not None:
+        found.append(f"At most {settings.group_max_running:,} of each group run at once (group_max_running).")
+    if settings.group_rate is not None:
+        found.append(f"At most {settings.group_rate} of each group are handed out (group_rate).")
+    if settings.group_max_pending is not None:
+        found.append(f"At most {settings.group_max_pending:,} of each group may wait (group_max_pending).")
+    if (found or settings.fair) and figures.ledger.ready and figures.sleepers:
+        found.append(
+            "Messages are ready and workers wait for some: their groups are held, paused or at a limit, as "
+            "`waypost groups list` shows."
+        )
     return found
 
 

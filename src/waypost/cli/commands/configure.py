@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from datetime import timedelta
 from typing import Any
 
@@ -17,6 +18,8 @@ from waypost.views import ActionUndo, Policy
 #: Settings that are durations.
 DURATIONS = ("lease", "dead_keep")
 CONSTANTS = {"none": None, "true": True, "false": False}
+#: Other texts are left to `configure`, which names those that it does not take.
+INTEGER = re.compile(r"-?[0-9]{1,18}")
 
 
 def add(commands: Any) -> None:
@@ -72,7 +75,7 @@ def parse_setting(text: str) -> tuple[str, Any]:
             return name, parse_duration(given)
         except argparse.ArgumentTypeError as error:
             raise CommandError(f"{name}: {error}", USAGE) from None
-    return name, int(given) if given.lstrip("-").isdigit() else given
+    return name, int(given) if INTEGER.fullmatch(given) else given
 
 
 def list_settings(policy: Policy) -> list[tuple[str, object]]:

@@ -257,8 +257,14 @@ class QueueModel:
             for draft, (action, _) in zip(drafts, plans, strict=True)
             if action in ("new", "park") and not _passes_cap(draft)
         ]
+        # One that replaces a message of another group is one more in its own.
+        moved = [
+            draft
+            for draft, (action, holder_id) in zip(drafts, plans, strict=True)
+            if action == "replace" and not _passes_cap(draft) and self.messages[holder_id].group != draft.group
+        ]
         concerned = {holder_id for _, holder_id in plans}
-        doomed = groups.over_caps(self, added, concerned) if self.policy.grouped else []
+        doomed = groups.over_caps(self, added + moved, concerned) if self.policy.grouped else []
         doomed += self._over_cap(len(added), len(doomed), concerned | {record.id for record in doomed})
         for record in doomed:
             self._end(now, record, "dropped", operation, cause="overload")
@@ -1008,7 +1014,12 @@ class QueueModel:
         return ORDERS[state]
 
     def _oldest_ready(self, now: int) -> int | None:
-        """Return the longest wait among the first messages of each priority, and of reclaimed ones."""
+        """Return the longest wait among the first messages of each priority, and of reclaimed ones.
+
+        Of a queue that takes turns between groups: of all, where other stores read some.
+        """
+        if self.policy.grouped:
+            return max((now - record.ready_ms for record in self._ready()), default=None)
         heads: dict[tuple[int, bool], Record] = {}
         for record, _ in self.listing("ready"):
             heads.setdefault((record.priority, record.position < 0), record)

@@ -93,6 +93,9 @@ class GroupingRecord(Struct, omit_defaults=True):
     #: The conversion in progress, and the last id that it has converted.
     conversion: Literal["join", "unorder", "leave"] | None = None
     converted_to: str = ""
+    #: If an order was set again before the previous one was converted back: messages with positions up to this one have
+    #: the rank of their priority.
+    reordered_to: int = 0
     #: The time of the last claim that found a group at its rate: an earlier time means that the clock was set back.
     clock_ms: int = 0
     #: Whether the times until which groups are limited may be wrong, because settings have changed.

@@ -90,6 +90,9 @@ _RANK_PART = f"""
 _UNORDER_PART = f"""
     UPDATE {{message}} SET rank = {RANK_BY_PRIORITY}
     WHERE {_IN_PART} AND state = {READY} AND rank <> {RANK_BY_PRIORITY}"""
+_REORDER_PART = f"""
+    UPDATE {{message}} SET rank = {RANK_BY_PRIORITY}
+    WHERE {_IN_PART} AND rank = {RANK_ORDERED} AND position <> 0 AND position <= ?4"""
 _UNRANK_PART = f"UPDATE {{message}} SET rank = NULL WHERE {_IN_PART} AND rank IS NOT NULL"
 _LEASED_UNCOUNTED = f"""
     SELECT "group", count(*) FROM {{message}} INDEXED BY {{message:leased}}
@@ -317,17 +320,20 @@ def configured(records: QueueRecords, before: PolicyRecord) -> None:
         for group, count in execute(_LEASED_UNCOUNTED, (number,)).fetchall():
             groups.count(group, LEASED, count)
         execute(_LEASED_FIRST, (number,))
+    # Those of the order before that are not converted have ranks behind those of all that came since.
+    is_set_again = after.order is not None and before.order is None and state.conversion is not None
+    if is_set_again:
+        state.reordered_to = records.numbers["sequence"]
+    elif after.order is None:
+        state.reordered_to = 0
     if not after.grouped:
         execute(_LINE_CLEAR, (number,))
         state.turn, state.clock_ms, state.conversion, state.converted_to = 0, 0, "leave", ""
-    elif not before.grouped or (state.conversion == "join" and before.order != after.order):
+    elif not before.grouped or is_set_again or (state.conversion == "join" and before.order != after.order):
         _count_settings(records, groups)
         state.conversion, state.converted_to = "join", ""
     elif before.order is not None and after.order is None:
         state.conversion, state.converted_to = "unorder", ""
-    elif after.order is not None and state.conversion == "unorder":
-        # Messages that are not converted follow the others: the order in which they would have been claimed.
-        state.conversion = None
     state.check_limits = True
     convert(records)
     if groups.takes_turns:
@@ -353,10 +359,12 @@ def convert(records: QueueRecords) -> None:
         execute(_RANK_PART if joins else _UNRANK_PART, part)
         if joins and records.policy.order is None:
             execute(_UNORDER_PART, part)
+        elif joins and state.reordered_to:
+            execute(_REORDER_PART, (*part, state.reordered_to))
     if last is not None:
         state.converted_to = last
         return
-    done, state.conversion, state.converted_to = state.conversion, None, ""
+    done, state.conversion, state.converted_to, state.reordered_to = state.conversion, None, "", 0
     groups.flush()
     if done == "join":
         groups.join_all()

@@ -174,7 +174,13 @@ def _make_room(records: QueueRecords, drafts: Sequence[Draft], plans: list[Plan]
         for draft, (action, _) in zip(drafts, plans, strict=True)
         if action in ("new", "park") and not _passes_cap(draft)
     ]
-    if not added:
+    # One that replaces a message of another group is one more in its own.
+    moved = [
+        draft
+        for draft, (action, holder_id) in zip(drafts, plans, strict=True)
+        if action == "replace" and not _passes_cap(draft) and records.messages[holder_id].group != draft.group
+    ]
+    if not added and not (moved and capped_groups):
         return
     if capped_groups or (cap is not None and _pending(records) + len(added) > cap):
         # An id that is in use is refused as such, whether the queue is full or not.
@@ -186,7 +192,7 @@ def _make_room(records: QueueRecords, drafts: Sequence[Draft], plans: list[Plan]
             if id in records.messages:
                 raise id_in_use(records.name, id)
     spared = {holder_id for _, holder_id in plans}
-    doomed = over_group_caps(records, [draft.group for draft in added], spared) if capped_groups else []
+    doomed = over_group_caps(records, [draft.group for draft in added + moved], spared) if capped_groups else []
     spared.update(record.id for record in doomed)
     for record in doomed + _over_cap(records, len(added), len(doomed), spared):
         end(records, record, "dropped", operation, cause="overload")
@@ -195,7 +201,7 @@ def _make_room(records: QueueRecords, drafts: Sequence[Draft], plans: list[Plan]
 def _over_cap(records: QueueRecords, added: int, dropped: int, spared: set[str]) -> list[Record]:
     """Return what must be dropped so that the queue does not exceed `max_pending`; raises `QueueFull`."""
     cap, pending = records.policy.max_pending, _pending(records)
-    if cap is None:
+    if cap is None or added == 0:
         return []
     over = min(pending - dropped + added - cap, added + BURY_MAX)
     if over <= 0:

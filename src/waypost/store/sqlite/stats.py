@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from waypost.policy import HEAD_OFFSET, MINUTES_KEPT, PRIORITY_MAX, PRIORITY_MIN
+from waypost.policy import HEAD_OFFSET, MINUTES_KEPT, OLDEST_READ_MAX, PRIORITY_MAX, PRIORITY_MIN
 from waypost.store.sqlite.admin import read_changes
 from waypost.store.sqlite.queue_records import QueueRecords
 from waypost.values import MINUTE_COUNTERS, REDELIVERY_CAUSES, Ledger, MinuteRecord, StatsRecord
 
 _HEAD = """
-    SELECT ready_ms FROM {message} INDEXED BY {message:ready}
-    WHERE queue = ? AND state = {READY} AND priority = ? AND position >= ? ORDER BY position, id LIMIT 1"""
+    SELECT min(ready_ms) FROM (
+        SELECT ready_ms FROM {message} INDEXED BY {message:ready}
+        WHERE queue = ? AND state = {READY} AND priority = ? AND position >= ? ORDER BY position, id LIMIT ?)"""
 _OLDEST_LEASED = """
     SELECT min(claimed_ms) FROM {message} INDEXED BY {message:leased} WHERE queue = ? AND state = {LEASED}"""
 _SLEEPERS = """
@@ -34,12 +35,13 @@ def ledger(records: QueueRecords) -> Ledger:
 
 def _oldest_ready(records: QueueRecords) -> int | None:
     """Return the longest wait among the first messages of each priority, and among reclaimed ones."""
+    most = 1 if records.policy.order is None else OLDEST_READ_MAX
     heads = [
-        records.step.execute(_HEAD, (records.number, priority, first)).fetchone()
+        records.step.execute(_HEAD, (records.number, priority, first, most)).fetchone()[0]
         for priority in range(PRIORITY_MIN, PRIORITY_MAX + 1)
         for first in (-HEAD_OFFSET, 0)
     ]
-    return max((records.now - head[0] for head in heads if head is not None), default=None)
+    return max((records.now - ready_ms for ready_ms in heads if ready_ms is not None), default=None)
 
 
 def stats(records: QueueRecords, minutes: int) -> StatsRecord:

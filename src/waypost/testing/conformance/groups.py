@@ -85,6 +85,15 @@ class TestTurns:
         assert order.count("d") == order.count("c") == 4
 
     @pytest.mark.promise("QUEUE-6")
+    def test_no_group_has_a_second_turn_before_one_that_stands_behind_a_paused_group(self, bench: Bench) -> None:
+        bench.configure(fair=True)
+        fill(bench, "bb--p")
+        bench.pause_group("p")
+        assert names(bench.claim(1)) == "-"
+        fill(bench, "a")
+        assert names(bench.claim(3)) == "b-a"
+
+    @pytest.mark.promise("QUEUE-6")
     def test_messages_without_a_group_share_one_turn(self, bench: Bench) -> None:
         bench.configure(fair=True)
         fill(bench, "----aaaabbbb")
@@ -167,6 +176,14 @@ class TestTurns:
         bench.publish_drafts([bench.draft(group="a", key="k", on_conflict="replace"), bench.draft(group="c")])
         assert Counter(message.group for message in bench.listing("ready")) == {"a": 1, "c": 1}
 
+    @pytest.mark.promise("QUEUE-6", "PUB-5", "PUB-7")
+    def test_a_group_is_not_the_longest_by_a_message_that_the_same_batch_replaces(self, bench: Bench) -> None:
+        bench.configure(fair=True, max_pending=4, overload="drop_oldest")
+        bench.publish(group="b", key="k")
+        fill(bench, "bac")
+        bench.publish_drafts([bench.draft(group="c", key="k", on_conflict="replace"), bench.draft(group="c")])
+        assert Counter(message.group for message in bench.listing("ready")) == {"b": 1, "c": 3}
+
     @pytest.mark.promise("QUEUE-6", "DEAD-2")
     def test_a_listing_has_each_group_in_its_order(self, bench: Bench) -> None:
         bench.configure(fair=True)
@@ -177,6 +194,25 @@ class TestTurns:
             own = [one for one, name in zip(ids, "aba-bab", strict=True) if name == group]
             assert [message.id for message in listed if message.group == group] == own
             assert [message.id for message in bench.listing("ready", page_size=1, group=group)] == own
+
+    @pytest.mark.promise("QUEUE-6", "SEE-2")
+    @pytest.mark.parametrize("groups", ["ab", "ba"])
+    def test_the_longest_wait_is_that_of_any_group(self, bench: Bench, groups: str) -> None:
+        bench.configure(fair=True)
+        for group in groups:
+            bench.publish(group=group)
+            bench.after(5)
+        assert bench.stats().oldest_ready_ms == 10_000
+
+    @pytest.mark.promise("QUEUE-5", "SEE-2")
+    def test_the_longest_wait_in_order_is_not_that_of_a_message_that_is_tried_again(self, bench: Bench) -> None:
+        bench.configure(order="group", lease=600)
+        fill(bench, "ab")
+        bench.settle(bench.claim_one(), "retry", after=50)
+        bench.after(50)
+        bench.claim(0)
+        assert len(bench.ids("ready")) == 2
+        assert bench.stats().oldest_ready_ms == 50_000
 
     @pytest.mark.promise("QUEUE-6", "SEE-5")
     def test_a_check_finds_a_group_that_has_lost_its_turn(self, bench: Bench) -> None:
@@ -693,6 +729,26 @@ class TestGroupLimits:
         assert bench.state_of(ids[2]) is None
         assert Counter(message.group for message in bench.listing("ready")) == {"a": 2, "b": 2}
 
+    @pytest.mark.promise("QUEUE-7", "PUB-5")
+    @pytest.mark.parametrize("state", ["ready", "delayed", "waiting"])
+    def test_a_message_that_replaces_one_of_another_group_counts_in_its_own(self, bench: Bench, state: str) -> None:
+        bench.configure(group_max_pending=1, lease=600)
+        if state == "waiting":
+            bench.publish(group="c", key="k")
+            bench.claim_one()
+        bench.publish(group="a", key="k", delay=60 * (state == "delayed"), on_conflict="replace")
+        oldest = bench.publish(group="b").id
+        with pytest.raises(QueueFull) as refused:
+            bench.publish(group="b", key="k", on_conflict="replace")
+        assert (refused.value.group, refused.value.room) == ("b", 0)
+        assert (bench.group("a").full, bench.group("b").full) == (True, True)
+        # In its own group it takes the place of the other one.
+        assert bench.publish(group="a", key="k", on_conflict="replace").status == "replaced"
+        bench.configure(overload="drop_oldest", max_pending=2)
+        bench.publish(group="b", key="k", on_conflict="replace")
+        assert bench.state_of(oldest) is None
+        assert [(one.group, one.ready + one.later) for one in bench.groups() if one.group != "c"] == [("b", 1)]
+
     @pytest.mark.promise("QUEUE-7")
     def test_a_single_group_can_have_limits_of_its_own(self, bench: Bench) -> None:
         bench.configure(group_max_running=1, group_max_pending=3, lease=600)
@@ -1023,6 +1079,25 @@ class TestGroupSwitches:
         bench.configure(on_failure="hold")
         assert bench.claim(5) == []
         assert bench.group("a").held_by == ids[0]
+
+    @pytest.mark.promise("QUEUE-2", "QUEUE-5", "PUB-5")
+    def test_a_retry_that_was_delayed_when_an_order_was_set_joins_its_group_also_if_it_is_extended(
+        self, bench: Bench
+    ) -> None:
+        bench.configure(lease=600)
+        first = bench.publish(group="a", key="k").id
+        bench.settle(bench.claim_one(), "retry", after=10)
+        second = bench.publish(group="a").id
+        bench.configure(order="group")
+        third = bench.publish(group="a").id
+        assert bench.publish(group="a", key="k", on_conflict="extend", delay=20).status == "extended"
+        bench.after(20)
+        order = []
+        for _ in range(3):
+            lease = bench.claim_one()
+            order.append(lease.id)
+            bench.settle(lease)
+        assert order == [second, third, first]
 
     @pytest.mark.promise("QUEUE-2", "QUEUE-7")
     def test_a_lower_limit_of_groups_acts_at_the_next_claim(self, bench: Bench) -> None:

@@ -116,6 +116,8 @@ DECLARE
     v_fresh text[];
     v_count bigint;
     v_extended bigint;
+    -- Those that replace a message of another group.
+    v_moves boolean[] := array_fill(false, ARRAY[n]);
     r record;
     i integer;
 BEGIN
@@ -210,6 +212,7 @@ BEGIN
         v_acts[i] := r.act;
         others[i] := r.other;
         v_states[i] := r.state;
+        v_moves[i] := r.moves;
         fresh := fresh + r.fresh;
         followups := followups || r.followups;
     END LOOP;
@@ -269,8 +272,8 @@ BEGIN
     IF q.group_mode > 0 THEN
         fresh := v_extended + {add_to_groups}(q, p_now, v_acts, v_states, p_groups, p_delays, p_ats);
         SELECT array_agg(u."group") INTO capped_groups
-        FROM unnest(v_acts, p_groups, p_forwarded, p_capped) AS u (act, "group", forwarded, capped)
-        WHERE u.act IN ('new', 'park') AND (NOT coalesce(u.forwarded, false) OR coalesce(u.capped, false));
+        FROM unnest(v_acts, p_groups, p_forwarded, p_capped, v_moves) AS u (act, "group", forwarded, capped, moves)
+        WHERE (u.act IN ('new', 'park') OR u.moves) AND (NOT coalesce(u.forwarded, false) OR coalesce(u.capped, false));
     END IF;
     IF p_chains IS NOT NULL THEN
         followups := followups || {begin_chains}(q, p_now, v_ids, v_acts, p_chains, p_forwarded);
@@ -291,11 +294,12 @@ BEGIN
         AND m.seq >= p_first;
 END $body$;
 
--- Store a draft whose key is or was in use; what happens is decided under the lock of the owner's row.
+-- Store a draft whose key is or was in use; what happens is decided under the lock of the owner's row. `moves`: the draft
+-- replaces a message of another group.
 CREATE OR REPLACE FUNCTION {accept_conflict}(
     q {queue}, p_now bigint, p_op text, p_id text, p_seq bigint, p_data bytea, p_key text, p_rule text, p_due bigint,
     p_priority smallint, p_group text, p_chain text, OUT act text, OUT other text, OUT state smallint, OUT fresh bigint,
-    OUT followups json[]
+    OUT followups json[], OUT moves boolean
 ) LANGUAGE plpgsql AS $body$
 #variable_conflict use_column
 DECLARE
@@ -308,6 +312,7 @@ DECLARE
 BEGIN
     fresh := 0;
     followups := '{}';
+    moves := false;
     LOOP
         SELECT * INTO o FROM {message} m
         WHERE m.queue = q.number AND m.key = p_key AND m.key IS NOT NULL AND m.state < {WAITING} FOR UPDATE;
@@ -355,9 +360,11 @@ BEGIN
             UPDATE {message} m SET ready_ms = CASE WHEN p_due > p_now THEN p_due ELSE m.published_ms END
             WHERE m.queue = q.number AND m.id = h.id;
         ELSE
-            -- In an ordered group a message that was claimed before keeps its place.
+            -- In an ordered group a message that was claimed before keeps its place, unless it was delayed when the queue
+            -- became ordered: then it has no place.
             v_placed := coalesce(
-                o.group_rank = {RANK_ORDERED} AND o.cause IN ('expired', 'released', 'retried', 'snoozed'), false);
+                o.group_rank = {RANK_ORDERED} AND o.cause IN ('expired', 'released', 'retried', 'snoozed')
+                AND (o.state = {READY} OR o.keeps_place IS NOT NULL), false);
             UPDATE {message} m SET ready_ms = v_ready, state = v_state,
                 position = CASE WHEN v_state = {READY} AND NOT v_placed THEN p_seq ELSE m.position END,
                 keeps_place = CASE WHEN v_state = {DELAYED} AND v_placed THEN coalesce(m.keeps_place, false) END
@@ -374,6 +381,7 @@ BEGIN
         RAISE EXCEPTION '%', p_id USING ERRCODE = 'WPKNW';
     ELSE
         act := 'replace';
+        moves := p_group IS DISTINCT FROM CASE WHEN h.id IS NOT NULL THEN h."group" ELSE o."group" END;
         IF h.id IS NOT NULL THEN
             state := {WAITING};
             followups := ({end_message}(q, h, p_now, p_op, 'replaced', 'publish')).followups;

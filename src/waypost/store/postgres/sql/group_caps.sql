@@ -79,10 +79,9 @@ CREATE OR REPLACE FUNCTION {drop_longest}(
 DECLARE
     v record;
     v_ended record;
+    v_dropped bigint := 0;
     v_short boolean;
     v_locked text[] := '{}';
-    v_names text[] := '{}';
-    v_counts bigint[] := '{}';
 BEGIN
     dropped := 0;
     followups := '{}';
@@ -93,10 +92,10 @@ BEGIN
                 SELECT o.name, sum(o.ready) AS length FROM (
                     SELECT t.name, t.ready FROM {group} t WHERE t.queue = q.number
                     UNION ALL
-                    SELECT n.name, n.ready FROM {group_change} t CROSS JOIN LATERAL unnest(t.names, t.ready) AS n (name, ready)
-                    WHERE t.queue = q.number AND t.seq < p_first_seq
-                    UNION ALL
-                    SELECT d.name, -d.count FROM unnest(v_names, v_counts) AS d (name, count)) o
+                    -- Of this step: not what it stores, but what it replaces and drops.
+                    SELECT n.name, CASE WHEN t.seq < p_first_seq THEN n.ready ELSE least(n.ready, 0) END
+                    FROM {group_change} t CROSS JOIN LATERAL unnest(t.names, t.ready) AS n (name, ready)
+                    WHERE t.queue = q.number) o
                 WHERE o.name <> ALL (v_locked)
                 GROUP BY o.name HAVING sum(o.ready) > 0 ORDER BY 2 DESC, 1 LIMIT p_count - dropped
             )
@@ -108,14 +107,13 @@ BEGIN
         LOOP
             v_ended := {drop_from_group}(q, p_now, p_op, v.name, p_first_seq, p_others, v.count);
             followups := followups || v_ended.followups;
-            v_names := v_names || v.name;
-            v_counts := v_counts || v_ended.dropped;
+            v_dropped := v_dropped + v_ended.dropped;
             IF v_ended.dropped < v.count THEN
                 v_locked := v_locked || v.name;
                 v_short := true;
             END IF;
         END LOOP;
-        dropped := (SELECT coalesce(sum(u.count), 0) FROM unnest(v_counts) AS u (count));
+        dropped := v_dropped;
         EXIT WHEN NOT v_short OR dropped >= p_count;
     END LOOP;
 END $body$;

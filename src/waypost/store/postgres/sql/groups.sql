@@ -380,8 +380,9 @@ BEGIN
             WHERE o.queue = q.number AND o.in_line AND (p_missed IS NULL OR o.name <> ALL (p_missed))
             ORDER BY o.turn, o.name LIMIT greatest(p_room, p_groups)) t
     ), bound AS MATERIALIZED (
-        -- No group gets a further message before a group that was not read.
-        SELECT CASE WHEN count(*) >= greatest(p_room, p_groups) THEN max(f.turn)
+        -- No group gets a further message before a group that was not read, which may have the same turn and a smaller
+        -- name.
+        SELECT CASE WHEN count(*) >= greatest(p_room, p_groups) THEN max(f.turn) - 1
             ELSE max(f.turn) + ceil(p_room / sum(1.0 / f.stride))::bigint END AS turn
         FROM first f
     ), picks AS MATERIALIZED (

@@ -91,7 +91,7 @@ BEGIN
         v_done.followups := v_lapsed.followups || v_done.followups;
         v_done.fresh := v_done.fresh + v_lapsed.fresh;
     END IF;
-    IF q.group_capped AND q.group_mode > 0 AND v_done.added > 0 THEN
+    IF q.group_capped AND q.group_mode > 0 AND v_done.capped_groups IS NOT NULL THEN
         v_ended := {keep_group_caps}(q, v_now, v_op, v_done.first_seq, v_done.others, v_done.capped_groups);
         v_done.followups := v_done.followups || v_ended.followups;
         v_pending := v_pending - v_ended.dropped;

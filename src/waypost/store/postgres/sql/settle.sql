@@ -75,6 +75,12 @@ BEGIN
         -- All steps lock messages in one order; here they are then settled in the order of the call.
         PERFORM 1 FROM {message} t
         WHERE t.queue = q.number AND t.id = ANY (p_ids) ORDER BY t.id FOR UPDATE;
+        IF p_outcomes IS NOT NULL AND q."order" IS NOT NULL AND q.conversion ? 'after' THEN
+            -- One that is tried again keeps a place before those that are ready, and holds its group. The lock is that of a
+            -- publish: if the settings change meanwhile, there is one more pass.
+            PERFORM pg_advisory_xact_lock_shared({lock_key}('removal'), hashtext(p_queue));
+            PERFORM {convert_messages}(t, p_ids, NULL) FROM {queue} t WHERE t.number = q.number AND t."order" IS NOT NULL;
+        END IF;
         IF p_outcomes IS NULL AND q.completed_max = 0 THEN
             SELECT v_gone || d.ids, v_groups || d.groups INTO v_gone, v_groups
             FROM {settle_done}(q, v_now, v_op, p_ids, p_tokens, p_nonces, true) d;

@@ -86,11 +86,11 @@ BEGIN
             SELECT max(v_now - h.ready_ms) FROM generate_series(0, {PRIORITY_MAX}) AS ranks (rank), LATERAL (
                 (SELECT m.ready_ms FROM {message} m
                 WHERE m.queue = v_number AND m.state = {READY} AND m.rank = ranks.rank AND m.position < 0
-                ORDER BY m.position, m.id LIMIT 1)
+                ORDER BY m.position, m.id LIMIT CASE WHEN (v.q)."order" IS NULL THEN 1 ELSE {OLDEST_READ_MAX} END)
                 UNION ALL
                 (SELECT m.ready_ms FROM {message} m
                 WHERE m.queue = v_number AND m.state = {READY} AND m.rank = ranks.rank AND m.position >= 0
-                ORDER BY m.position, m.id LIMIT 1)) h),
+                ORDER BY m.position, m.id LIMIT CASE WHEN (v.q)."order" IS NULL THEN 1 ELSE {OLDEST_READ_MAX} END)) h),
         'oldest_leased', (
             SELECT max(v_now - m.claimed_ms) FROM {message} m WHERE m.queue = v_number AND m.state = {LEASED}),
         'next_due', {ms_until}({next_due}(v_number), v_now),

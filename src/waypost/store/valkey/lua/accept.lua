@@ -163,6 +163,9 @@ local function plan_drafts(first)
         added = added + 1
         if grouping and grouping.capped then added_to[draft.group] = (added_to[draft.group] or 0) + 1 end
       end
+    elseif draft.action == 'replace' and grouping and grouping.capped and (draft.capped or not draft.forwarded) then
+      -- One that replaces a message of another group is one more in its own.
+      if state_of(draft.holder).group ~= draft.group then added_to[draft.group] = (added_to[draft.group] or 0) + 1 end
     end
     drafts[#drafts + 1] = draft
   end

@@ -394,12 +394,15 @@ local function follow_groups()
       grouping.write_ready()
       local score = call('ZSCORE', READY, s.id)
       if score then g.ready = max(0, g.ready - call('ZREM', LINE, line_name(s.group, tonumber(score), s.id))) end
-    elseif serves or call('SREM', COUNTED, s.id) == 1 then
+    else
+      -- Claimed before there was an order: it returns to a place before all that were ready then.
+      if s.status == 'L' and is_ordered(s) then
+        call('HSETNX', POSITIONS, s.id, format('%.0f', s.claimed - HEAD_OFFSET - BAND))
+      end
+      if not serves and call('SREM', COUNTED, s.id) == 0 then return end
       if s.status == 'L' then
         g.running = max(0, g.running - 1)
         released(g)
-        -- It was claimed before there was an order: it returns to a place before all messages that were ready then.
-        if is_ordered(s) then call('HSETNX', POSITIONS, s.id, format('%.0f', s.claimed - HEAD_OFFSET - BAND)) end
       else
         g.later = max(0, g.later - 1)
       end
@@ -446,6 +449,8 @@ local function follow_groups()
   function grouping.make_ready(s, head)
     local group = s.group
     local by_age = follows and ordered and group ~= ''
+    -- While messages of an order that was removed go back to their priorities, others are stored behind them: it may be set again.
+    local as_before = not head and group ~= '' and at and sub(at, 1, 7) == 'restore'
     if simple and collects and s.token == 0 and not known[group] then
       local score = by_age and ORDERED_BAND + next_position() or score_of(s.priority, head or next_position())
       local length, number = #new_ready, added[group]
@@ -466,7 +471,7 @@ local function follow_groups()
     end
     local score = forget_place(s)
     if not score then
-      if by_age then
+      if by_age or as_before then
         score = ORDERED_BAND + next_position()
       else
         score = score_of(s.priority, head or next_position())

@@ -16,18 +16,19 @@ if at or GROUP_USE == 'configure' then
     return ids, scores, raws, format('%.0f %d', last, same)
   end
 
-  -- Messages of ordered groups return to their priorities, when the queue is no longer ordered.
+  -- Messages of ordered groups return to their priorities, when the queue is no longer ordered. Returns whether one moved.
   local function restore_score(id, score, raw)
     local group = raw and group_in(raw)
-    if not group or group == '' then return end
+    if not group or group == '' then return false end
     local position = score < -HEAD_OFFSET and score + BAND or score - ORDERED_BAND
     -- Inline: the fast path of settle has not included the functions of moves, and runs this too.
     local restored = (9 - byte(raw, 48)) * BAND + position
-    if restored == score then return end
+    if restored == score then return false end
     call('ZADD', READY, restored, id)
     if follows and call('ZREM', LINE, line_name(group, score, id)) == 1 then
       call('ZADD', LINE, 0, line_name(group, restored, id))
     end
+    return true
   end
 
   local COUNTED_PHASES = {leases = {LEASES, 'running', 'due 0'}, due = {DUE, 'later', 'waiting 0'},
@@ -72,11 +73,16 @@ if at or GROUP_USE == 'configure' then
     elseif phase == 'restore' then
       -- First the messages before all priorities, then the others.
       local ids, scores, raws, behind = ready_page(cursor, skip, cursor == '-inf' and '(-' .. HEAD_OFFSET or '+inf', room)
-      for i = 1, #ids do restore_score(ids[i], scores[i], raws[i]) end
+      -- Those that have moved are not behind the cursor any more.
+      local last, stay = scores[#ids], 0
+      if tonumber(cursor) == last then stay = tonumber(skip) or 0 end
+      for i = 1, #ids do
+        if not restore_score(ids[i], scores[i], raws[i]) and scores[i] == last then stay = stay + 1 end
+      end
       if cursor == '-inf' then
         if #ids < room then at = format('restore %.0f', ORDERED_BAND) end
       elseif behind then
-        at = 'restore ' .. behind
+        at = format('restore %.0f %d', last, stay)
       elseif follows then
         at = serves and 'review 0' or 'leases 0'
       else
@@ -98,6 +104,8 @@ if at or GROUP_USE == 'configure' then
   -- Continue the work that a change of settings requires: a bounded number of messages.
   function grouping.build()
     local room = CHUNK_MESSAGES_MAX
+    -- The last page must find what this step has stored.
+    if at then grouping.write_ready() end
     while at and room > 0 do room = room - build_page(room) - 1 end
     if at == fields[1] then return end
     if at then call('HSET', QUEUE, 'groups_at', at) else call('HDEL', QUEUE, 'groups_at') end

@@ -20,18 +20,19 @@ must_be('zset', SLEEPERS)
 must_be('hash', READERS)
 
 -- The oldest message of each priority is the first of it, but a reclaimed one may be younger than the next: read the
--- first of both parts.
+-- first of both parts. In an ordered group a retried message may precede messages that have waited longer.
 local oldest
-local function look(from, to)
-  local ids = call('ZRANGEBYSCORE', READY, format('%.0f', from), format('(%.0f', to), 'LIMIT', 0, 1)
-  if #ids == 0 then return end
-  local s = state_of(ids[1])
-  if s and (not oldest or s.ready < oldest) then oldest = s.ready end
+local function look(from, to, most)
+  local ids = call('ZRANGEBYSCORE', READY, format('%.0f', from), format('(%.0f', to), 'LIMIT', 0, most)
+  for i = 1, #ids do
+    local s = state_of(ids[i])
+    if s and (not oldest or s.ready < oldest) then oldest = s.ready end
+  end
 end
 for priority = 0, 9 do
   local middle = score_of(priority, 0)
-  look(middle - HEAD_OFFSET, middle)
-  look(middle, middle + HEAD_OFFSET)
+  look(middle - HEAD_OFFSET, middle, 1)
+  look(middle, middle + HEAD_OFFSET, policy.order and priority == 0 and OLDEST_READ_MAX or 1)
 end
 
 local longest = -1
