@@ -574,7 +574,14 @@ class StoreMachine(RuleBasedStateMachine):
     @step(2, queue=queues, change=st.sampled_from(GROUP_CHANGES))
     def configure_groups(self, queue: str, change: dict[str, Any]) -> None:
         """Change how a live queue treats groups."""
+        if "order" in change and change["order"] is None and self.policy(queue).order and self.mixes_groups(queue):
+            return  # where messages with a group are then placed among those without one is left to each store
         self.both(lambda store: store.configure(queue, policy_changes(change)))
+
+    def mixes_groups(self, queue: str) -> bool:
+        """Return whether a queue has unfinished messages with a group and without one, by the model."""
+        model = cast(MemoryStore, self.stores[0])._queues[queue]
+        return len({one.group is None for one in model.messages.values() if one.state != "dead"}) == 2
 
     @step(
         2,
