@@ -139,14 +139,18 @@ def make_spec(
     )
     if spec.start_ms is not None and spec.end_ms is not None and spec.end_ms < spec.start_ms:
         raise InvalidSchedule("the end of a schedule lies before its start")
-    # Refuse invalid headers and sizes now, not when it fires.
+    _check_sizes(spec)
+    return spec
+
+
+def _check_sizes(spec: Spec) -> None:
+    """Refuse invalid headers and sizes now, not when it fires."""
     size = message_size(spec)
     if spec.missed == "all" and size * spec.max_catchup > CHUNK_BYTES_MAX:
         raise InvalidSchedule(
             f"CatchUp({spec.max_catchup}) of a message of {size:,} bytes is more than one step may publish "
             f"({CHUNK_BYTES_MAX:,} bytes); lower it, or publish a reference to the data"
         )
-    return spec
 
 
 def _check_exclude(exclude: Collection[date], is_cron: bool) -> tuple[str, ...]:
@@ -280,6 +284,7 @@ def merged(old: Spec, new: Spec, named: Collection[str]) -> Spec:
     fields = {field for keyword in named for field in FIELDS[keyword]}
     spec = structs.replace(old, **{field: getattr(new, field) for field in fields})
     _check_overlap(spec.overlap, missed_policy(spec), spec.declared)
+    _check_sizes(spec)
     return spec
 
 
@@ -323,7 +328,7 @@ def save(
             return describe(queue, found)
         seen = (None, None) if found is None else (found.version, found.next_ms)
         saved = yield from context.attempt(context.store.save_schedule(queue, wanted, version=seen[0], next_ms=seen[1]))
-        if saved.status == "saved" and saved.schedule is not None:
+        if saved.schedule is not None and saved.schedule.version == wanted.version:
             yield from _announce(context, queue)
             context.emit("schedule_saved", queue, key=key)
             return describe(queue, saved.schedule)
@@ -476,7 +481,7 @@ def set_paused(context: ClientContext, name: str, queue: str | None, paused: boo
             wanted = structs.replace(wanted, next_ms=next_ms, due_ms=due_ms, state=state)
         call = context.store.save_schedule(place, wanted, version=stored.version, next_ms=stored.next_ms)
         saved = yield from context.attempt(call)
-        if saved.status == "saved":
+        if saved.schedule is not None and saved.schedule.version == wanted.version:
             yield from _announce(context, place)
             context.emit("schedule_paused" if paused else "schedule_resumed", place, key=stored.key)
             return True
