@@ -306,11 +306,18 @@ def change(context: ClientContext, queue: str, name: str, key: str | None, rule:
 
 
 def save(
-    context: ClientContext, queue: str, key: str, spec: Spec, named: frozenset[str] | None = None
+    context: ClientContext,
+    queue: str,
+    key: str,
+    spec: Spec,
+    named: frozenset[str] | None = None,
+    *,
+    may_be_over: bool = False,
 ) -> Flow[Schedule]:
     """Save a schedule. The same rule does not change the next fire; another rule determines it, from now on.
 
-    With `named`, only these keywords of an existing schedule are changed.
+    With `named`, only these keywords of an existing schedule are changed. A schedule that will never fire is refused,
+    unless it `may_be_over`.
     """
     given = spec
     yield from check_new(context, new_fields(spec), InvalidSchedule)
@@ -322,7 +329,7 @@ def save(
             raise InvalidSchedule(f"queue {queue} has {SCHEDULES_MAX:,} schedules, the limit; use another queue")
         if named is not None and found is not None:
             spec = merged(unpack_spec(found.spec), given, named)
-        wanted = _standing(key, spec, found, listing.at_ms)
+        wanted = _standing(key, spec, found, listing.at_ms, may_be_over)
         if found is not None and structs.replace(wanted, version=found.version) == found:
             context.emit("schedule_saved", queue, "skipped", key=key)
             return describe(queue, found)
@@ -347,7 +354,7 @@ def _contended(key: str, queue: str) -> StoreFailed:
     )
 
 
-def _standing(key: str, spec: Spec, found: StoredSchedule | None, now_ms: int) -> StoredSchedule:
+def _standing(key: str, spec: Spec, found: StoredSchedule | None, now_ms: int, may_be_over: bool) -> StoredSchedule:
     """Return the schedule to save over the existing one."""
     version = os.urandom(8).hex()
     if found is not None:
@@ -358,11 +365,11 @@ def _standing(key: str, spec: Spec, found: StoredSchedule | None, now_ms: int) -
         found = structs.replace(found, state=pack_state(after_change(read_state(found), found.last_ms, old)))
     spec = structs.replace(spec, anchor_ms=now_ms if spec.every_ms is not None else 0)
     fire = _first_fire(key, spec, now_ms, 0 if found is None else found.fires)
-    if fire is None:
+    if fire is None and not may_be_over:
         raise InvalidSchedule(
             f"schedule {key!r} would never fire: no instant lies between now and its end, or max_fires is used up"
         )
-    next_ms, due_ms = fire
+    next_ms, due_ms = (None, None) if fire is None else fire
     if found is None:
         return StoredSchedule(key, version, pack_spec(spec), False, next_ms, due_ms)
     return structs.replace(found, version=version, spec=pack_spec(spec), next_ms=next_ms, due_ms=due_ms)
