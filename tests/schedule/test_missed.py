@@ -51,6 +51,35 @@ def test_a_rule_ends_at_its_end_or_at_the_last_time_that_can_be_kept() -> None:
     assert yearly.after(DUE_MS_MAX) is None
 
 
+@pytest.mark.promise("CRON-2", "CRON-4")
+@pytest.mark.parametrize(("missed", "max_catchup"), [("skip", 0), ("once", 0), ("all", 10)])
+def test_an_instant_that_the_rule_does_not_have_any_more_is_missed_and_the_schedule_goes_on(
+    missed: str, max_catchup: int
+) -> None:
+    """As when the rules of a time zone change between two fires."""
+    daily = spec(missed, max_catchup, every_ms=None, cron="0 9 * * *", tz="Europe/Madrid")
+    following = Timeline("key", daily).after(T0)
+    assert following is not None
+    gone = Fire(following.instant_ms - 60 * MINUTE, following.due_ms - 60 * MINUTE)
+    decision = decide(daily, "key", gone, 0, gone.due_ms + 5)
+    assert decision is not None
+    assert (decision.fires, decision.missed, decision.following) == ((), 1, following)
+    assert decision.last_due_ms <= gone.due_ms + 5 <= decision.valid_until_ms
+    ends = msgspec.structs.replace(daily, end_ms=gone.instant_ms)
+    over = decide(ends, "key", gone, 0, gone.due_ms + 5)
+    assert over is not None
+    assert (over.fires, over.missed, over.following) == ((), 1, None)
+
+
+@pytest.mark.promise("CRON-1", "CRON-4")
+def test_an_instant_whose_jitter_has_grown_is_not_missed() -> None:
+    jittered = spec(jitter_ms=MINUTE)
+    fire = next(fire for fire in Timeline("key", jittered).walk(T0) if fire.due_ms > fire.instant_ms)
+    decision = decide(jittered, "key", Fire(fire.instant_ms, fire.instant_ms), 0, fire.due_ms - 1)
+    assert decision is not None
+    assert (decision.fires, decision.missed, decision.following) == ((), 0, fire)
+
+
 @pytest.mark.promise("CRON-1")
 def test_an_interval_is_from_a_millisecond_to_ten_years() -> None:
     ten_years = 10 * 366 * 86_400

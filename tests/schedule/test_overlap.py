@@ -248,6 +248,41 @@ def test_the_rule_survives_a_pause_and_a_changed_body(world: World) -> None:
 
 
 @pytest.mark.promise("CRON-8")
+def test_a_fire_that_waits_fires_at_once_when_runs_may_overlap_from_now_on(world: World) -> None:
+    scheduler, runs = begin(world, "queue_one")
+    run = runs.start()
+    world.clock.advance(10)
+    assert tick_all(world, scheduler).overlaps == 1
+    world.save(every=10.0, overlap="allow")
+    scheduler.refresh()
+    assert advance_and_tick(world, scheduler).fires == 1
+    stored = world.stored()
+    assert (stored.waiting_fire, stored.fires, stored.skipped_fires) == (None, 2, 0)
+    runs.end(run)
+    assert advance_and_tick(world, scheduler).fires == 0
+
+
+@pytest.mark.promise("CRON-8")
+def test_a_fire_that_waited_does_not_set_back_the_last_fire(world: World) -> None:
+    scheduler, runs = begin(world, "queue_one")
+    runs.start()
+    world.clock.advance(10)
+    assert tick_all(world, scheduler).overlaps == 1
+    for seconds in (1, 3, 3, 2.5):  # it is tried less and less often
+        world.clock.advance(seconds)
+        tick_all(world, scheduler)
+    world.save(every=10.0, overlap="allow")
+    scheduler.refresh()
+    world.clock.advance(0.5)
+    assert tick_all(world, scheduler).fires == 1
+    newest = world.stored()
+    assert newest.waiting_fire is not None
+    assert advance_and_tick(world, scheduler).fires == 1
+    waited = world.stored()
+    assert (waited.waiting_fire, waited.fires, waited.last_fire) == (None, 3, newest.last_fire)
+
+
+@pytest.mark.promise("CRON-8")
 def test_wrong_rules_are_refused_and_a_declared_handler_skips() -> None:
     with pytest.raises(InvalidSchedule, match='overlap is "allow", "skip" or "queue_one", not \'wait\''):
         operations.make_spec("x", every=1, overlap=cast(Any, "wait"))

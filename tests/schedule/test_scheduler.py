@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from waypost.codec import encode_body, make_envelope
-from waypost.errors import SchemaTooNew, StoreUnavailable
+from waypost.errors import InvalidSchedule, OutcomeUnknown, SchemaTooNew, StoreUnavailable
 from waypost.identity import Session
 from waypost.message import StoredMessage
 from waypost.operations import schedules as operations
@@ -266,6 +266,56 @@ def test_a_schedule_that_is_saved_changed_paused_or_removed_is_noticed(world: Wo
     assert drive(world.executor, operations.remove(world.context, key, None)) is False
     world.clock.advance(5)
     assert world.tick(scheduler).fires == 0
+
+
+class LosesReplies:
+    """Passes calls to an executor, and loses the first reply to a save."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self.lost = 0
+
+    def run(self, call: Any) -> Any:
+        reply = self._executor.run(call)
+        if call.name == "save_schedule" and not self.lost:
+            self.lost += 1
+            raise OutcomeUnknown("the connection was lost")
+        return reply
+
+    def run_many(self, calls: Any) -> Any:
+        return self._executor.run_many(calls)
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.promise("CRON-4", "PUB-8")
+def test_a_changed_body_is_not_more_than_one_step_may_publish(world: World) -> None:
+    world.save(every=10.0, missed=CatchUp(512))
+    body = "x" * 10_000
+    with pytest.raises(InvalidSchedule, match=r"CatchUp\(512\) of a message of .* more than one step may publish"):
+        drive(world.executor, operations.change(world.context, QUEUE, "rollup", None, {"body": body}))
+    drive(world.executor, operations.change(world.context, QUEUE, "rollup", None, {"missed": CatchUp(100)}))
+    drive(world.executor, operations.change(world.context, QUEUE, "rollup", None, {"body": body}))
+    assert world.stored().body == body
+
+
+@pytest.mark.promise("CRON-7")
+@pytest.mark.parametrize("change", ["save", "pause"])
+def test_a_change_whose_reply_is_lost_is_reported_as_made(world: World, change: str) -> None:
+    spec = operations.make_spec("rollup", every=10.0)
+    if change == "pause":
+        world.save(every=10.0)
+    world.context.retry_budget = 60
+    executor = LosesReplies(world.executor)
+    world.events.clear()
+    if change == "save":
+        saved = drive(cast(Executor, executor), operations.save(world.context, QUEUE, "rollup", spec))
+        assert saved == world.stored()
+    else:
+        assert drive(cast(Executor, executor), operations.pause(world.context, "rollup", None)) is True
+    assert executor.lost == 1
+    (event,) = [event for event in world.events if event.event == f"schedule_{change}d"]
+    assert event.outcome == "success"
 
 
 @pytest.mark.promise("CRON-6", "PUB-7")

@@ -119,6 +119,30 @@ def test_declared_functions_run_by_their_schedules_and_are_saved_when_a_worker_s
     assert found["heartbeat"].fires >= 5
 
 
+@pytest.mark.promise("CRON-1", "CRON-7")
+def test_a_worker_works_when_a_declared_schedule_is_over(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
+    ran: list[str] = []
+    # An earlier release of the program declared it with another rule.
+    harness.save_schedule("rollup", queue="reports", cron="@yearly", key="rollup")
+
+    @cast(Waypost, harness.post).cron("@daily", end=datetime(2020, 1, 1, tzinfo=UTC), queue="reports", name="rollup")
+    def report(body: str) -> None:
+        ran.append(body)
+
+    @cast(Waypost, harness.post).every(60, end=datetime(2020, 1, 1, tzinfo=UTC))
+    def heartbeat() -> None: ...
+
+    with caplog.at_level(logging.WARNING, "waypost"), harness.working():
+        harness.publish("reports", "by hand")
+        until(lambda: ran, "the message was handled")
+    found = {schedule.name: (schedule.next_fires, schedule.declared) for schedule in harness.schedules()}
+    assert found == {"rollup": ([], True), "heartbeat": ([], True)}
+    over = [record.__dict__["schedule"] for record in caplog.records if getattr(record, "event", "") == "schedule_over"]
+    assert sorted(over) == ["heartbeat", "rollup"]
+    with pytest.raises(InvalidSchedule, match="would never fire"):
+        harness.save_schedule("once more", queue="reports", every=60, end=datetime(2020, 1, 1, tzinfo=UTC))
+
+
 @pytest.mark.promise("CRON-7")
 def test_a_schedule_saved_while_a_worker_runs_is_fired_by_it(harness: Harness) -> None:
     ran: list[int] = []

@@ -6,6 +6,7 @@ import contextlib
 import sqlite3
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -194,6 +195,47 @@ def test_a_failed_chain_names_the_message_that_failed(harness: Harness) -> None:
             harness.wait_chain(chain, timeout=20)
     assert caught.value.member is not None
     assert caught.value.member.startswith("finish/")
+
+
+@pytest.mark.promise("CHAIN-1", "CHAIN-2", "QUEUE-8")
+@pytest.mark.parametrize("how", ["cancel", "purge", "purge some", "bulk"])
+def test_the_end_of_a_message_in_a_queue_without_workers_ends_its_chain(harness: Harness, how: str) -> None:
+    chain = harness.publish("orders", {}, chain=True)
+    waiting = harness.publish("reports", {}, after=[chain])
+    with harness.receive("orders", wait=20) as message:
+        mail = message.then("mails", {})
+    if how == "cancel":
+        assert harness.cancel("mails", id=mail) == "cancelled"
+    elif how == "bulk":
+        action = harness.start_bulk("mails", "cancel", state="ready")
+        harness.run_bulk(action.id)
+    else:
+        filters = {"published_after": datetime(2020, 1, 1, tzinfo=UTC)} if how == "purge some" else {}
+        assert harness.purge("mails", **filters) == 1
+    with pytest.raises(ChainFailed, match="cancelled"):
+        harness.wait_chain(chain, timeout=20)
+    with pytest.raises(MessageDead, match="blocker_failed"):
+        harness.wait_result(waiting, timeout=20)
+    assert harness.remove_queue("mails") is True
+
+
+@pytest.mark.promise("CHAIN-2", "QUEUE-8")
+def test_a_queue_is_removed_though_its_last_client_died_before_it_had_sent_on(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chain = harness.publish("orders", {}, chain=True)
+    with harness.receive("orders", wait=20) as message:
+        message.then("mails", {})
+
+    def dead(context: Any, queue: str) -> Any:
+        yield from ()
+
+    with monkeypatch.context() as patched:
+        patched.setattr("waypost.operations.receive.deliver_outgoing", dead)
+        with harness.receive("mails", wait=20) as message:
+            assert message is not None
+    assert harness.remove_queue("mails") is True
+    assert harness.wait_chain(chain, timeout=20) is None
 
 
 @pytest.mark.promise("CHAIN-2")

@@ -557,7 +557,13 @@ class BaseClient:
             if one.queue not in mine:
                 continue
             try:
-                yield from schedules.save(context, one.queue, one.key, one.spec)
+                # The end of one passes while its program goes on: that must not keep a worker from its work.
+                saved = yield from schedules.save(context, one.queue, one.key, one.spec, may_be_over=True)
+                if saved.next_fire is None and not saved.paused:
+                    log.warning(
+                        "schedule %r of queue %s is over, and does not fire any more", one.key, one.queue,
+                        extra={"event": "schedule_over", "queue": one.queue, "schedule": one.key},
+                    )  # fmt: skip
             except SchemaTooNew as error:
                 # A worker of a newer release saved it, and schedulers of that release fire it. This worker can run
                 # without it.

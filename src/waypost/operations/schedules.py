@@ -139,14 +139,18 @@ def make_spec(
     )
     if spec.start_ms is not None and spec.end_ms is not None and spec.end_ms < spec.start_ms:
         raise InvalidSchedule("the end of a schedule lies before its start")
-    # Refuse invalid headers and sizes now, not when it fires.
+    _check_sizes(spec)
+    return spec
+
+
+def _check_sizes(spec: Spec) -> None:
+    """Refuse invalid headers and sizes now, not when it fires."""
     size = message_size(spec)
     if spec.missed == "all" and size * spec.max_catchup > CHUNK_BYTES_MAX:
         raise InvalidSchedule(
             f"CatchUp({spec.max_catchup}) of a message of {size:,} bytes is more than one step may publish "
             f"({CHUNK_BYTES_MAX:,} bytes); lower it, or publish a reference to the data"
         )
-    return spec
 
 
 def _check_exclude(exclude: Collection[date], is_cron: bool) -> tuple[str, ...]:
@@ -280,6 +284,7 @@ def merged(old: Spec, new: Spec, named: Collection[str]) -> Spec:
     fields = {field for keyword in named for field in FIELDS[keyword]}
     spec = structs.replace(old, **{field: getattr(new, field) for field in fields})
     _check_overlap(spec.overlap, missed_policy(spec), spec.declared)
+    _check_sizes(spec)
     return spec
 
 
@@ -301,11 +306,18 @@ def change(context: ClientContext, queue: str, name: str, key: str | None, rule:
 
 
 def save(
-    context: ClientContext, queue: str, key: str, spec: Spec, named: frozenset[str] | None = None
+    context: ClientContext,
+    queue: str,
+    key: str,
+    spec: Spec,
+    named: frozenset[str] | None = None,
+    *,
+    may_be_over: bool = False,
 ) -> Flow[Schedule]:
     """Save a schedule. The same rule does not change the next fire; another rule determines it, from now on.
 
-    With `named`, only these keywords of an existing schedule are changed.
+    With `named`, only these keywords of an existing schedule are changed. A schedule that will never fire is refused,
+    unless it `may_be_over`.
     """
     given = spec
     yield from check_new(context, new_fields(spec), InvalidSchedule)
@@ -317,13 +329,13 @@ def save(
             raise InvalidSchedule(f"queue {queue} has {SCHEDULES_MAX:,} schedules, the limit; use another queue")
         if named is not None and found is not None:
             spec = merged(unpack_spec(found.spec), given, named)
-        wanted = _standing(key, spec, found, listing.at_ms)
+        wanted = _standing(key, spec, found, listing.at_ms, may_be_over)
         if found is not None and structs.replace(wanted, version=found.version) == found:
             context.emit("schedule_saved", queue, "skipped", key=key)
             return describe(queue, found)
         seen = (None, None) if found is None else (found.version, found.next_ms)
         saved = yield from context.attempt(context.store.save_schedule(queue, wanted, version=seen[0], next_ms=seen[1]))
-        if saved.status == "saved" and saved.schedule is not None:
+        if saved.schedule is not None and saved.schedule.version == wanted.version:
             yield from _announce(context, queue)
             context.emit("schedule_saved", queue, key=key)
             return describe(queue, saved.schedule)
@@ -342,7 +354,7 @@ def _contended(key: str, queue: str) -> StoreFailed:
     )
 
 
-def _standing(key: str, spec: Spec, found: StoredSchedule | None, now_ms: int) -> StoredSchedule:
+def _standing(key: str, spec: Spec, found: StoredSchedule | None, now_ms: int, may_be_over: bool) -> StoredSchedule:
     """Return the schedule to save over the existing one."""
     version = os.urandom(8).hex()
     if found is not None:
@@ -353,11 +365,11 @@ def _standing(key: str, spec: Spec, found: StoredSchedule | None, now_ms: int) -
         found = structs.replace(found, state=pack_state(after_change(read_state(found), found.last_ms, old)))
     spec = structs.replace(spec, anchor_ms=now_ms if spec.every_ms is not None else 0)
     fire = _first_fire(key, spec, now_ms, 0 if found is None else found.fires)
-    if fire is None:
+    if fire is None and not may_be_over:
         raise InvalidSchedule(
             f"schedule {key!r} would never fire: no instant lies between now and its end, or max_fires is used up"
         )
-    next_ms, due_ms = fire
+    next_ms, due_ms = (None, None) if fire is None else fire
     if found is None:
         return StoredSchedule(key, version, pack_spec(spec), False, next_ms, due_ms)
     return structs.replace(found, version=version, spec=pack_spec(spec), next_ms=next_ms, due_ms=due_ms)
@@ -476,7 +488,7 @@ def set_paused(context: ClientContext, name: str, queue: str | None, paused: boo
             wanted = structs.replace(wanted, next_ms=next_ms, due_ms=due_ms, state=state)
         call = context.store.save_schedule(place, wanted, version=stored.version, next_ms=stored.next_ms)
         saved = yield from context.attempt(call)
-        if saved.status == "saved":
+        if saved.schedule is not None and saved.schedule.version == wanted.version:
             yield from _announce(context, place)
             context.emit("schedule_paused" if paused else "schedule_resumed", place, key=stored.key)
             return True

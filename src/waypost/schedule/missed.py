@@ -50,6 +50,11 @@ def decide(spec: Spec, key: str, expected: Fire, fired: int, now_ms: int) -> Dec
             break
         due.append(fire)
         count += 1
+    if not due:
+        # The rule does not have this instant any more: the rules of its zone have changed since it was computed, or a
+        # machine with other rules computed it. (If the same instant follows, only its jitter has changed.)
+        is_gone = following is None or following.instant_ms != expected.instant_ms
+        return Decision((), int(is_gone), expected.due_ms, DUE_MS_MAX, following)
     if following is not None and following.due_ms <= now_ms:
         # More is due than one step walks through: the oldest are missed, however long the walk took.
         return Decision((), passed + count - len(due), due[0].due_ms, DUE_MS_MAX, due[0])

@@ -451,7 +451,7 @@ class Scheduler:
         if waiting_ms is not None and known.run_at <= self.context.monotonic():
             decision = Decision((Fire(waiting_ms, waiting_ms),), 0, 0, DUE_MS_MAX, None)
             drafts = yield from drafts_of(self.context, queue, stored, known.spec, decision.fires)
-            return decision, waiting_step(stored, known.state, drafts[0].id if drafts else None), drafts
+            return decision, waiting_step(stored, known.spec, known.state, drafts[0].id if drafts else None), drafts
         expected = Fire(stored.next_ms or 0, stored.due_ms or 0)
         found = decide(known.spec, stored.key, expected, stored.fires, self._store_now())
         if found is None:

@@ -57,14 +57,17 @@ def _after_run(stored: StoredSchedule, spec: Spec, decision: Decision, known: St
     return AfterRun(known.run_id, pack_state(state), dropped, known.waiting_ms or 0)
 
 
-def waiting_step(stored: StoredSchedule, known: State, run_id: str | None) -> FireStep:
+def waiting_step(stored: StoredSchedule, spec: Spec, known: State, run_id: str | None) -> FireStep:
     """Return the step of a fire that waits for the end of the last run: nothing changes before that."""
     assert known.waiting_ms is not None
+    # Its schedule may overlap since it waits: then newer instants may have fired before it.
+    last_ms = known.waiting_ms if stored.last_ms is None or known.waiting_ms > stored.last_ms else None
+    waits_for = None if spec.overlap == "allow" else known.run_id
     # The fires after it may be those after a pause, so no range begins with it.
     fired = add_range(fired_ranges(known, stored.last_ms), known.waiting_ms, known.waiting_ms)
     state = structs.replace(known, since_ms=None, fired=fired, run_id=run_id, waiting_ms=None)
     return FireStep(
-        stored.key, stored.version, stored.next_ms, 0, DUE_MS_MAX, known.waiting_ms, 0, stored.next_ms, stored.due_ms,
+        stored.key, stored.version, stored.next_ms, 0, DUE_MS_MAX, last_ms, 0, stored.next_ms, stored.due_ms,
         state=pack_state(state), new_version=os.urandom(8).hex(),
-        after_run=None if known.run_id is None else AfterRun(known.run_id),
+        after_run=None if waits_for is None else AfterRun(waits_for),
     )  # fmt: skip

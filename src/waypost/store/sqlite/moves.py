@@ -10,7 +10,7 @@ from waypost.identity import continuation_id
 from waypost.policy import ENDED_TTL_MS, HEAD_OFFSET, NO_END_MS, RECLAIM_MAX, UNIQUE_NUMBERS
 from waypost.store.port import cut_error
 from waypost.store.sqlite.queue_records import COLUMNS, QueueRecords, Record
-from waypost.store.sqlite.schema import DEAD, DELAYED, LEASED, READY
+from waypost.store.sqlite.schema import DEAD, DELAYED, LEASED, READY, WAITING
 from waypost.values import NOT_RUNS, EventName, Notice, chain_id, split_chain_id
 
 LIVE_OR_DEAD = UNIQUE_NUMBERS["live_or_dead"]
@@ -125,6 +125,7 @@ def end(
     if record.state == LEASED and cause not in NOT_RUNS:
         records.count_run(record)
     dead = how == "dead"
+    is_blocked = record.state == WAITING and record.key is None
     note = records.note_run if record.state == LEASED else records.note
     note(
         how,
@@ -150,7 +151,7 @@ def end(
         _complete(records, record)
     else:
         records.remove(record)
-    if record.chain is not None or records.is_awaited:
+    if record.chain is not None or is_blocked or records.is_awaited:
         ended(records, record, how, begun)
     if key is None:
         return

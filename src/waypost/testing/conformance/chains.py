@@ -641,6 +641,25 @@ class TestLinks:
         assert bench.links("0" * 24, queue="no-such-queue") == Links()
 
     @pytest.mark.promise("CHAIN-2")
+    @pytest.mark.parametrize("how", ["cancel", "purge", "redrive"])
+    def test_a_message_that_waits_no_more_leaves_no_links_to_it_or_to_a_later_one(self, bench: Bench, how: str) -> None:
+        chains = [bench.begin_chain(), bench.begin_chain(queue=INVOICES)]
+        waiting = bench.publish(queue=MAILS, after_chains=chains)
+        bench.deliver_all()
+        if how == "cancel":
+            assert bench.cancel(waiting.id, queue=MAILS) == "cancelled"
+        elif how == "purge":
+            assert bench.purge("waiting", queue=MAILS) == Purged(1, False)
+        else:
+            bench.settle(bench.claim_one(), "dead")
+            bench.deliver_all()
+            assert bench.links(waiting.id, queue=MAILS) == Links()
+            assert bench.redrive(queue=MAILS).moved == [waiting.id]
+        assert bench.links(waiting.id, queue=MAILS) == Links()
+        later = [bench.publish(queue=MAILS), bench.publish(queue=MAILS, key="k")]
+        assert [bench.links(one.id, queue=MAILS) for one in later] == [Links(), Links()]
+
+    @pytest.mark.promise("CHAIN-2")
     def test_very_many_links_are_listed_in_part(self, bench: Bench) -> None:
         chain = bench.begin_chain()
         for _ in range(LINKS_MAX + 20):
