@@ -186,6 +186,8 @@ class TestTransactions:
         from sqlalchemy.util import await_only
 
         committed = False
+        #: How many calls there were at the begin of each open savepoint.
+        savepoints: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
         def on_commit(session: Any) -> None:
             nonlocal committed
@@ -193,6 +195,15 @@ class TestTransactions:
             if not session.in_nested_transaction():
                 self._commit(pending)
                 committed = bool(pending)
+
+        def on_begin(session: Any, transaction: Any) -> None:
+            if transaction.nested:
+                savepoints[transaction] = len(pending)
+
+        def on_rollback(session: Any, transaction: Any) -> None:
+            # A savepoint that was there before the first call has none before it.
+            if transaction.nested:
+                del pending[savepoints.get(transaction, 0) :]
 
         def on_end(session: Any, transaction: Any) -> None:
             # Also of a session that is closed without a commit or a rollback.
@@ -206,6 +217,8 @@ class TestTransactions:
             elif runs and self.after_commit is not None:
                 self.after_commit()
 
+        event.listen(session, "after_transaction_create", on_begin)
+        event.listen(session, "after_soft_rollback", on_rollback)
         event.listen(session, "after_commit", on_commit)
         event.listen(session, "after_transaction_end", on_end)
 
