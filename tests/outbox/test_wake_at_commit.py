@@ -281,6 +281,26 @@ def test_savepoints_of_a_session_neither_wake_before_the_commit_nor_forget_the_s
     engine.dispose()
 
 
+@pytest.mark.promise("BOX-2")
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_a_session_whose_info_its_owner_has_cleared_ends_and_wakes_as_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    url, woken = f"sqlite:///{tmp_path / 'shop.db'}", list[Any]()
+    engine = create_engine(url)
+    with Waypost(url) as post, Session(engine) as session:
+        post.ledger("orders")
+        monkeypatch.setattr(post._context, "wake", woken.append)
+        post.publish("orders", 1, transaction=session)
+        session.info.clear()
+        getattr(session, end)()
+        assert woken == []
+        post.publish("orders", 2, transaction=session)
+        session.commit()
+        assert woken == [{"orders": ["*"]}]
+    engine.dispose()
+
+
 @pytest.fixture
 def sleeping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Waypost, list[int]]]:
     """A worker of queue orders in a file that polls so rarely that only a wake-up lets it find a message in time."""
