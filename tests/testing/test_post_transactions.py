@@ -118,9 +118,9 @@ def test_nothing_is_there_of_a_savepoint_that_is_rolled_back(engine: Engine, pos
         assert post.publish("orders", 2, key="order:1", transaction=session).status == "queued"
         with session.begin_nested():
             post.publish("orders", 3, transaction=session)
-            with pytest.raises(ValueError, match="no stock"), session.begin_nested():
-                post.publish("orders", 4, transaction=session)
-                raise ValueError("no stock")
+            inner = session.begin_nested()
+            post.publish("orders", 4, transaction=session)
+            inner.rollback()
         session.commit()
         assert [message.body for message in test.published("orders")] == [2, 3]
         insert(session, 2)
