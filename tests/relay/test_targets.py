@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from tests.fault.proxy import Proxy
-from tests.relay.target_systems import Store, Streams, TargetSystem
+from tests.relay.target_systems import Nats, Store, Streams, TargetSystem
 from tests.waiting import until
 from waypost import Message, Waypost
+from waypost.outbox.relay import nats
 from waypost.outbox.relay.rabbitmq import RabbitTarget
 
 COUNT = 1_500
@@ -120,6 +121,43 @@ def test_a_message_that_rabbitmq_cannot_route_is_a_dead_letter(
         (dead,) = post.dead_letters("orders")
         assert (dead.id, dead.reason) == (lost.id, "unroutable")
     assert [arrival.body for arrival in system.arrivals(name)] == [b"found"]
+
+
+@pytest.mark.promise("BOX-4")
+@pytest.mark.needs("rabbitmq-server")
+def test_headers_that_rabbitmq_does_not_take_stop_no_other_message(
+    post: Waypost, systems: dict[str, TargetSystem], name: str
+) -> None:
+    system = systems["rabbitmq"]
+    with post:
+        post.publish("orders", "before")
+        refused = [post.publish("orders", "copied", headers={header: "archive"}).id for header in ("CC", "BCC")]
+        post.publish("orders", "asked", reply_to="amq.rabbitmq.reply-to")
+        post.publish("orders", "after")
+        post.relay("orders", to=system.url(name))
+        relayed(post)
+        assert {(dead.id, dead.reason) for dead in post.dead_letters("orders")} == {(id, "rejected") for id in refused}
+    assert [arrival.body for arrival in system.arrivals(name)] == [b"before", b"asked", b"after"]
+
+
+@pytest.mark.promise("BOX-4")
+def test_what_a_jetstream_stream_refuses_is_a_dead_letter_and_stops_no_other_message(
+    post: Waypost, systems: dict[str, TargetSystem], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nats, "HEADER_RETRIES", 0)
+    system = systems["nats"]
+    assert isinstance(system, Nats)
+    url = system.url(name, max_msg_size=1_000)
+    with post:
+        post.publish("orders", "before")
+        large = post.publish("orders", "x" * 1_000)
+        other = post.publish("orders", "other", headers={"Nats-Expected-Stream": "another"})
+        post.publish("orders", "after")
+        post.relay("orders", to=url)
+        relayed(post)
+        reasons = {dead.id: dead.reason for dead in post.dead_letters("orders")}
+        assert reasons == {large.id: "too_large", other.id: "rejected"}
+    assert [arrival.body for arrival in system.arrivals(name)] == [b"before", b"after"]
 
 
 @pytest.mark.promise("BOX-4")
