@@ -16,6 +16,7 @@ import pytest
 from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
+from tests.outbox.transaction_kinds import dialect
 from tests.servers.pgbouncer import PgBouncer
 from tests.unit.clients import begin_operation
 from tests.waiting import until
@@ -210,6 +211,27 @@ def test_a_schedule_that_fires_unregisters_the_sleeper_that_it_wakes(post: Waypo
     post.trigger_schedule("rollup", queue="orders")
     assert listener.received() == ["@a"]
     assert post.stats("orders").sleepers == 0
+
+
+@pytest.mark.promise("BOX-2", "BOX-3")
+def test_a_settle_in_a_session_of_the_caller_wakes_workers_at_its_commit(
+    server: PostgresServer, post: Waypost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, woken = create_engine(dialect(server.url, "psycopg")), list[Any]()
+    monkeypatch.setattr(post._context, "wake", woken.append)
+    with Session(engine) as session:
+        for commits in (False, True):
+            post.publish("orders", 1)
+            woken.clear()
+            with post.receive("orders") as message:
+                assert message is not None
+                put_to_sleep(post, "a")  # it listens to a channel other than the store's own
+                with message.transaction(session):
+                    message.outcome = Retry(after=0)
+                assert woken == [], "nothing is committed yet"
+                session.commit() if commits else session.rollback()
+        assert woken == [{"orders": ["a"]}]
+    engine.dispose()
 
 
 @pytest.mark.promise("BOX-2")

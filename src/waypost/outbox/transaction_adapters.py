@@ -382,13 +382,16 @@ Wake = Callable[[dict[str, list[str]]], None]
 _SLEEPERS = "waypost_sleepers"
 
 
-def wake_after_commit(given: Any, wake: Wake, names: dict[str, list[str]]) -> None:
-    """Notify sleepers once the caller's transaction is committed. Only sessions of SQLAlchemy report that."""
+def wake_after_commit(given: Any, wake: Wake, names: dict[str, list[str]]) -> bool:
+    """Notify sleepers once the caller's transaction is committed; return whether it reports that.
+
+    Only sessions of SQLAlchemy do.
+    """
     if is_instance_of(given, "sqlalchemy", "scoped_session", "async_scoped_session"):
         given = given()
     session = getattr(given, "sync_session", given)
     if not is_instance_of(session, "sqlalchemy", "Session"):
-        return
+        return False
     waiting: dict[Wake, dict[str, list[str]]] | None = session.info.get(_SLEEPERS)
     if waiting is None:
         from sqlalchemy import event
@@ -397,6 +400,7 @@ def wake_after_commit(given: Any, wake: Wake, names: dict[str, list[str]]) -> No
         event.listen(session, "after_commit", _wake_all)
         event.listen(session, "after_rollback", _forget_sleepers)
     add_wakes(waiting.setdefault(wake, {}), names)
+    return True
 
 
 def _wake_all(session: Any) -> None:
