@@ -156,14 +156,12 @@ class TestTransactions:
     def run(self, given: Any, call: Call[T]) -> T:
         """Answer a call now and run it at the commit of `given`, a session of SQLAlchemy or a connection of Django."""
         if is_instance_of(given, "django", "BaseDatabaseWrapper", "ConnectionProxy"):
-            answer = self._store.answer([], call)
-
-            def on_commit() -> None:
-                self._commit([call])
-                if self.after_commit is not None:
-                    self.after_commit()
-
-            given.on_commit(on_commit)
+            # Django forgets those of a savepoint that is rolled back; a `TestCase` keeps those that it has run.
+            hooks = [
+                hook for _, hook, *_ in given.run_on_commit if isinstance(hook, _CommitHook) and hook.owner is self
+            ]
+            answer = self._store.answer([hook.call for hook in hooks if not hook.has_run], call)
+            given.on_commit(_CommitHook(self, call))
             return answer
         if is_instance_of(given, "sqlalchemy", "scoped_session", "async_scoped_session"):
             given = given()
@@ -226,6 +224,21 @@ class TestTransactions:
         executor = MemoryExecutor(self._store)
         for call in calls:
             executor.run(call)
+
+
+class _CommitHook:
+    """Runs a call when a transaction of Django commits."""
+
+    def __init__(self, owner: TestTransactions, call: Call[Any]) -> None:
+        self.owner = owner
+        self.call = call
+        self.has_run = False
+
+    def __call__(self) -> None:
+        self.has_run = True
+        self.owner._commit([self.call])
+        if self.owner.after_commit is not None:
+            self.owner.after_commit()
 
 
 class _Executor:
