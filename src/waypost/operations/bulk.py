@@ -35,6 +35,7 @@ from waypost.errors import (
 from waypost.formatting import error_line
 from waypost.identity import SESSION_BYTES, Operation, new_mark
 from waypost.operations.flow import ClientContext, Flow, Sleep
+from waypost.operations.outgoing import deliver_ends
 from waypost.operations.records import records, save_record
 from waypost.policy import PRIORITY_MAX, PRIORITY_MIN, RECORDS_PAGE_MAX, parse_rate
 from waypost.store.port import Target, Woken
@@ -413,10 +414,10 @@ def _run(context: ClientContext, record: BulkRecord, step: Step) -> Flow[tuple[i
     targets = [Target(id) for id in step.ids]
     try:
         if record.verb == "cancel":
-            return _count_cancelled(
-                context, record.queue, step.ids,
-                (yield from context.attempt(context.store.cancel(record.queue, targets, operation))),
-            )  # fmt: skip
+            woken = yield from context.attempt(context.store.cancel(record.queue, targets, operation))
+            counts = _count_cancelled(context, record.queue, step.ids, woken)
+            yield from deliver_ends(context, record.queue)
+            return counts
         if record.verb == "reschedule":
             statuses = context.wake_and_report(
                 (yield from context.attempt(
@@ -612,6 +613,8 @@ def purge_chosen(
         if chosen.is_last:
             break
     context.emit("purged", queue, "success" if removed else "skipped", count=removed, reason=state)
+    if removed and state != "dead":
+        yield from deliver_ends(context, queue)
     return removed
 
 

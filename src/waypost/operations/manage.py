@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from waypost.checks import check_count, check_id, check_text, due_ms
 from waypost.errors import ConfigurationError, InvalidInput, InvalidPolicy, InvalidTime, QueueNotEmpty, StoreFailed
 from waypost.operations.flow import ClientContext, Flow, Sleep, Together
+from waypost.operations.outgoing import deliver_ends
 from waypost.operations.upgrading import check_new
 from waypost.policy import (
     CHUNK_MESSAGES_MAX,
@@ -181,6 +182,8 @@ def cancel(context: ClientContext, queue: str, *, id: str | None, key: str | Non
     if status == "requested":
         # Its worker would notice it at its next renewal; with the notification it renews at once.
         context.wakeups.notify("held", queue, [id if id is not None else hash_key(key or "")])
+    if status == "cancelled":
+        yield from deliver_ends(context, queue)
     return status
 
 
@@ -339,6 +342,8 @@ def purge(context: ClientContext, queue: str, state: MessageState) -> Flow[int]:
         if not part.more or part.removed == 0:
             break
     context.emit("purged", queue, "success" if removed else "skipped", count=removed, reason=state)
+    if removed and state not in ("dead", "done"):
+        yield from deliver_ends(context, queue)
     return removed
 
 
@@ -473,9 +478,14 @@ LEFT: dict[str, tuple[str, str, str]] = {
 
 def remove_queue(context: ClientContext, queue: str) -> Flow[bool]:
     """Remove an empty queue with all its records; return whether it existed."""
+    delivered = False
     while True:
         removal: Removal = yield from context.operate(queue, lambda operation: context.store.remove(queue, operation))
-        if not removal.more:
+        if removal.left.get("outgoing") and not delivered:
+            # There may be no worker any more whose claims would deliver it.
+            yield from deliver_ends(context, queue)
+            delivered = True
+        elif not removal.more:
             break
     if removal.left:
         context.emit("queue_removed", queue, "failure", reason=" ".join(removal.left))

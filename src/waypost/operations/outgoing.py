@@ -51,6 +51,12 @@ def deliver_outgoing(context: ClientContext, queue: str) -> Flow[int]:
     return delivered
 
 
+def deliver_ends(context: ClientContext, queue: str) -> Flow[None]:
+    """After a call that ended messages without a claim: a queue without workers has no later claim that would do it."""
+    if not context.store.capabilities.spans_queues:
+        yield from deliver_outgoing(context, queue)
+
+
 def _deliver_messages(context: ClientContext, source: str, continuations: Sequence[Continuation]) -> Flow[int]:
     delivered = 0
     for target, drafts in _by_target(continuations):
