@@ -94,6 +94,41 @@ def test_an_async_session_is_committed_with_the_settle_and_rolled_back_by_an_err
     assert (ledger.done, ledger.dead, ledger.balance, ledger.unexplained) == (19, 1, 0, 0)
 
 
+class Shop(Session):
+    """A session with a method of the application, as SQLModel has one."""
+
+    def sell(self, n: int) -> None:
+        self.execute(MARKED, {"n": n})
+
+
+class AsyncShop(AsyncSession):
+    async def sell(self, n: int) -> None:
+        await self.execute(MARKED, {"n": n})
+
+
+@pytest.mark.promise("BOX-3")
+def test_a_handler_gets_the_class_of_session_that_its_parameter_names(
+    server: PostgresServer, engine: sqlalchemy.Engine, namespace: str, shop: psycopg.Connection[Any]
+) -> None:
+    with Waypost(client=engine, namespace=namespace) as post:
+
+        @post.handler("orders")
+        def sell(body: int, session: Shop) -> None:
+            session.sell(body)
+
+        post.publish("orders", 1)
+        post.worker().run(until_empty=True)
+    async_engine = create_async_engine(dialect(server.url, "asyncpg"), poolclass=sqlalchemy.NullPool)
+
+    def register(post: AsyncWaypost) -> None:
+        @post.handler("orders", engine=async_engine)
+        async def sell_async(body: int, session: AsyncShop) -> None:
+            await session.sell(10 + body)
+
+    work(server, namespace, register, count=2)
+    assert sold(shop) == [1, 10, 11]
+
+
 @pytest.mark.promise("BOX-3")
 def test_a_sync_session_is_given_to_a_sync_handler(
     engine: sqlalchemy.Engine, namespace: str, shop: psycopg.Connection[Any]
