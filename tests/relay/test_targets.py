@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError
 
 from tests.fault.proxy import Proxy
 from tests.relay.target_systems import Nats, Store, Streams, TargetSystem
 from tests.waiting import until
 from waypost import Message, Waypost
 from waypost.outbox.relay import nats
+from waypost.outbox.relay.kafka import _Batch
 from waypost.outbox.relay.rabbitmq import RabbitTarget
+from waypost.outbox.relay.target import Refused, Unconfirmed
 
 COUNT = 1_500
 
@@ -102,6 +105,26 @@ def test_a_message_too_large_for_the_target_is_a_dead_letter(
         assert (dead.id, dead.reason) == (large.id, "too_large")
         assert len(dead.body) == 1024 * 1024
     assert sorted(arrival.body for arrival in system.arrivals(name)) == [b"after", b"before"]
+
+
+@pytest.mark.promise("BOX-4")
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        (KafkaError.INVALID_RECORD, "rejected"),
+        (KafkaError.INVALID_TIMESTAMP, "rejected"),
+        (KafkaError.MSG_SIZE_TOO_LARGE, "too_large"),
+        (KafkaError._INVALID_DIFFERENT_RECORD, None),
+        (KafkaError.UNKNOWN_TOPIC_OR_PART, None),
+    ],
+)
+def test_what_kafka_refuses_for_good_is_a_dead_letter_and_all_else_is_sent_again(code: int, reason: str | None) -> None:
+    batch = _Batch(1)
+    batch.record_delivery(0, KafkaError(code))
+    (confirmation,) = batch.confirmations
+    assert getattr(confirmation, "reason", None) == reason
+    assert isinstance(confirmation, Unconfirmed if reason is None else Refused)
+    assert batch.waiting == 0
 
 
 @pytest.mark.promise("BOX-4")
