@@ -164,6 +164,28 @@ def test_what_cannot_work_is_refused_with_a_reason() -> None:
         run(twice())
 
 
+def test_a_lifespan_of_two_applications_that_start_together_is_refused() -> None:
+    @asynccontextmanager
+    async def own(app: FastAPI) -> AsyncIterator[None]:
+        await asyncio.sleep(0)  # the other application starts meanwhile
+        yield
+
+    async def test() -> None:
+        post = AsyncWaypost("memory://")
+        add_handler(post, [])
+        waypost = WaypostLifespan(post, own)
+        first, second = FastAPI(lifespan=waypost), FastAPI(lifespan=waypost)
+        ends = await asyncio.gather(use(first), use(second), return_exceptions=True)
+        assert [type(end) for end in ends] == [type(None), ConfigurationError]
+        await use(second)  # the first has ended
+
+    async def use(app: FastAPI) -> None:
+        async with serving(app):
+            await asyncio.sleep(0)
+
+    run(test())
+
+
 def with_health(waypost: WaypostLifespan) -> FastAPI:
     app = FastAPI(lifespan=waypost)
     app.include_router(waypost.health_routes(details=True), prefix="/health")

@@ -44,6 +44,31 @@ def test_a_message_is_handled_before_publish_returns() -> None:
     run(test())
 
 
+def test_what_a_handler_returns_passes_through_the_middlewares_in_the_order_of_any_publish() -> None:
+    passed: list[tuple[str, str]] = []
+
+    def noting(name: str) -> type[BaseMiddleware[Any, Any]]:
+        class Noted(BaseMiddleware[Any, Any]):
+            async def publish_scope(self, call_next: Any, cmd: Any) -> Any:
+                passed.append((cmd.destination, name))
+                return await call_next(cmd)
+
+        return Noted
+
+    broker = WaypostBroker("valkey://127.0.0.1:1", logger=None, middlewares=[noting("first"), noting("second")])
+
+    @broker.subscriber("orders")
+    async def charge(body: int) -> WaypostResponse:
+        return WaypostResponse(body, "receipts")
+
+    async def test() -> None:
+        async with TestWaypostBroker(broker):
+            await broker.publish(7, "orders")
+
+    run(test())
+    assert passed == [(queue, name) for queue in ("orders", "receipts") for name in ("first", "second")]
+
+
 def test_a_handler_names_the_queue_of_what_it_returns() -> None:
     published: list[tuple[str, Any]] = []
 

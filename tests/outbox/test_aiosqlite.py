@@ -116,6 +116,28 @@ def test_an_inbox_records_in_an_async_transaction_of_a_file(path: Path) -> None:
     asyncio.run(work())
 
 
+class Autocommit(sqlite3.Connection):
+    """A connection with `autocommit=True`, which Python has from 3.12 on: it is known in its own thread only."""
+
+    @property
+    def autocommit(self) -> bool:
+        self.cursor().close()  # raises in another thread
+        return True
+
+
+@pytest.mark.promise("BOX-3")
+def test_an_inbox_refuses_a_connection_of_aiosqlite_that_commits_each_statement(path: Path) -> None:
+    async def work() -> None:
+        async with opened(path) as (post, _), aiosqlite.connect(path, factory=Autocommit) as file:
+            await post.publish("orders", 1)
+            async with post.receive("orders") as message:
+                assert message is not None
+                with pytest.raises(InvalidInput, match="commits each statement"):
+                    await AsyncInbox().first(message, file)
+
+    asyncio.run(work())
+
+
 @pytest.mark.promise("BOX-1", "BOX-6")
 def test_connections_of_aiosqlite_that_cannot_carry_messages_are_refused(path: Path, tmp_path: Path) -> None:
     async def work() -> None:

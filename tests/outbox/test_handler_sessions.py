@@ -16,13 +16,17 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
+from tests.fault.proxy import Proxy
 from tests.outbox.transaction_kinds import TABLE, dialect
-from waypost import AsyncWaypost, Dead, Message, Middleware, NoRetry, Waypost
+from tests.waiting import until
+from waypost import AsyncWaypost, Constant, Dead, Message, Middleware, NoRetry, Waypost
 from waypost.errors import ConfigurationError, InvalidInput, LeaseLost
 from waypost.outbox import transaction
 from waypost.testing.postgres import PostgresServer
 
 SALE = "INSERT INTO shop (n) VALUES (%s)"
+#: A retry that a test need not wait for.
+SOON = Constant(attempts=5, pause=0.01, jitter=0)
 MARKED = text("INSERT INTO shop (n) VALUES (:n)")
 
 
@@ -92,6 +96,41 @@ def test_an_async_session_is_committed_with_the_settle_and_rolled_back_by_an_err
     ledger = work(server, namespace, register)
     assert sold(shop) == [n for n in range(20) if n != 7]
     assert (ledger.done, ledger.dead, ledger.balance, ledger.unexplained) == (19, 1, 0, 0)
+
+
+class Shop(Session):
+    """A session with a method of the application, as SQLModel has one."""
+
+    def sell(self, n: int) -> None:
+        self.execute(MARKED, {"n": n})
+
+
+class AsyncShop(AsyncSession):
+    async def sell(self, n: int) -> None:
+        await self.execute(MARKED, {"n": n})
+
+
+@pytest.mark.promise("BOX-3")
+def test_a_handler_gets_the_class_of_session_that_its_parameter_names(
+    server: PostgresServer, engine: sqlalchemy.Engine, namespace: str, shop: psycopg.Connection[Any]
+) -> None:
+    with Waypost(client=engine, namespace=namespace) as post:
+
+        @post.handler("orders")
+        def sell(body: int, session: Shop) -> None:
+            session.sell(body)
+
+        post.publish("orders", 1)
+        post.worker().run(until_empty=True)
+    async_engine = create_async_engine(dialect(server.url, "asyncpg"), poolclass=sqlalchemy.NullPool)
+
+    def register(post: AsyncWaypost) -> None:
+        @post.handler("orders", engine=async_engine)
+        async def sell_async(body: int, session: AsyncShop) -> None:
+            await session.sell(10 + body)
+
+    work(server, namespace, register, count=2)
+    assert sold(shop) == [1, 10, 11]
 
 
 @pytest.mark.promise("BOX-3")
@@ -172,6 +211,43 @@ def test_a_lost_lease_rolls_the_session_back(
             _until(lambda: post.ledger("orders").done == 1)
         assert sold(shop) == [1]
         assert len(tries) == 2
+
+
+@pytest.mark.promise("BOX-3")
+@pytest.mark.parametrize("source", ["engine", "client"])
+def test_writes_whose_commit_was_not_confirmed_happen_once(
+    server: PostgresServer, namespace: str, shop: psycopg.Connection[Any], source: str
+) -> None:
+    """The worker cannot know that it was committed: its settle as a failure finds that the message is done."""
+    with Proxy(server.port) as proxy:
+        url = server.url.replace(f":{server.port}/", f":{proxy.port}/")
+        engine = create_engine(dialect(url, "psycopg"))
+        with Waypost(server.url if source == "engine" else url, namespace=namespace) as post:
+
+            def write(body: int) -> str:
+                if body == 1:
+                    proxy.drop_replies(1, to=b"COMMIT")
+                return f"INSERT INTO shop (n) VALUES ({body:d})"
+
+            if source == "engine":
+
+                @post.handler("orders", engine=engine, retry=SOON)
+                def sell(body: int, session: Session) -> None:
+                    session.execute(text(write(body)))
+
+            else:
+
+                @post.handler("orders", retry=SOON)
+                def sell_directly(body: int, connection: psycopg.Connection[Any]) -> None:
+                    connection.execute(write(body).encode())
+
+            post.publish_many("orders", [1, 2])
+            with post.worker():
+                until(lambda: post.ledger("orders").done == 2, "both")
+            assert proxy.dropped == 1
+            assert post.ledger("orders").retried == 0
+        engine.dispose()
+    assert sold(shop) == [1, 2]
 
 
 @pytest.mark.promise("BOX-3", "LEASE-8")

@@ -14,7 +14,7 @@ import psycopg
 import pytest
 from psycopg.rows import dict_row
 from sqlalchemy import create_engine, text
-from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session, sessionmaker
 
 from tests.outbox.transaction_kinds import dialect
@@ -169,6 +169,53 @@ def test_nothing_of_a_session_is_flushed(post: Waypost, server: PostgresServer) 
     sessions.remove()
     engine.dispose()
     assert post.ledger("orders").published == 2
+
+
+@pytest.mark.promise("BOX-1")
+@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
+def test_an_async_scoped_session_carries_messages(server: PostgresServer, namespace: str, driver: str) -> None:
+    async def publish() -> list[Any]:
+        engine = create_async_engine(dialect(server.url, driver))
+        sessions = async_scoped_session(async_sessionmaker(engine), scopefunc=asyncio.current_task)
+        async with AsyncWaypost(server.url, namespace=namespace) as post:
+            for body in (1, 2):
+                await post.publish("orders", body, transaction=sessions)
+                await sessions.commit()
+            await post.publish("orders", 3, transaction=sessions)
+            await sessions.remove()
+            bodies = [message.body async for message in post.messages("orders")]
+        await engine.dispose()
+        return bodies
+
+    assert asyncio.run(publish()) == [1, 2]
+
+
+@pytest.mark.promise("BOX-1")
+def test_a_connection_of_aiosqlite_is_refused_by_a_store_on_a_server(
+    server: PostgresServer, namespace: str, tmp_path: Path
+) -> None:
+    import aiosqlite
+
+    async def refuse() -> int:
+        async with AsyncWaypost(server.url, namespace=namespace) as post:
+            async with aiosqlite.connect(tmp_path / "shop.db") as file:
+                with pytest.raises(ConfigurationError, match="another database"):
+                    await post.publish("orders", 1, transaction=file)
+            engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'shop.db'}")
+            async with AsyncSession(engine) as session:
+                with pytest.raises(ConfigurationError, match="another database"):
+                    await post.publish("orders", 1, transaction=session)
+            await engine.dispose()
+            return (await post.ledger("orders")).published
+
+    assert asyncio.run(refuse()) == 0
+
+
+@pytest.mark.promise("BOX-1")
+def test_a_connection_without_an_encoding_carries_messages(post: Waypost, server: PostgresServer) -> None:
+    with psycopg.connect(server.url, client_encoding="SQL_ASCII") as connection:
+        assert post.publish("orders", "é", key="é", transaction=connection).status == "queued"
+    assert [(message.body, message.key) for message in post.messages("orders")] == [("é", "é")]
 
 
 @pytest.mark.promise("BOX-1")

@@ -16,6 +16,7 @@ import pytest
 from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
+from tests.outbox.transaction_kinds import dialect
 from tests.servers.pgbouncer import PgBouncer
 from tests.unit.clients import begin_operation
 from tests.waiting import until
@@ -212,6 +213,27 @@ def test_a_schedule_that_fires_unregisters_the_sleeper_that_it_wakes(post: Waypo
     assert post.stats("orders").sleepers == 0
 
 
+@pytest.mark.promise("BOX-2", "BOX-3")
+def test_a_settle_in_a_session_of_the_caller_wakes_workers_at_its_commit(
+    server: PostgresServer, post: Waypost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, woken = create_engine(dialect(server.url, "psycopg")), list[Any]()
+    monkeypatch.setattr(post._context, "wake", woken.append)
+    with Session(engine) as session:
+        for commits in (False, True):
+            post.publish("orders", 1)
+            woken.clear()
+            with post.receive("orders") as message:
+                assert message is not None
+                put_to_sleep(post, "a")  # it listens to a channel other than the store's own
+                with message.transaction(session):
+                    message.outcome = Retry(after=0)
+                assert woken == [], "nothing is committed yet"
+                session.commit() if commits else session.rollback()
+        assert woken == [{"orders": ["a"]}]
+    engine.dispose()
+
+
 @pytest.mark.promise("BOX-2")
 def test_a_commit_of_a_session_on_sqlite_wakes_the_sleepers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     url, woken, handled = f"sqlite:///{tmp_path / 'shop.db'}", list[Any](), list[int]()
@@ -278,6 +300,26 @@ def test_savepoints_of_a_session_neither_wake_before_the_commit_nor_forget_the_s
         session.commit()
         assert len(woken) == 2, "all of it was rolled back"
         assert [message.body for message in post.messages("orders")] == [1, 2, 3]
+    engine.dispose()
+
+
+@pytest.mark.promise("BOX-2")
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_a_session_whose_info_its_owner_has_cleared_ends_and_wakes_as_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    url, woken = f"sqlite:///{tmp_path / 'shop.db'}", list[Any]()
+    engine = create_engine(url)
+    with Waypost(url) as post, Session(engine) as session:
+        post.ledger("orders")
+        monkeypatch.setattr(post._context, "wake", woken.append)
+        post.publish("orders", 1, transaction=session)
+        session.info.clear()
+        getattr(session, end)()
+        assert woken == []
+        post.publish("orders", 2, transaction=session)
+        session.commit()
+        assert woken == [{"orders": ["*"]}]
     engine.dispose()
 
 

@@ -112,17 +112,17 @@ class Nats(TargetSystem):
         self.server = JetStreamServer()
         self._made: set[str] = set()
 
-    def url(self, name: str) -> str:
+    def url(self, name: str, **limits: Any) -> str:
         if name not in self._made:
             self._made.add(name)
-            run(self._make(name))
+            run(self._make(name, limits))
         return f"{self.server.url}/{name}"
 
-    async def _make(self, name: str) -> None:
+    async def _make(self, name: str, limits: dict[str, Any]) -> None:
         import nats
 
         client = await nats.connect(self.server.url)
-        await client.jetstream().add_stream(name=name, subjects=[name])
+        await client.jetstream().add_stream(name=name, subjects=[name], **limits)
         await client.close()
 
     def arrivals(self, name: str) -> list[Arrival]:

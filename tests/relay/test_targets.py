@@ -7,12 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError
 
 from tests.fault.proxy import Proxy
-from tests.relay.target_systems import Store, Streams, TargetSystem
+from tests.relay.target_systems import Nats, Store, Streams, TargetSystem
 from tests.waiting import until
 from waypost import Message, Waypost
+from waypost.outbox.relay import nats
+from waypost.outbox.relay.kafka import _Batch
 from waypost.outbox.relay.rabbitmq import RabbitTarget
+from waypost.outbox.relay.target import Refused, Unconfirmed
 
 COUNT = 1_500
 
@@ -104,6 +108,26 @@ def test_a_message_too_large_for_the_target_is_a_dead_letter(
 
 
 @pytest.mark.promise("BOX-4")
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        (KafkaError.INVALID_RECORD, "rejected"),
+        (KafkaError.INVALID_TIMESTAMP, "rejected"),
+        (KafkaError.MSG_SIZE_TOO_LARGE, "too_large"),
+        (KafkaError._INVALID_DIFFERENT_RECORD, None),
+        (KafkaError.UNKNOWN_TOPIC_OR_PART, None),
+    ],
+)
+def test_what_kafka_refuses_for_good_is_a_dead_letter_and_all_else_is_sent_again(code: int, reason: str | None) -> None:
+    batch = _Batch(1)
+    batch.record_delivery(0, KafkaError(code))
+    (confirmation,) = batch.confirmations
+    assert getattr(confirmation, "reason", None) == reason
+    assert isinstance(confirmation, Unconfirmed if reason is None else Refused)
+    assert batch.waiting == 0
+
+
+@pytest.mark.promise("BOX-4")
 @pytest.mark.needs("rabbitmq-server")
 def test_a_message_that_rabbitmq_cannot_route_is_a_dead_letter(
     post: Waypost, systems: dict[str, TargetSystem], name: str
@@ -120,6 +144,43 @@ def test_a_message_that_rabbitmq_cannot_route_is_a_dead_letter(
         (dead,) = post.dead_letters("orders")
         assert (dead.id, dead.reason) == (lost.id, "unroutable")
     assert [arrival.body for arrival in system.arrivals(name)] == [b"found"]
+
+
+@pytest.mark.promise("BOX-4")
+@pytest.mark.needs("rabbitmq-server")
+def test_headers_that_rabbitmq_does_not_take_stop_no_other_message(
+    post: Waypost, systems: dict[str, TargetSystem], name: str
+) -> None:
+    system = systems["rabbitmq"]
+    with post:
+        post.publish("orders", "before")
+        refused = [post.publish("orders", "copied", headers={header: "archive"}).id for header in ("CC", "BCC")]
+        post.publish("orders", "asked", reply_to="amq.rabbitmq.reply-to")
+        post.publish("orders", "after")
+        post.relay("orders", to=system.url(name))
+        relayed(post)
+        assert {(dead.id, dead.reason) for dead in post.dead_letters("orders")} == {(id, "rejected") for id in refused}
+    assert [arrival.body for arrival in system.arrivals(name)] == [b"before", b"asked", b"after"]
+
+
+@pytest.mark.promise("BOX-4")
+def test_what_a_jetstream_stream_refuses_is_a_dead_letter_and_stops_no_other_message(
+    post: Waypost, systems: dict[str, TargetSystem], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nats, "HEADER_RETRIES", 0)
+    system = systems["nats"]
+    assert isinstance(system, Nats)
+    url = system.url(name, max_msg_size=1_000)
+    with post:
+        post.publish("orders", "before")
+        large = post.publish("orders", "x" * 1_000)
+        other = post.publish("orders", "other", headers={"Nats-Expected-Stream": "another"})
+        post.publish("orders", "after")
+        post.relay("orders", to=url)
+        relayed(post)
+        reasons = {dead.id: dead.reason for dead in post.dead_letters("orders")}
+        assert reasons == {large.id: "too_large", other.id: "rejected"}
+    assert [arrival.body for arrival in system.arrivals(name)] == [b"before", b"after"]
 
 
 @pytest.mark.promise("BOX-4")

@@ -106,6 +106,34 @@ def test_nothing_is_there_of_a_session_that_is_closed(engine: Engine, post: Wayp
         assert [message.body for message in test.published("orders")] == [2]
 
 
+def test_nothing_is_there_of_a_savepoint_that_is_rolled_back(engine: Engine, post: Waypost) -> None:
+    def insert(session: Session, id: int) -> None:
+        session.execute(text("INSERT INTO orders VALUES (:id)"), {"id": id})
+
+    with TestPost.replacing(post) as test, Session(engine) as session:
+        insert(session, 1)
+        outer = session.begin_nested()
+        post.publish("orders", 1, key="order:1", transaction=session)  # the first of the session, in a savepoint
+        outer.rollback()
+        assert post.publish("orders", 2, key="order:1", transaction=session).status == "queued"
+        with session.begin_nested():
+            post.publish("orders", 3, transaction=session)
+            inner = session.begin_nested()
+            post.publish("orders", 4, transaction=session)
+            inner.rollback()
+        session.commit()
+        assert [message.body for message in test.published("orders")] == [2, 3]
+        insert(session, 2)
+        with session.begin_nested() as outer:
+            post.publish("orders", 5, transaction=session)
+            session.begin_nested()
+            post.publish("orders", 6, transaction=session)
+            outer.rollback()
+        post.publish("orders", 7, transaction=session)
+        session.commit()
+        assert [message.body for message in test.published("orders")] == [2, 3, 7]
+
+
 def test_a_handler_with_a_session_settles_at_its_commit(engine: Engine, post: Waypost) -> None:
     @post.handler("orders", engine=sessionmaker(engine), retry=NoRetry())
     def store(order: int, session: Session) -> None:

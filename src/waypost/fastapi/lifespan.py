@@ -77,6 +77,8 @@ class WaypostLifespan:
         }  # fmt: skip
         #: The worker while the application runs.
         self.worker: Worker | SyncWorker | None = None
+        #: Whether an application has begun to start with it; it is open once the application's own lifespan is.
+        self._is_used = False
         self._is_open = False
         self._store_check: asyncio.Task[str | None] | None = None
 
@@ -86,19 +88,23 @@ class WaypostLifespan:
 
     @asynccontextmanager
     async def _run(self, app: FastAPI) -> AsyncIterator[Any]:
-        if self._is_open:
+        if self._is_used:
             raise ConfigurationError("this lifespan is running already: each application needs one of its own")
-        own: Any = nullcontext() if self._own is None else self._own(app)
-        async with own as state:
-            self._is_open = True
-            try:
-                await self._open()
-                yield state
-            finally:
+        self._is_used = True
+        try:
+            own: Any = nullcontext() if self._own is None else self._own(app)
+            async with own as state:
+                self._is_open = True
                 try:
-                    await self._close()
+                    await self._open()
+                    yield state
                 finally:
-                    self._is_open = False
+                    try:
+                        await self._close()
+                    finally:
+                        self._is_open = False
+        finally:
+            self._is_used = False
 
     async def _open(self) -> None:
         if isinstance(self.post, AsyncWaypost):

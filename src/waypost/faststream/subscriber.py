@@ -182,7 +182,7 @@ class WaypostSubscriber(SubscriberUsecase[Any]):
         command = response.as_publish_command()
         command.destination = queue
         publish: Any = self._outer_config.producer.publish
-        for middleware in self._broker_middlewares:
+        for middleware in reversed(self._broker_middlewares):  # the first is the outermost
             publish = partial(middleware(None, context=self._outer_config.context).publish_scope, publish)
         await publish(command)
 

@@ -142,7 +142,7 @@ Flow: TypeAlias = Generator[Step, Any, T]
 
 
 #: Notifies sleepers, by queue, once the caller's transaction is committed.
-AfterCommit: TypeAlias = Callable[[dict[str, list[str]]], None]
+AfterCommit: TypeAlias = Callable[[dict[str, list[str]]], object]
 
 
 def drive(executor: Executor, flow: Flow[T]) -> T:

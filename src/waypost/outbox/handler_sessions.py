@@ -83,20 +83,20 @@ def _begin_function(name: str, wanted: type, source: Any, *, awaited: bool) -> C
         return source.begin  # type: ignore[no-any-return]
     if not is_engine:
         return source.begin  # type: ignore[no-any-return]
+    # The annotated class itself: it may be derived from that of SQLAlchemy.
+    made: Any = wanted
     if awaited:
-        from sqlalchemy.ext.asyncio import AsyncSession
 
         @asynccontextmanager
         async def begin_async() -> Any:
-            async with AsyncSession(source) as session, session.begin():
+            async with made(source) as session, session.begin():
                 yield session
 
         return begin_async
-    from sqlalchemy.orm import Session
 
     @contextmanager
     def begin() -> Any:
-        with Session(source) as session, session.begin():
+        with made(source) as session, session.begin():
             yield session
 
     return begin

@@ -18,9 +18,10 @@ from waypost.operations.flow import Flow, drive, drive_async
 from waypost.operations.publish_middleware import pass_sent_on
 from waypost.operations.receive import emit_settled, settling
 from waypost.operations.settle_target import SettleTarget
-from waypost.outbox.transaction_adapters import adapt, open_async_executor, open_executor
+from waypost.outbox.transaction_adapters import adapt, open_async_executor, open_executor, wake_after_commit
 from waypost.store.port import AsyncExecutor, Executor, Store, Woken
 from waypost.values import Settlement, SettleStatus
+from waypost.wake.port import ALL_SLEEPERS
 
 Settled = Woken[list[SettleStatus]]
 
@@ -224,11 +225,24 @@ class MessageTransaction:
                 if not message.fenced:
                     message.settle_target.renew_again(message)
 
+    def _wakes_after_commit(self, chosen: dict[str, list[str]]) -> bool:
+        """Return whether the commit of the caller's own session, which is still to come, notifies sleepers."""
+        support = self._target.context.store.transactions
+        if self._given is None or isinstance(self._given, SessionSource) or support is None:
+            return False  # it is committed
+        # As for a publish: those that a store chose that does not see the commit may be awake by then, others asleep.
+        names = chosen if support.notifies else {queue: [ALL_SLEEPERS] for queue in chosen}
+        return wake_after_commit(self._given, self._target.context.wake, names)
+
     def _settled(self, settlements: list[Settlement], settled: Settled | None) -> None:
         if settled is None:
             return
         context = self._target.context
-        statuses = context.wake_and_report(settled)
+        if self._wakes_after_commit(settled.wake):
+            context.report(settled.also)
+            statuses = settled.result
+        else:
+            statuses = context.wake_and_report(settled)
         for message, settlement, status in zip(self._messages, settlements, statuses, strict=True):
             message.settled = status
             if context.on_event is not None:

@@ -209,7 +209,10 @@ class AsyncSqlAlchemyTransaction(_SqlAlchemy, AsyncTransaction):
 
     async def inside(self, step: Callable[[Transaction], T]) -> T:
         """Run a sync step in SQLAlchemy's greenlet: one switch instead of one for each call of the session."""
-        return cast(T, await self.given.run_sync(lambda blocking: step(SqlAlchemyTransaction(blocking))))
+        given = self.given
+        if is_instance_of(given, "sqlalchemy", "async_scoped_session"):
+            given = given()  # it does not pass `run_sync` on
+        return cast(T, await given.run_sync(lambda blocking: step(SqlAlchemyTransaction(blocking))))
 
     async def fetch(self, sql: str, values: Sequence[Any]) -> Any:
         return (await self._connection.exec_driver_sql(sql, tuple(values))).scalar()
@@ -379,13 +382,16 @@ Wake = Callable[[dict[str, list[str]]], None]
 _SLEEPERS = "waypost_sleepers"
 
 
-def wake_after_commit(given: Any, wake: Wake, names: dict[str, list[str]]) -> None:
-    """Notify sleepers once the caller's transaction is committed. Only sessions of SQLAlchemy report that."""
+def wake_after_commit(given: Any, wake: Wake, names: dict[str, list[str]]) -> bool:
+    """Notify sleepers once the caller's transaction is committed; return whether it reports that.
+
+    Only sessions of SQLAlchemy do.
+    """
     if is_instance_of(given, "sqlalchemy", "scoped_session", "async_scoped_session"):
         given = given()
     session = getattr(given, "sync_session", given)
     if not is_instance_of(session, "sqlalchemy", "Session"):
-        return
+        return False
     waiting: dict[Wake, dict[str, list[str]]] | None = session.info.get(_SLEEPERS)
     if waiting is None:
         from sqlalchemy import event
@@ -394,13 +400,15 @@ def wake_after_commit(given: Any, wake: Wake, names: dict[str, list[str]]) -> No
         event.listen(session, "after_commit", _wake_all)
         event.listen(session, "after_rollback", _forget_sleepers)
     add_wakes(waiting.setdefault(wake, {}), names)
+    return True
 
 
 def _wake_all(session: Any) -> None:
     if session.in_nested_transaction():
         return  # SQLAlchemy reports the release of a savepoint too, before the commit
-    waiting = dict(session.info[_SLEEPERS])
-    session.info[_SLEEPERS].clear()
+    kept: dict[Wake, dict[str, list[str]]] = session.info.get(_SLEEPERS, {})  # `info` is the caller's: it may be empty
+    waiting = dict(kept)
+    kept.clear()
     for wake, names in waiting.items():
         wake(names)
 
@@ -408,7 +416,7 @@ def _wake_all(session: Any) -> None:
 def _forget_sleepers(session: Any) -> None:
     if session.in_nested_transaction():
         return  # what was published before the savepoint can still be committed; a wake-up in vain does no harm
-    session.info[_SLEEPERS].clear()
+    session.info.get(_SLEEPERS, {}).clear()
 
 
 def transaction_support(store: Store) -> TransactionSupport:

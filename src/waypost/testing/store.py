@@ -156,14 +156,12 @@ class TestTransactions:
     def run(self, given: Any, call: Call[T]) -> T:
         """Answer a call now and run it at the commit of `given`, a session of SQLAlchemy or a connection of Django."""
         if is_instance_of(given, "django", "BaseDatabaseWrapper", "ConnectionProxy"):
-            answer = self._store.answer([], call)
-
-            def on_commit() -> None:
-                self._commit([call])
-                if self.after_commit is not None:
-                    self.after_commit()
-
-            given.on_commit(on_commit)
+            # Django forgets those of a savepoint that is rolled back; a `TestCase` keeps those that it has run.
+            hooks = [
+                hook for _, hook, *_ in given.run_on_commit if isinstance(hook, _CommitHook) and hook.owner is self
+            ]
+            answer = self._store.answer([hook.call for hook in hooks if not hook.has_run], call)
+            given.on_commit(_CommitHook(self, call))
             return answer
         if is_instance_of(given, "sqlalchemy", "scoped_session", "async_scoped_session"):
             given = given()
@@ -186,6 +184,8 @@ class TestTransactions:
         from sqlalchemy.util import await_only
 
         committed = False
+        #: How many calls there were at the begin of each open savepoint.
+        savepoints: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
         def on_commit(session: Any) -> None:
             nonlocal committed
@@ -193,6 +193,15 @@ class TestTransactions:
             if not session.in_nested_transaction():
                 self._commit(pending)
                 committed = bool(pending)
+
+        def on_begin(session: Any, transaction: Any) -> None:
+            if transaction.nested:
+                savepoints[transaction] = len(pending)
+
+        def on_rollback(session: Any, transaction: Any) -> None:
+            # A savepoint that was there before the first call has none before it.
+            if transaction.nested:
+                del pending[savepoints.get(transaction, 0) :]
 
         def on_end(session: Any, transaction: Any) -> None:
             # Also of a session that is closed without a commit or a rollback.
@@ -206,6 +215,8 @@ class TestTransactions:
             elif runs and self.after_commit is not None:
                 self.after_commit()
 
+        event.listen(session, "after_transaction_create", on_begin)
+        event.listen(session, "after_soft_rollback", on_rollback)
         event.listen(session, "after_commit", on_commit)
         event.listen(session, "after_transaction_end", on_end)
 
@@ -213,6 +224,21 @@ class TestTransactions:
         executor = MemoryExecutor(self._store)
         for call in calls:
             executor.run(call)
+
+
+class _CommitHook:
+    """Runs a call when a transaction of Django commits."""
+
+    def __init__(self, owner: TestTransactions, call: Call[Any]) -> None:
+        self.owner = owner
+        self.call = call
+        self.has_run = False
+
+    def __call__(self) -> None:
+        self.has_run = True
+        self.owner._commit([self.call])
+        if self.owner.after_commit is not None:
+            self.owner.after_commit()
 
 
 class _Executor:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from django.db import IntegrityError, connection, transaction
 from django.db.transaction import TransactionManagementError
-from django.test import override_settings
+from django.test import TestCase, override_settings
 
 from tests.django.inside.conftest import IS_POSTGRES
 from tests.django.inside.notes.models import Note
@@ -20,6 +20,7 @@ from waypost import Drained
 from waypost.django import acancel, apublish, cancel, client, close, publish, publish_many
 from waypost.django.checks import check_configuration
 from waypost.django.clients import configuration
+from waypost.django.testing import use_test_post
 from waypost.errors import ConfigurationError, InvalidInput
 
 Work = Callable[..., Drained]
@@ -49,6 +50,24 @@ def test_a_savepoint_that_is_rolled_back_takes_its_messages_along() -> None:
             publish("box", 3)
             transaction.set_rollback(True)
     assert ready("box") == 2
+
+
+def test_a_test_post_answers_within_a_transaction_as_the_store_does() -> None:
+    with use_test_post() as test:
+        with transaction.atomic():
+            first = publish("box", 1, key="one")
+            assert publish("box", 2, key="one").status == "duplicate"
+            with transaction.atomic():
+                publish("box", 3, key="two")
+                transaction.set_rollback(True)
+            assert publish("box", 4, key="two").status == "queued"
+            assert cancel("box", first.id) == "cancelled"
+            assert test.published() == []
+        assert [message.body for message in test.published("box")] == [1, 4]
+        with TestCase.captureOnCommitCallbacks(execute=True), transaction.atomic():
+            publish("box", 5, key="five")
+            test.assert_published("box", 5, count=0)
+        assert test.ledger("box").ready == 2
 
 
 def test_outside_of_atomic_a_message_is_published_at_once() -> None:

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import re
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
+
+import msgspec
 
 from waypost.errors import ConfigurationError, MissingExtra
 from waypost.message import error_text, error_type
@@ -23,6 +26,13 @@ CONFIRM_SECONDS = 10.0
 NAME = re.compile(r"[A-Za-z0-9!#$&'*+.^_`|~-]+")
 #: JetStream's error code for a message larger than its stream allows.
 TOO_LARGE_FOR_THE_STREAM = 10054
+#: Its codes for headers that it interprets, `Nats-…`, and refuses: an expected stream, id or sequence, a rollup, a time
+#: to live, a counter, a batch, a schedule.
+REFUSED_HEADERS = frozenset((10060, 10070, 10071, 10111, 10164, 10165, 10166, 10168, 10174, 10188, 10189))
+#: Retries of such a message, which take a minute: the stream may come to allow what the header demands.
+HEADER_RETRIES = 6
+#: The status of a reply when no stream has the subject.
+NO_RESPONDERS = "503"
 
 
 class NatsTarget:
@@ -44,7 +54,11 @@ class NatsTarget:
         self._url = url
         self._options = options
         self._client: Any = None
-        self._stream: Any = None
+        #: Where the stream replies; each message has a subject below it.
+        self._inbox = ""
+        self._numbers = itertools.count()
+        #: The confirmations that are awaited, by their subjects.
+        self._replies: dict[str, asyncio.Future[Any]] = {}
         self._broken: asyncio.Event | None = None
 
     async def open(self) -> None:
@@ -65,7 +79,14 @@ class NatsTarget:
             self._url, CONFIRM_SECONDS + 1, allow_reconnect=False, error_cb=on_error, disconnected_cb=on_end,
             closed_cb=on_end, **options,
         )  # fmt: skip
-        self._stream = self._client.jetstream(publish_async_max_pending=100_000)
+        # Not `publish_async` of the driver: it loses the errors of JetStream, and its futures never end.
+        self._inbox = self._client.new_inbox()
+        await self._client.subscribe(f"{self._inbox}.*", cb=self._on_reply)
+
+    async def _on_reply(self, reply: Any) -> None:
+        future = self._replies.get(reply.subject)
+        if future is not None and not future.done():
+            future.set_result(reply)
 
     async def send(self, records: Sequence[RelayRecord]) -> list[Confirmation]:
         """Publish a batch and wait for the confirmations of the stream."""
@@ -80,15 +101,18 @@ class NatsTarget:
                 if size > most:
                     waiting.append(Refused("too_large", f"{size:,} bytes with its headers, the server takes {most:,}"))
                     continue
-                published = self._stream.publish_async(
-                    self.subject, record.body, wait_stall=CONFIRM_SECONDS, headers=headers
-                )
-                waiting.append(await published)
+                subject = f"{self._inbox}.{next(self._numbers)}"
+                future = self._replies[subject] = asyncio.get_running_loop().create_future()
+                await self._client.publish(self.subject, record.body, reply=subject, headers=headers)
+                waiting.append(future)
         except Exception as error:
             # The connection broke: what was published before may be stored.
             lost = Unconfirmed(f"{error_type(error)}: {error_text(error)}")
             waiting += [lost] * (len(records) - len(waiting))
-        return await self._confirmed(waiting)
+        try:
+            return await self._confirmed(waiting)
+        finally:
+            self._replies.clear()
 
     async def _confirmed(self, waiting: Sequence[asyncio.Future[Any] | Confirmation]) -> list[Confirmation]:
         futures = [one for one in waiting if isinstance(one, asyncio.Future)]
@@ -109,24 +133,43 @@ class NatsTarget:
 
     async def close(self) -> None:
         """Close the connection."""
-        client, self._client, self._stream = self._client, None, None
+        client, self._client = self._client, None
         if client is not None:
             with contextlib.suppress(Exception):
                 await asyncio.wait_for(client.close(), CONFIRM_SECONDS)
 
 
+class _Error(msgspec.Struct):
+    err_code: int = 0
+    description: str = ""
+
+
+class _Reply(msgspec.Struct):
+    """A reply of a stream: that it has stored a message, or an error."""
+
+    stream: str = ""
+    error: _Error | None = None
+
+
 def _read(future: asyncio.Future[Any]) -> Confirmation:
     if not future.done():
         return Unconfirmed("no confirmation came")
-    if future.cancelled():
-        return Unconfirmed("the connection ended before the confirmation")
-    error = future.exception()
-    if error is None:
-        return None
-    if getattr(error, "err_code", None) == TOO_LARGE_FOR_THE_STREAM:
-        return Refused("too_large", error_text(error))
-    # Also if no stream has the subject: it may be created, or be back, at any time.
-    return Unconfirmed(f"{error_type(error)}: {error_text(error)}")
+    message = future.result()
+    if message.headers is not None and message.headers.get("Status") == NO_RESPONDERS:
+        # It may be created, or be back, at any time.
+        return Unconfirmed("no stream listens to this subject")
+    try:
+        reply = msgspec.json.decode(message.data, type=_Reply)
+    except msgspec.MsgspecError:
+        return Unconfirmed("the reply is not that of a stream")
+    if reply.error is None:
+        return None if reply.stream else Unconfirmed("the reply is not that of a stream")
+    error = f"{reply.error.description} ({reply.error.err_code})"
+    if reply.error.err_code == TOO_LARGE_FOR_THE_STREAM:
+        return Refused("too_large", error)
+    if reply.error.err_code in REFUSED_HEADERS:
+        return Refused("rejected", error, HEADER_RETRIES)
+    return Unconfirmed(error)
 
 
 def headers_of(record: RelayRecord) -> dict[str, str]:

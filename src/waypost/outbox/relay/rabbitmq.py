@@ -23,6 +23,10 @@ CONFIRM_SECONDS = 30.0
 UNROUTABLE_RETRIES = 6
 #: Names and most properties are "short strings" in AMQP.
 SHORT_BYTES_MAX = 255
+#: RabbitMQ reads lists of routing keys in these headers. It closes the channel for a text, and so for the whole batch.
+ROUTING_HEADERS = frozenset(("CC", "BCC"))
+#: The queue for replies of RabbitMQ's own clients. As a property of other messages it closes the channel too.
+DIRECT_REPLY_TO = "amq.rabbitmq.reply-to"
 
 
 class RabbitTarget:
@@ -116,6 +120,8 @@ def message_of(record: RelayRecord) -> Any:
     for name in record.headers:
         if len(name.encode()) > SHORT_BYTES_MAX:
             raise ValueError(f"a header name in AMQP has at most {SHORT_BYTES_MAX} bytes, and one is longer")
+        if name in ROUTING_HEADERS:
+            raise ValueError(f"RabbitMQ takes no text in the header {name}, which has routing keys")
     return Message(
         record.body,
         headers=dict(record.headers),
@@ -123,7 +129,7 @@ def message_of(record: RelayRecord) -> Any:
         delivery_mode=DeliveryMode.PERSISTENT,
         priority=record.priority,
         correlation_id=_short(record.correlation_id),
-        reply_to=_short(record.reply_to),
+        reply_to=None if record.reply_to == DIRECT_REPLY_TO else _short(record.reply_to),
         message_id=record.id,
         timestamp=record.published_at,
         type=_short(record.type_name),

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from weakref import WeakSet
 
 from waypost.errors import ConfigurationError, UnusableClient
+from waypost.store.aiosqlite_internals import is_aiosqlite
 from waypost.store.port import AsyncExecutor, Call, Executor, blocks
 from waypost.store.postgres.failures import map_error
 from waypost.store.postgres.schema import Names
@@ -105,7 +106,7 @@ class PostgresTransactions:
     def checks(self, connection: Any, queue: str) -> Checks:
         names = self._store.names
         if connection not in self._known:
-            if isinstance(connection, sqlite3.Connection):
+            if isinstance(connection, sqlite3.Connection) or is_aiosqlite(connection):
                 raise another_database(self._store.kind)
             theirs = yield False, identify_database(names)
             if theirs != self._mark:
@@ -253,12 +254,13 @@ class Reply:
 
     __slots__ = ("_value", "ntuples")
 
-    def __init__(self, value: str | None) -> None:
-        self._value = value
+    def __init__(self, value: str | bytes | None) -> None:
+        # psycopg returns text as bytes if the encoding of the connection is SQL_ASCII.
+        self._value = value.encode() if isinstance(value, str) else value
         self.ntuples = 0 if value is None else 1
 
     def get_value(self, row: int, column: int) -> bytes | None:
-        return None if self._value is None else self._value.encode()
+        return self._value
 
 
 def read(call: PostgresCall[T], value: Any) -> T:
