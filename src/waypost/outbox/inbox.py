@@ -22,7 +22,7 @@ from typing import Any
 
 from waypost.errors import ConfigurationError, InvalidName
 from waypost.message import Message
-from waypost.outbox.transaction_adapters import Transaction, adapt, check_mode
+from waypost.outbox.transaction_adapters import Transaction, adapt, check_mode, check_sqlite
 from waypost.times import Duration
 
 TABLE = "waypost_inbox"
@@ -95,6 +95,8 @@ class _Table:
         return transaction
 
     def _first_in_sqlite(self, connection: Any, message: Message[Any]) -> bool:
+        # Checked again: some settings of a connection of aiosqlite can be read only in its own thread.
+        check_sqlite(connection)
         # Use the row count: the row factory and text factory of the connection are the caller's.
         cursor = connection.execute(
             _FIRST.format(table=self._name, one="?", two="?", now=_SQLITE_NOW).removesuffix(" RETURNING 1"),
