@@ -484,9 +484,11 @@ class Exponential(_Bounded, frozen=True, kw_only=True):
     cap: Duration = 300.0
 
     def _base(self, attempt: int) -> float:
-        # 2 ** 1000 would overflow a float long before the cap is applied.
         first, cap = cast("float", self.first), cast("float", self.cap)
-        return min(cap, first * self.factor ** min(attempt - 1, 60))
+        try:
+            return min(cap, first * float(self.factor) ** (attempt - 1))
+        except OverflowError:
+            return cap if first else 0.0
 
 
 class Linear(_Bounded, frozen=True, kw_only=True):

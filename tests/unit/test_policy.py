@@ -141,6 +141,15 @@ def test_a_retry_policy_counts_its_pauses(retry: Any, pauses: list[float | None]
 
 
 @pytest.mark.promise("LEASE-9")
+def test_exponential_pauses_grow_up_to_the_cap_however_slowly_and_far() -> None:
+    slow = Exponential(jitter=0, attempts=2**31, factor=1.05)
+    assert [slow.delay(101), slow.delay(1000)] == pytest.approx([1.05**100, 300])
+    fast = Exponential(jitter=0, attempts=2**31, factor=10**9)
+    assert (fast.delay(2), fast.delay(61), fast.delay(2**31 - 1)) == (300, 300, 300)
+    assert Exponential(jitter=0, attempts=2**31, factor=10**9, first=0).delay(61) == 0
+
+
+@pytest.mark.promise("LEASE-9")
 @given(st.integers(1, 10_000))
 def test_jitter_stays_within_its_share(attempt: int) -> None:
     pause = Exponential(attempts=100_000).delay(attempt)
