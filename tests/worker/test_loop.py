@@ -17,6 +17,7 @@ from tests.waiting import until
 from tests.worker.harness import Harness
 from waypost import AsyncWaypost, Constant, Message, Observed, Retry, Waypost
 from waypost.errors import InvalidInput
+from waypost.operations.flow import Sleep
 from waypost.worker import consumer as consumer_module
 from waypost.worker.consumer import Consumer
 
@@ -42,6 +43,54 @@ def test_a_backlog_is_handled_in_few_round_trips(harness: Harness) -> None:
     journal = harness.journal("numbers", 3000, 1000)
     # Every step of the store has an operation of its own; one of them claims or settles many.
     assert len({event.operation_id for event in journal.events}) < 100
+
+
+@pytest.mark.promise("SEE-1", "LEASE-11")
+def test_each_message_that_a_stop_leaves_unsettled_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+
+    def hang(*given: Any, **options: Any) -> Any:
+        calls.append(1)
+        yield Sleep(3600)
+
+    monkeypatch.setattr("waypost.operations.receive.settle", hang)
+    monkeypatch.setattr("waypost.operations.receive.RELEASE_BUDGET_SECONDS", 0.02)
+    seen: list[Observed] = []
+    with Waypost("memory://", on_event=seen.append) as post:
+
+        @post.handler("numbers")
+        async def handle(number: int) -> None: ...
+
+        with post.worker() as worker:
+            first = post.publish("numbers", 1)
+            until(lambda: calls)
+            second = post.publish("numbers", 2)
+            until(lambda: worker.health().queues[0].handled == 2)
+            assert worker.stop(0).unsettled == 2
+    unsettled = [event.message_id for event in seen if event.event == "unsettled"]
+    assert sorted(map(str, unsettled)) == [first.id, second.id]
+
+
+@pytest.mark.promise("LEASE-8")
+def test_a_thread_that_cannot_be_started_is_the_failure_of_its_message_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Refusing(threading.Thread):
+        left = 2
+
+        def start(self) -> None:
+            if self.name.startswith("waypost-numbers") and Refusing.left:
+                Refusing.left -= 1
+                raise RuntimeError("can't start new thread")
+            super().start()
+
+    with Waypost("memory://") as post:
+
+        @post.handler("numbers", concurrency=1, retry=Constant(pause=0))
+        def handle(number: int) -> None: ...
+
+        monkeypatch.setattr("waypost.worker.handler_calls.threading.Thread", Refusing)
+        post.publish("numbers", 1)
+        assert post.worker().run(until_empty=True, signals=False).done == 1
+        assert post.ledger("numbers").retried == 2
 
 
 @pytest.mark.promise("LEASE-10")

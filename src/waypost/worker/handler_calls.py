@@ -156,11 +156,11 @@ class Threads:
     def run(self, work: Callable[[], Any]) -> asyncio.Future[Any]:
         """Run it in a thread; called on the event loop, where the future also ends."""
         future = asyncio.get_running_loop().create_future()
-        self._busy += 1
-        if self._busy > self._started and self._started < self._most:
+        if self._busy >= self._started and self._started < self._most:
+            thread = threading.Thread(target=self._loop, name=f"{self._name}-{self._started + 1}", daemon=True)
+            thread.start()  # raises an error if the system has no more threads
             self._started += 1
-            thread = threading.Thread(target=self._loop, name=f"{self._name}-{self._started}", daemon=True)
-            thread.start()
+        self._busy += 1
         self._work.put((work, future))
         return future
 

@@ -57,8 +57,9 @@ class Settler:
         self._on_settled = on_settled
         self._messages: list[Message[Any]] = []
         self._settlements: list[Settlement] = []
-        #: The settlements of the current call: its reply contains their results.
+        #: The messages of the current call, and their settlements: its reply contains their results.
         self.sending: list[Message[Any]] = []
+        self._sending_as: list[Settlement] = []
         #: The same for the call that the claim loop has sent.
         self.sending_with_claim: list[Message[Any]] = []
         #: Requests the claim loop to send the collected outcomes with its next claim; returns False if it cannot do so
@@ -164,8 +165,12 @@ class Settler:
         self.send_now()
         _, late = await asyncio.wait([self._task], timeout=timeout)
         if late:
-            unanswered = [message for messages, *_ in self._unanswered for message in messages]
-            self._give_up(self._messages + self.sending + unanswered, self._settlements, None)
+            messages, settlements = self._messages + self.sending, self._settlements + self._sending_as
+            for unanswered, their_settlements, _ in self._unanswered:
+                messages, settlements = messages + unanswered, settlements + their_settlements
+            left = [(one, how) for one, how in zip(messages, settlements, strict=True) if one.settled is None]
+            if left:
+                self._give_up([one for one, _ in left], [how for _, how in left], None)
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         self._task = None
@@ -188,11 +193,11 @@ class Settler:
                 self._idle = loop.create_future()
                 await self._idle
                 continue
-            self.sending = messages
+            self.sending, self._sending_as = messages, settlements
             try:
                 await self._send(messages, settlements, operation)
             finally:
-                self.sending = []
+                self.sending, self._sending_as = [], []
 
     def _take(self) -> tuple[list[Message[Any]], list[Settlement]]:
         """Take the messages and settlements of one call."""
@@ -266,5 +271,5 @@ class Settler:
         )
         if self._context.on_event is not None:
             outcome = receive.how(error) if isinstance(error, WaypostError) else ("unknown",)
-            for message, settlement in zip(messages, settlements, strict=False):
+            for message, settlement in zip(messages, settlements, strict=True):
                 receive.emit_settled(self._context, message, settlement, "unsettled", *outcome)
