@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
 from traceback import StackSummary, TracebackException
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from waypost import codec
@@ -22,7 +23,7 @@ from waypost.checks import (
     expiry_ms,
     show,
 )
-from waypost.errors import InvalidInput, Undecodable
+from waypost.errors import ConfigurationError, InvalidInput, Undecodable
 from waypost.identity import continuation_id
 from waypost.policy import (
     ERROR_CHARACTERS_MAX,
@@ -98,9 +99,21 @@ def queue_type(queue: str | Queue[T]) -> type[T] | None:
 class Outcome(Exception):
     """How a handler ends other than by being done: return it or raise it."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # For process pools of the application: the arguments of an error are not those of our constructors.
+        return _copy_outcome, (type(self), self.args), self.__dict__
+
+
+def _copy_outcome(kind: type[Outcome], arguments: tuple[Any, ...]) -> Outcome:
+    return kind.__new__(kind, *arguments)
+
 
 class Retry(Outcome):
     """It failed: try again after this time, or when the retry policy decides. Counts as an attempt, so it ends."""
+
+    # Here and below: what a class of the application has whose constructor does not call this one.
+    _after_ms: int | None = None
+    reason: str | None = None
 
     def __init__(self, after: Duration | None = None, reason: str | None = None) -> None:
         self._after_ms = None if after is None else after_ms(after)
@@ -116,6 +129,8 @@ class Retry(Outcome):
 class Snooze(Outcome):
     """Not now: deliver it again after this time. Uses neither a delivery nor an attempt."""
 
+    _after_ms: int = 0
+
     def __init__(self, after: Duration) -> None:
         super().__init__("snooze")
         self._after_ms = after_ms(after)
@@ -128,6 +143,9 @@ class Snooze(Outcome):
 
 class Dead(Outcome):
     """Hopeless: to the dead letters. `reason` is short and groups them; `error` explains this one."""
+
+    reason: str = "rejected"
+    error: str | None = None
 
     def __init__(self, reason: str = "rejected", error: str | None = None) -> None:
         super().__init__(reason)
@@ -142,6 +160,26 @@ class Drop(Outcome):
 
     def __init__(self) -> None:
         super().__init__("drop")
+
+
+#: The outcomes that there are; a class of the application beside them is an error as any other.
+CHOICES = (Retry, Snooze, Dead, Drop)
+
+
+def check_returned(returned: object) -> object:
+    """Return what a handler returned; a class of outcomes as an outcome, as `raise` takes it.
+
+    Raises `ConfigurationError` for a coroutine: the handler's code has not run.
+    """
+    if isinstance(returned, type) and issubclass(returned, Outcome):
+        return returned()
+    if isinstance(returned, CoroutineType):
+        returned.close()
+        raise ConfigurationError(
+            f"the handler returned the coroutine {returned.__qualname__} without awaiting it, so it has not run: make "
+            "the function that is registered, or the decorator around it, an async def"
+        )
+    return returned
 
 
 def after_ms(after: Duration) -> int:
@@ -763,6 +801,9 @@ class Message(_Readable[T]):
                 return self._ending("dead", reason=outcome.reason, error_type=kind, error=outcome.error)
             case Drop():
                 return self._ending("drop")
+            case Outcome():
+                # None of `CHOICES`.
+                return self._failed(outcome, retry)
         return Settlement(
             self._lease.id,
             self._lease.token,

@@ -91,6 +91,41 @@ def end(name: str, message: Message[Any]) -> Outcome | str | None:
     return outcome
 
 
+async def _awaits(body: str) -> None:
+    raise AssertionError("it is never awaited")
+
+
+def forgets_to_await(body: str) -> Any:
+    return _awaits(body)
+
+
+def end_by_class(how: str) -> Any:
+    how, _, name = how.partition(" ")
+    outcome = {"Retry": Retry, "Dead": Dead, "Drop": Drop, "Snooze": Snooze}[name]
+    if how == "raised":
+        raise outcome
+    return outcome
+
+
+class Postponed(Outcome):
+    """An outcome of the application, which waypost does not know."""
+
+
+class Limited(Retry):
+    """One whose constructor does not call that of its base."""
+
+    def __init__(self) -> None:
+        self.limit = 10
+
+
+def end_by_own_class(how: str) -> Any:
+    how, _, name = how.partition(" ")
+    outcome = {"Postponed": Postponed, "Limited": Limited}[name]()
+    if how == "raised":
+        raise outcome
+    return outcome
+
+
 def fail(name: str) -> None:
     class Local(Exception):
         pass

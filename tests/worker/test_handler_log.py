@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.waiting import until
 from waypost import Dead, Drop, Message, NoRetry, Retry, Waypost
 from waypost.policy import Constant
 
@@ -93,6 +94,45 @@ def test_a_dropped_message_is_not_logged_as_a_failure(caplog: pytest.LogCaptureF
 
         post.publish("orders", 7)
         assert run(post, caplog) == []
+
+
+def test_what_a_handler_chooses_by_hand_is_logged_and_is_not_done(caplog: pytest.LogCaptureFixture) -> None:
+    with Waypost("memory://") as post:
+
+        @post.handler("orders", batch=4, concurrency=1, manual=True, retry=Constant(pause=60, jitter=0, attempts=2))
+        def charge(messages: list[Message[str]]) -> None:
+            for message in messages:
+                if message.body != "forget":
+                    getattr(message, message.body)()
+
+        published = post.publish_many("orders", ["done", "dead", "retry", "forget"])
+        records = run(post, caplog, logging.DEBUG)
+    name, about = post.handlers[0].name, "of queue orders"
+    assert [(record.levelname, record.getMessage()) for record in records[:3]] == [
+        ("INFO", f"handler {name} gives up message {published[1].id} {about}: dead letter: rejected"),
+        ("INFO", f"handler {name} asks for another try of message {published[2].id} {about}: "
+                 "retrying in 60.0 s, attempt 1 of 2"),
+        ("INFO", f"handler {name} asks for another try of message {published[3].id} {about}: "
+                 "left unsettled; retrying in 60.0 s, attempt 1 of 2"),
+    ]  # fmt: skip
+    assert records[3].getMessage().startswith(f"handler {name}: message {published[0].id} {about} done in ")
+
+
+def test_the_failure_of_a_message_whose_cancel_was_requested_says_that_it_is_cancelled(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with Waypost("memory://") as post:
+
+        @post.handler("orders")
+        def charge(message: Message[int]) -> None:
+            assert post.cancel("orders", id=message.id) == "requested"
+            until(lambda: message.cancel_requested)
+            raise ValueError("stopped half-way")
+
+        post.publish("orders", 7)
+        (record,) = run(post, caplog)
+        assert post.ledger("orders").cancelled == 1
+    assert record.getMessage().endswith("ValueError: stopped half-way; its cancel was requested: it is cancelled")
 
 
 def test_a_batch_is_one_line_with_the_outcomes_of_all(caplog: pytest.LogCaptureFixture) -> None:

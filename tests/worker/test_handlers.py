@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
+import pickle
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
 
 from tests.waiting import until
+from tests.worker import process_handlers
 from tests.worker.harness import Harness
 from waypost import (
     ByException,
@@ -31,6 +35,7 @@ from waypost import (
     Waypost,
 )
 from waypost.errors import ConfigurationError, InvalidPolicy
+from waypost.testing import TestPost
 
 AT_ONCE = Constant(pause=0, jitter=0, attempts=3)
 
@@ -157,6 +162,13 @@ def test_invalid_handlers_are_refused_when_they_are_registered() -> None:
     def wrong_parameter(body: str, other: str) -> None: ...
     def plain(body: str) -> None: ...
     def many(bodies: Order) -> None: ...
+    def yields(body: str) -> Iterator[str]:
+        yield body
+
+    async def yields_async(body: str) -> AsyncIterator[str]:
+        yield body
+
+    async def loses(message: Message[Any]) -> None: ...
 
     cases: list[tuple[Any, Any]] = [
         (refused("there is no value for the parameter 'other'"), wrong_parameter),
@@ -165,6 +177,10 @@ def test_invalid_handlers_are_refused_when_they_are_registered() -> None:
         (refused("batch must be a whole number", batch=1000), plain),
         (refused("annotate its parameter as list", batch=10), many),
         (refused("a retry policy is an object", retry=Exponential), plain),
+        (refused("use return instead of yield"), yields),
+        (refused("use return instead of yield"), yields_async),
+        (refused("use return instead of yield"), partial(yields)),
+        (refused("on_lease_lost is a plain function", on_lease_lost=loses), plain),
     ]
     for (expected, queue, options), function in cases:
         with expected:
@@ -373,6 +389,100 @@ def test_a_handler_that_ends_by_an_exit_fails_like_any_other_and_the_worker_goes
     assert (ledger.done, ledger.dead, ledger.released) == (20, len(POISONS), 0)
     failures = [vars(record) for record in caplog.records if vars(record).get("event") == "handler_failed"]
     assert {failure["message_id"] for failure in failures} == {one.id for one in published}
+
+
+@pytest.mark.promise("LEASE-8")
+@pytest.mark.parametrize("kind", ["sync", "async", "process", "inline"])
+def test_a_handler_that_returns_a_coroutine_has_not_run_and_fails(kind: str) -> None:
+    async def awaits(body: str) -> None:
+        raise AssertionError("it is never awaited")
+
+    def blocks(body: str) -> Any:
+        return awaits(body)
+
+    async def forgets_to_await(body: str) -> Any:
+        return awaits(body)
+
+    post = TestPost() if kind == "inline" else Waypost("memory://")
+    with post:
+        function = process_handlers.forgets_to_await if kind == "process" else blocks
+        post.handler("orders", retry=NoRetry(), process=kind == "process")(
+            forgets_to_await if kind == "async" else function
+        )
+        post.publish("orders", "lamp")
+        if isinstance(post, TestPost):
+            with pytest.raises(ConfigurationError):
+                post.run_all()
+        else:
+            post.worker().run(until_empty=True, signals=False)
+        (letter,) = post.dead_letters("orders")
+    assert letter.error_type == "waypost.errors.ConfigurationError"
+    assert "without awaiting it, so it has not run" in str(letter.error)
+
+
+@pytest.mark.promise("LEASE-8")
+@pytest.mark.parametrize("how", ["raised", "returned"])
+@pytest.mark.parametrize("process", [False, True], ids=["in-a-thread", "in-a-process"])
+def test_a_class_of_outcomes_is_an_outcome_of_that_class(how: str, process: bool) -> None:
+    with Waypost("memory://") as post:
+        post.handler("orders", process=process, concurrency=1, retry=Constant(pause=60))(process_handlers.end_by_class)
+        post.publish_many("orders", [f"{how} {name}" for name in ("Retry", "Dead", "Drop", "Snooze")])
+        post.worker().run(until_empty=True, signals=False)
+        ledger = post.ledger("orders")
+        errors = [timer.error_type for timer in post.timers("orders")]
+    assert (ledger.done, ledger.dead, ledger.dropped, ledger.retried) == (0, 1, 1, 2)
+    assert sorted(map(str, errors)) == ["None", "TypeError"]  # a `Snooze` needs to know for how long
+
+
+@pytest.mark.promise("LEASE-8", "LEASE-9")
+@pytest.mark.parametrize("how", ["raised", "returned"])
+@pytest.mark.parametrize("process", [False, True], ids=["in-a-thread", "in-a-process"])
+def test_an_outcome_that_is_none_of_ours_is_an_error_like_any_other(how: str, process: bool) -> None:
+    with Waypost("memory://") as post:
+        post.handler("orders", process=process, concurrency=1, retry=NoRetry())(process_handlers.end_by_own_class)
+        post.publish_many("orders", [f"{how} Postponed", f"{how} Limited"])
+        post.worker().run(until_empty=True, signals=False)
+        letters = {letter.body: letter.error_type for letter in post.dead_letters("orders")}
+    assert letters == {
+        f"{how} Postponed": "tests.worker.process_handlers.Postponed",
+        # A `Retry` whose constructor does not call that of its base: the policy decides.
+        f"{how} Limited": None,
+    }
+
+
+def test_an_outcome_that_is_none_of_ours_leaves_a_block_as_an_error() -> None:
+    with Waypost("memory://") as post:
+        post.publish("orders", 1)
+        with pytest.raises(process_handlers.Postponed), post.receive("orders", retry=NoRetry()):
+            raise process_handlers.Postponed
+        assert post.ledger("orders").dead == 1
+
+
+@pytest.mark.parametrize("outcome", [Retry(5, "later"), Snooze(3), Dead("bad", "text"), Drop()], ids=repr)
+def test_an_outcome_comes_back_from_a_process_pool_of_the_application(outcome: Outcome) -> None:
+    copied = pickle.loads(pickle.dumps(outcome))
+    assert (type(copied), str(copied), vars(copied)) == (type(outcome), str(outcome), vars(outcome))
+
+
+@pytest.mark.promise("LEASE-9")
+def test_a_policy_whose_attempts_cannot_be_read_does_not_end_the_worker() -> None:
+    class Policy:
+        @property
+        def attempts(self) -> int:
+            raise RuntimeError("not known")
+
+        def delay(self, attempt: int, error: BaseException | None = None) -> float | None:
+            return 0 if attempt == 1 else None
+
+    with Waypost("memory://") as post:
+
+        @post.handler("orders", retry=Policy())
+        def handle(body: str) -> None:
+            raise ValueError(body)
+
+        post.publish("orders", "lamp")
+        assert post.worker().run(until_empty=True, signals=False).handled == 2
+        assert post.ledger("orders").dead == 1
 
 
 @pytest.mark.promise("LEASE-8", "LEASE-9")

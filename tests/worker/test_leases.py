@@ -13,6 +13,7 @@ import pytest
 from tests.waiting import until
 from tests.worker.harness import Harness
 from waypost import Message, NoRetry, Waypost, lease_clock
+from waypost.worker.consumer import Consumer
 
 LEASE = 0.6
 
@@ -116,8 +117,6 @@ def test_a_handler_learns_that_its_lease_is_lost(
     silent.set()
 
     # Renewals are held back, as a frozen process would hold them back, until another worker has the message.
-    from waypost.worker.consumer import Consumer
-
     to_renew = Consumer.to_renew
     monkeypatch.setattr(Consumer, "to_renew", lambda self: [] if silent.is_set() else to_renew(self))
     # Only the store's answer counts here, not the worker's own clock.
@@ -190,6 +189,27 @@ def test_a_running_message_is_cancelled_by_its_next_renewal(harness: Harness, is
         until(lambda: harness.ledger("orders").cancelled)
     assert ends == [True]
     assert harness.ledger("orders").dead == 0
+
+
+@pytest.mark.promise("LEASE-3", "LEASE-12")
+def test_a_batch_ends_when_each_of_its_messages_is_lost_or_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    to_renew = Consumer.to_renew
+    monkeypatch.setattr(Consumer, "to_renew", lambda self: [one for one in to_renew(self) if one.body != "lost"])
+    running: list[Message[str]] = []
+    with Waypost("memory://") as post:
+        post.configure("orders", lease=LEASE)
+
+        @post.handler("orders", batch=2, concurrency=1)
+        async def handle(messages: list[Message[str]]) -> None:
+            running.extend(messages)
+            await asyncio.Event().wait()
+
+        post.publish_many("orders", ["lost", "cancelled"])
+        with post.worker():
+            until(lambda: len(running) == 2 and running[0].lease_lost)
+            assert post.cancel("orders", id=running[1].id) == "requested"
+            until(lambda: post.ledger("orders").cancelled)
+            running.clear()
 
 
 @pytest.mark.promise("LEASE-12")

@@ -20,7 +20,7 @@ from tests.worker.harness import Harness
 from waypost import ByException, Constant, Message, Middleware, NoRetry, Queue, Waypost
 from waypost.errors import ConfigurationError, ProcessFailed, ResultNotKept
 from waypost.worker.handler import find_object
-from waypost.worker.process_protocol import decode_error, encode_error
+from waypost.worker.process_protocol import LENGTH_BYTES, Answer, decode, decode_error, encode_error, frame
 
 ROOT = Path(__file__).parents[2]
 AT_ONCE = Constant(pause=0, jitter=0, attempts=3)
@@ -148,6 +148,47 @@ def test_an_error_from_a_process_keeps_its_text(error: Exception) -> None:
     assert isinstance(arrived, type(error))
     assert str(arrived) == str(error)
     assert type(arrived).__qualname__ == type(error).__qualname__
+
+
+class Number(float):
+    """As numpy has them."""
+
+
+class Whole(int):
+    """The same without a fraction."""
+
+
+class Text(str):
+    """As frameworks have them for text that is safe in HTML."""
+
+    __slots__ = ()
+
+
+#: Its class has no module.
+HOMELESS = type("Homeless", (Exception,), {"__module__": None})
+
+
+class Secretive(Exception):
+    """Its arguments cannot be read."""
+
+    @property
+    def args(self) -> Any:  # type: ignore[override]
+        raise RuntimeError("no")
+
+    def __str__(self) -> str:
+        return "secret"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ValueError(Number(1.5)), ValueError(Whole(3), Text("x")), Secretive(), HOMELESS("text")],
+    ids=["float", "int-and-str", "no-arguments", "no-module"],
+)
+def test_an_error_with_unusual_arguments_arrives_from_a_process(error: Exception) -> None:
+    sent = frame(Answer(failure=encode_error(error)))
+    failure = decode(sent[LENGTH_BYTES:], Answer).failure
+    assert failure is not None
+    assert str(error) in str(decode_error(failure, find_object))
 
 
 @pytest.mark.promise("LEASE-8", "LEASE-9")

@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 from waypost.errors import ConfigurationError
-from waypost.message import Message, Outcome
+from waypost.message import Message, Outcome, check_returned
 from waypost.outbox.message_transaction import MessageTransaction, SessionSource, no_transaction_support
 from waypost.outbox.transaction_adapters import is_class_of, is_instance_of
 from waypost.store.port import Store
@@ -115,6 +115,7 @@ def in_transaction(
         return MessageTransaction(messages[0].settle_target, messages, sessions, injected=True)
 
     def decide(messages: Sequence[Message[Any]], returned: Any) -> None:
+        returned = check_returned(returned)
         if isinstance(returned, Outcome):
             for message in messages:
                 message.outcome = message.outcome or returned

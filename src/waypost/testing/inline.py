@@ -20,7 +20,7 @@ from waypost.client.base import BaseClient
 from waypost.client.internals import count_declared, flow_context, handlers_by_queue, handlers_to_test, save_declared
 from waypost.errors import EnvelopeTooNew, Undecodable
 from waypost.formatting import format_count
-from waypost.message import Message, Outcome, Retry, error_text, error_type
+from waypost.message import Message, Outcome, Retry, check_returned, error_text, error_type
 from waypost.operations import receive
 from waypost.operations.flow import ClientContext, Flow
 from waypost.operations.publish_middleware import pass_sent_on
@@ -31,7 +31,7 @@ from waypost.store.memory.store import AsyncMemoryExecutor, MemoryExecutor
 from waypost.testing.store import TestStore
 from waypost.values import Settlement
 from waypost.worker.handler import Handler, choose_handler
-from waypost.worker.handler_log import log_failure
+from waypost.worker.handler_log import log_chosen, log_failure
 
 #: With so many calls at one time of the clock something publishes without end, and the test would never end either.
 CALLS_MAX = 10_000
@@ -254,7 +254,7 @@ class InlineWorker:
         result, error = None, None
         started = lease_clock.now()
         try:
-            result = yield CallStep(handler, partial(_call, handler, messages))
+            result = check_returned((yield CallStep(handler, partial(_call, handler, messages))))
             if not isinstance(result, Outcome):
                 for message in messages:
                     yield FlowStep(post, pass_sent_on(context, message))
@@ -271,7 +271,9 @@ class InlineWorker:
         elif error is None:
             handler.keep_result(messages[0], result)
         settlements = yield FlowStep(post, self._settle(context, handler, messages, ending))
-        if ending is not None and ending is not messages[0].undecodable:
+        if ending is None:
+            log_chosen(handler, messages, settlements)
+        elif ending is not messages[0].undecodable:
             log_failure(handler, messages, ending, settlements)
         if isinstance(error, Outcome):
             error = None  # what the handler wanted, not a failure

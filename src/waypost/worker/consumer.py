@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from waypost import codec, lease_clock
 from waypost.errors import EnvelopeTooNew, OutcomeUnknown, StoreUnavailable, Undecodable, WaypostError
-from waypost.message import Message, Outcome, Retry
+from waypost.message import Message, Outcome, Retry, check_returned
 from waypost.operations import receive
 from waypost.operations.flow import ClientContext, Flow, drive_async
 from waypost.operations.outgoing import deliver_outgoing
@@ -28,7 +28,7 @@ from waypost.wake.port import ALL_SLEEPERS
 from waypost.wake.wakeups import hash_key
 from waypost.worker.handler import Handler, current_slot
 from waypost.worker.handler_calls import Caller, Ending, Slot, Unfinished
-from waypost.worker.handler_log import done_level, log_done, log_failure
+from waypost.worker.handler_log import done_level, log_chosen, log_done, log_failure
 from waypost.worker.poller import Liveness, Poller
 from waypost.worker.settler import Settler
 from waypost.worker.signals import is_stop_request
@@ -656,11 +656,16 @@ class Consumer:
             ending, error = slot.take_ending(error, messages)
         if not messages:
             return  # none of a batch could be decoded, and each is settled already
+        if error is None and result is not None:
+            try:
+                result = check_returned(result)
+            except Exception as refusal:
+                error = refusal
         if error is None and not isinstance(result, Outcome):
             # The result of a handler in a transaction or a process is already stored.
-            refusal = self.handler.keep_result(messages[0], result) or codec.refusal_of(messages[0]._result)
-            if refusal is not None:
-                self._report_refused_result(messages[0], refusal)
+            why_not = self.handler.keep_result(messages[0], result) or codec.refusal_of(messages[0]._result)
+            if why_not is not None:
+                self._report_refused_result(messages[0], why_not)
         failed = False
         stopped = given_up or (isinstance(error, asyncio.CancelledError) and ending is not None)
         if error is None and isinstance(result, Outcome):
@@ -678,8 +683,10 @@ class Consumer:
         settlements = [self._settle(message, error, stopped=stopped) for message in messages]
         if failed and error is not None:
             log_failure(self.handler, messages, error, settlements)
-        elif self._done_level is not None and error is None:
-            log_done(self._done_level, self.handler, messages, lease_clock.now() - slot.started)
+        elif error is None:
+            done = log_chosen(self.handler, messages, settlements)
+            if self._done_level is not None and done:
+                log_done(self._done_level, self.handler, done, lease_clock.now() - slot.started)
 
     def _report_refused_result(self, message: Message[Any], refusal: str) -> None:
         log.error(
@@ -776,15 +783,11 @@ class Consumer:
             if message not in slot.messages:
                 continue
             found = True
-            # While other leases of a batch are valid the handler continues, and can check each message.
-            if self.handler.can_be_stopped and all(_is_over(one, ending) for one in slot.messages):
+            # While other messages of a batch are valid the handler continues, and can check each of them.
+            if self.handler.can_be_stopped and all(one.lease_lost or one.cancel_requested for one in slot.messages):
                 slot.cancel(ending)
         if ending == "lost" and self.handler.on_lease_lost is not None and (found or message in self._ready):
             try:
                 self.handler.on_lease_lost(message)
             except Exception:
                 log.exception("on_lease_lost failed", extra={"event": "on_lease_lost_failed", "queue": self.queue})
-
-
-def _is_over(message: Message[Any], ending: Ending) -> bool:
-    return message.lease_lost if ending == "lost" else message.cancel_requested

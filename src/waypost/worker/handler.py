@@ -241,6 +241,11 @@ class Handler:
         self.queue = queue_name(queue)
         if not callable(function):
             raise ConfigurationError(f"a handler is a function, not {type(function).__name__}")
+        if is_generator_function(function):
+            raise ConfigurationError(
+                f"a handler is called once for each message, and {show(function)} would only make a generator: none of "
+                "its code would run; use return instead of yield"
+            )
         self.function = function
         self.name: str = name or getattr(function, "__qualname__", None) or type(function).__qualname__
         self.is_async = is_coroutine_function(function)
@@ -270,6 +275,8 @@ class Handler:
         self.max_run = _check_seconds("max_run", max_run)
         self.manual = check_flag("manual", manual, ConfigurationError)
         self.on_lease_lost = check_function("on_lease_lost", on_lease_lost, ConfigurationError)
+        if on_lease_lost is not None and is_coroutine_function(on_lease_lost):
+            raise ConfigurationError(f"handler {self.name}: on_lease_lost is a plain function; it is not awaited")
         #: How long the return value is kept as the result of its message; None: it is not kept.
         self.result_ttl = None if result_ttl is None else _check_result_ttl(self.name, result_ttl, self.batch)
         #: The client's state, for parameters that receive it.
@@ -473,6 +480,14 @@ def is_coroutine_function(function: Callable[..., Any]) -> bool:
     import inspect
 
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+
+
+def is_generator_function(function: Callable[..., Any]) -> bool:
+    """Return whether a call of a function, or of an object called as one, makes a generator and runs nothing."""
+    import inspect
+
+    called = (function, getattr(function, "__call__", None))  # noqa: B004
+    return any(inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one) for one in called)
 
 
 def _shortest(messages: Sequence[Message[Any]], otherwise: float) -> float:

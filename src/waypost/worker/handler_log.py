@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
-from waypost.message import Dead, Message, Outcome, Retry, error_text, error_type, is_own_file
+from waypost.message import CHOICES, Dead, Message, Outcome, Retry, error_text, error_type, is_own_file
 from waypost.values import Settlement
 from waypost.worker.handler import Handler
 
@@ -31,7 +31,7 @@ def log_failure(
     handler: Handler, messages: Sequence[Message[Any]], error: BaseException, settlements: Sequence[Settlement]
 ) -> None:
     """Log that a handler failed, what happens to its messages, and the traceback of its own frames."""
-    message, chosen = messages[0], isinstance(error, Outcome)
+    message, chosen = messages[0], isinstance(error, CHOICES)
     is_dead = any(one.outcome == "dead" for one in settlements)
     if chosen and not is_dead and settlements[0].outcome != "retry":
         return  # the handler chose this outcome
@@ -68,6 +68,29 @@ def log_failure(
     )
 
 
+def log_chosen(
+    handler: Handler, messages: Sequence[Message[Any]], settlements: Sequence[Settlement]
+) -> list[Message[Any]]:
+    """Log what a handler that raised nothing chose for its messages by hand; return those that are done."""
+    done: list[Message[Any]] = []
+    chosen: dict[tuple[str, ...], list[tuple[Message[Any], Settlement]]] = {}
+    for message, settlement in zip(messages, settlements, strict=True):
+        if settlement.outcome == "done":
+            done.append(message)
+        else:
+            # One line for all messages of a batch that ended in the same way.
+            about = (settlement.outcome, settlement.reason or "", describe_cause(_choice(message)))
+            chosen.setdefault(about, []).append((message, settlement))
+    for ended in chosen.values():
+        log_failure(handler, [one for one, _ in ended], _choice(ended[0][0]), [one for _, one in ended])
+    return done
+
+
+def _choice(message: Message[Any]) -> Outcome:
+    """Return the outcome that a handler chose by hand; a message that is settled by hand, and was not, is retried."""
+    return message.outcome if isinstance(message.outcome, Outcome) else Retry(reason="left unsettled")
+
+
 def done_level() -> int | None:
     """Return the level at which successes are logged, None if they are not logged."""
     level = done_log.level or logging.DEBUG
@@ -96,7 +119,7 @@ def log_done(level: int, handler: Handler, messages: Sequence[Message[Any]], sec
 
 def describe_cause(error: BaseException) -> str:
     """Return the class of an error and its first line, or the reason that a handler gave for another try."""
-    if isinstance(error, Outcome):
+    if isinstance(error, CHOICES):
         return error.reason or "" if isinstance(error, Retry) else ""
     text = error_text(error).partition("\n")[0][:LINE_CHARACTERS_MAX]
     return f"{error_type(error)}: {text}" if text else error_type(error)
@@ -125,11 +148,16 @@ def describe_outcome(handler: Handler, message: Message[Any], settlement: Settle
         return "its queue delivers at most once: it is not tried again"
     if message.lease_lost:
         return "its lease is lost: another worker may have it"
+    if message.cancel_requested and settlement.outcome != "done":
+        return "its cancel was requested: it is cancelled"
     if settlement.outcome == "dead":
         return f"dead letter: {settlement.reason}"
     if settlement.outcome != "retry":
         return OUTCOMES[settlement.outcome]
-    most = getattr(message.own_retry(handler.retry), "attempts", None)
+    try:
+        most = getattr(message.own_retry(handler.retry), "attempts", None)
+    except Exception:
+        most = None  # a policy of the application
     attempt = f"attempt {message.attempts + 1}" + (f" of {most}" if isinstance(most, int) else "")
     return f"retrying in {settlement.after_ms / 1000:.1f} s, {attempt}"
 

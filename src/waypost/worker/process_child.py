@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 from waypost.errors import ProcessFailed, Undecodable
-from waypost.message import Message, Outcome, Queue
+from waypost.message import CHOICES, Message, Outcome, Queue, check_returned
 from waypost.policy import NoRetry
 from waypost.worker.handler import Handler, find_object
 from waypost.worker.process_protocol import (
@@ -143,17 +143,16 @@ def run_call(call: Call, handler: Handler) -> Answer:
     encoded, failure = None, None
     if readable:
         try:
-            result = handler.function(*handler.arguments(readable))
-            if not isinstance(result, Outcome):
-                handler.keep_result(readable[0], result)
-        except Outcome as outcome:
+            result = check_returned(handler.function(*handler.arguments(readable)))
+            if isinstance(result, Outcome):
+                raise result
+            handler.keep_result(readable[0], result)
+        except CHOICES as outcome:
             encoded = encode_outcome(outcome)
         except BaseException as error:
             failure = encode_error(error)
             # A handler that decodes its body itself (`message.decode`) and fails: a retry would fail too.
             ends |= {one.id: End(unreadable=failure) for one in readable if one.undecodable is error}
-        else:
-            encoded = encode_outcome(result) if isinstance(result, Outcome) else None
         for message in readable:
             ends.setdefault(message.id, read_end(message))
     for stream in (sys.stdout, sys.stderr):

@@ -80,7 +80,18 @@ class Answer(Struct, frozen=True):
     failure: Failure | None = None
 
 
-encode = msgspec.msgpack.Encoder().encode
+def _plain_type(value: object) -> object:
+    """Return text or a number of a class of its own, such as a `numpy.float64`, as text or a number."""
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        return int.__int__(value)
+    if isinstance(value, float):
+        return float.__float__(value)
+    raise TypeError(f"a handler process cannot send a {type(value).__name__}")
+
+
+encode = msgspec.msgpack.Encoder(enc_hook=_plain_type).encode
 _decoders: dict[type, msgspec.msgpack.Decoder[Any]] = {}
 
 
@@ -153,15 +164,13 @@ def apply_end(message: Message[Any], end: End) -> None:
 def encode_error(error: BaseException) -> Failure:
     """Return the parts of an error to transfer: the name of its class, its text, its arguments if they are plain."""
     kind = type(error)
-    plain = all(isinstance(one, PLAIN) for one in error.args)
+    try:
+        plain = all(isinstance(one, PLAIN) for one in error.args)
+        arguments = [_plain(one) for one in error.args] if plain else None
+    except Exception:
+        arguments = None  # attributes of an error are user code
     text = traceback_text(error, TRACEBACK_CHARACTERS_MAX) or ""
-    return Failure(
-        kind.__module__,
-        kind.__qualname__,
-        error_text(error),
-        [_plain(one) for one in error.args] if plain else None,
-        text,
-    )
+    return Failure(str(kind.__module__), kind.__qualname__, error_text(error), arguments, text)
 
 
 def _plain(value: Any) -> Any:
