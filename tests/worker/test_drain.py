@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from tests.waiting import until
 from tests.worker.harness import Harness
 from waypost import Message, Waypost
 from waypost.errors import ConfigurationError, ForkedClient, QueueDrained
+from waypost.views import Observed
 from waypost.worker.consumer import Consumer
 from waypost.worker.signals import StopSignals
 
@@ -288,3 +290,52 @@ def test_a_client_and_a_worker_of_the_parent_refuse_to_work_in_a_child(url: str,
                 os._exit(refusals)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
         assert worker.run(until_empty=True, signals=False).handled == 1
+
+
+@pytest.mark.promise("LEASE-11", "LEASE-16", "LEASE-5")
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_drain_waits_for_a_claim_in_progress_whose_message_goes_back_without_using_a_delivery(mode: str) -> None:
+    draining: list[threading.Thread] = []
+    reports: list[Any] = []
+
+    def on_event(event: Observed) -> None:
+        if event.event == "claimed" and not draining:
+            # The drain begins while the claim has its message, and has not returned it.
+            draining.append(threading.Thread(target=lambda: reports.append(other.drain(timeout=20))))
+            draining[0].start()
+            until(lambda: other._gate.drained)
+
+    with Waypost(f"memory://drained-claim-{mode}") as watching:
+        watching.publish("orders", 1)
+        with Harness(mode, None, store=watching.store, on_event=on_event) as harness:
+            # The drain of an async client may run on any event loop: here the loop of the claim is held up.
+            other = harness.post if mode == "sync" else SimpleNamespace(
+                drain=lambda timeout: asyncio.run(harness.post.drain(timeout)), _gate=harness.post._gate
+            )  # fmt: skip
+            with harness.receive("orders") as message:
+                assert message is None
+            draining[0].join(20)
+        assert reports[0].complete
+        ledger = watching.ledger("orders")
+        assert (ledger.ready, ledger.released, ledger.leased) == (1, 1, 0)
+        (stored,) = watching.peek("orders")
+        assert stored.deliveries == 0
+
+
+@pytest.mark.promise("LEASE-11")
+def test_a_signal_stops_the_worker_although_its_line_cannot_be_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*given: Any, **options: Any) -> None:
+        raise RuntimeError("reentrant call")
+
+    with Waypost("memory://") as post:
+
+        @post.handler("orders")
+        def handle(number: int) -> None: ...
+
+        worker = post._make_worker(None, 30.0)
+        requests: list[bool] = []
+        monkeypatch.setattr(worker, "request_stop", lambda: requests.append(True))
+        monkeypatch.setattr("waypost.worker.worker.log", SimpleNamespace(info=fail))
+        with pytest.raises(RuntimeError, match="reentrant"):
+            worker._on_signal("SIGTERM")
+        assert requests

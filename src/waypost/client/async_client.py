@@ -93,6 +93,7 @@ from waypost.views import (
 if TYPE_CHECKING:
     import asyncio
 
+    from waypost.operations.receive import Make
     from waypost.schedule.promoter import PromoterTick
     from waypost.schedule.scheduler import Tick
     from waypost.store.port import AsyncExecutor, Call, Executor
@@ -126,10 +127,9 @@ class AsyncReception(Generic[T]):
         self._message: Message[T] | None = None
 
     async def __aenter__(self) -> Message[T] | None:
-        self._message = await self._client._run(self._client._receive_flow(self._queue, self._wait, self._as_type))
+        self._message = await self._client._receive(self._queue, self._wait, self._as_type)
         if self._message is not None:
             self._message.settle_target = self._client._settle_target(self._retry, renew=self._renew)
-            self._client._gate.received(1)
             if self._renew:
                 self._client._blocks.add(self._message)
         return self._message
@@ -144,7 +144,7 @@ class AsyncReception(Generic[T]):
         try:
             return await self._client._finish(message, error, self._retry)
         finally:
-            self._client._gate.received(-1)
+            self._client._gate.end_block()
 
 
 class AsyncConsumed(Message[T]):
@@ -177,7 +177,7 @@ class AsyncConsumed(Message[T]):
         try:
             return await self._client._finish(self, error, self._retry)
         finally:
-            self._client._gate.received(-1)
+            self._client._gate.end_block()
 
 
 class _Connection:
@@ -466,6 +466,17 @@ class AsyncWaypost(BaseClient):
         self._check_receive(queue, wait, retry, renew)
         return AsyncReception(self, queue, wait, queue_type(queue), retry, renew)
 
+    async def _receive(
+        self, queue: QueueName, wait: Duration | None, as_type: type[T] | None, make: Make[T] = Message
+    ) -> Message[T] | None:
+        message = None
+        self._gate.begin_claim()
+        try:
+            message = await self._run(self._receive_flow(queue, wait, as_type, make))
+        finally:
+            self._gate.end_claim(found=message is not None)
+        return message
+
     @overload
     def consume(
         self, queue: Queue[T], *, wait: Duration | None = None, retry: RetryPolicy = DEFAULT_RETRY, renew: bool = True
@@ -497,11 +508,10 @@ class AsyncWaypost(BaseClient):
             return AsyncConsumed(name, lease, as_type, self, retry, renew)
 
         while True:
-            message = await self._run(self._receive_flow(queue, wait, queue_type(queue), make))
+            message = await self._receive(queue, wait, queue_type(queue), make)
             if message is None:
                 return
             assert isinstance(message, AsyncConsumed)
-            self._gate.received(1)
             if renew:
                 self._blocks.add(message)
             try:

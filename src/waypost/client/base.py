@@ -130,6 +130,8 @@ LISTING_PAGE = 250
 DRAIN_POLL_SECONDS = 0.01
 #: What workers need after their time limit: to cancel, to release, to close their connections.
 DRAIN_GRACE_SECONDS = 5.0
+#: How long it waits for claims of `receive` in progress: longer than a release may take.
+CLAIMS_END_SECONDS = 2 * receive.RELEASE_BUDGET_SECONDS
 #: Messages that a relay sends in one batch.
 RELAY_BATCH = 500
 #: A batch that the target does not accept is held for this time before it is delayed: then a worker that stops can end,
@@ -449,6 +451,10 @@ class BaseClient:
         self._stopped = list({*self._stopped, *self._workers})
         for worker in self._stopped:
             worker.request_stop(timeout)
+        # A claim in progress releases the message that it returns, at once unless the store does not reply.
+        claims_end = min(deadline, time.monotonic() + CLAIMS_END_SECONDS)
+        while time.monotonic() < claims_end and self._gate.claiming:
+            yield DRAIN_POLL_SECONDS
         while time.monotonic() < deadline and (self._gate.publishing or self._gate.receiving):
             yield DRAIN_POLL_SECONDS
         # A worker whose time limit is over still cancels, releases and unregisters.

@@ -32,7 +32,8 @@ class Gate:
         self._context = context
         self._lock = threading.Lock()
         self.publishing = 0
-        #: Blocks of `receive` that have a message.
+        #: Calls of `receive` that may get a message, and their blocks that have one.
+        self.claiming = 0
         self.receiving = 0
 
     @property
@@ -59,10 +60,21 @@ class Gate:
         with self._lock:
             self.publishing -= 1
 
-    def received(self, change: int) -> None:
-        """Count a block of `receive` that got a message, or ended."""
+    def begin_claim(self) -> None:
+        """Count a call of `receive` that begins."""
         with self._lock:
-            self.receiving += change
+            self.claiming += 1
+
+    def end_claim(self, *, found: bool) -> None:
+        """Count the end of that call; with a message a block begins, which a drain waits for instead."""
+        with self._lock:
+            self.claiming -= 1
+            self.receiving += found
+
+    def end_block(self) -> None:
+        """Count the end of a block that had a message."""
+        with self._lock:
+            self.receiving -= 1
 
     def _in_handler(self) -> bool:
         slot = current_slot.get()

@@ -91,6 +91,7 @@ from waypost.views import (
 )
 
 if TYPE_CHECKING:
+    from waypost.operations.receive import Make
     from waypost.schedule.promoter import PromoterTick
     from waypost.schedule.scheduler import Tick
     from waypost.store.port import Call, Executor
@@ -124,10 +125,9 @@ class Reception(Generic[T]):
         self._message: Message[T] | None = None
 
     def __enter__(self) -> Message[T] | None:
-        self._message = self._client._run(self._client._receive_flow(self._queue, self._wait, self._as_type))
+        self._message = self._client._receive(self._queue, self._wait, self._as_type)
         if self._message is not None:
             self._message.settle_target = self._client._settle_target(self._retry, renew=self._renew)
-            self._client._gate.received(1)
             if self._renew:
                 self._client._blocks.add(self._message)
         return self._message
@@ -142,7 +142,7 @@ class Reception(Generic[T]):
         try:
             return self._client._finish(message, error, self._retry)
         finally:
-            self._client._gate.received(-1)
+            self._client._gate.end_block()
 
 
 class Consumed(Message[T]):
@@ -175,7 +175,7 @@ class Consumed(Message[T]):
         try:
             return self._client._finish(self, error, self._retry)
         finally:
-            self._client._gate.received(-1)
+            self._client._gate.end_block()
 
 
 class Waypost(BaseClient):
@@ -403,6 +403,17 @@ class Waypost(BaseClient):
         self._check_receive(queue, wait, retry, renew)
         return Reception(self, queue, wait, queue_type(queue), retry, renew)
 
+    def _receive(
+        self, queue: QueueName, wait: Duration | None, as_type: type[T] | None, make: Make[T] = Message
+    ) -> Message[T] | None:
+        message = None
+        self._gate.begin_claim()
+        try:
+            message = self._run(self._receive_flow(queue, wait, as_type, make))
+        finally:
+            self._gate.end_claim(found=message is not None)
+        return message
+
     @overload
     def consume(
         self, queue: Queue[T], *, wait: Duration | None = None, retry: RetryPolicy = DEFAULT_RETRY, renew: bool = True
@@ -434,11 +445,10 @@ class Waypost(BaseClient):
             return Consumed(name, lease, as_type, self, retry, renew)
 
         while True:
-            message = self._run(self._receive_flow(queue, wait, queue_type(queue), make))
+            message = self._receive(queue, wait, queue_type(queue), make)
             if message is None:
                 return
             assert isinstance(message, Consumed)
-            self._gate.received(1)
             if renew:
                 self._blocks.add(message)
             try:

@@ -20,7 +20,7 @@ from waypost.errors import (
     WaypostError,
 )
 from waypost.identity import Operation
-from waypost.message import Message, Outcome, error_text, error_type
+from waypost.message import CHOICES, Message, error_text, error_type
 from waypost.operations.flow import REFUSALS, ClientContext, Flow, Sending, Sleep, Together
 from waypost.operations.gathering import Lines, send_in_line, shares_calls
 from waypost.operations.outgoing import deliver_outgoing
@@ -58,6 +58,8 @@ def receive(
     context: ClientContext, queue: str, wait: float | None, as_type: type[T] | None, make: Make[T] = Message
 ) -> Flow[Message[T] | None]:
     """Return the next decodable message, or None when the wait is over. `wait=None` waits without limit."""
+    if context.draining:
+        return None
     deadline = None if wait is None else context.monotonic() + wait
     found = yield from _claim_lost_again(context, queue, as_type, make)
     if found is not None:
@@ -101,6 +103,10 @@ def _receive(
         asleep = sleeper is not None and not claimed.leases
         if claimed.outgoing:
             yield from deliver_outgoing(context, queue)
+        if claimed.leases and context.draining and claimed.leases[0].lease_end_ms is not None:
+            # The drain began meanwhile. (With lease=None it cannot go back.)
+            yield from give_back(context, queue, claimed.leases)
+            break
         if claimed.leases:
             found = yield from _readable(context, queue, claimed, as_type, make)
             nap = Nap()
@@ -662,7 +668,7 @@ def finish(
 
     `stopped`: the block was interrupted from outside, so the message is released instead of counting as failed.
     """
-    is_outcome = isinstance(error, Outcome)
+    is_outcome = isinstance(error, CHOICES)
     if message.at_most_once:
         if is_outcome:
             log.warning(

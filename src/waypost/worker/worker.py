@@ -321,6 +321,8 @@ class Worker:
         return self._last
 
     def _on_signal(self, name: str) -> None:
+        # First: to log may fail, as of a stream that the signal has interrupted in the middle of a line.
+        self.request_stop()
         running, seconds = self.report().running, f"{self._stop_seconds:g}"
         wait = f"waiting up to {seconds} s for {format_count(running, 'handler')}; " if running else ""
         again = "Ctrl-C" if name == "SIGINT" else name
@@ -328,7 +330,6 @@ class Worker:
             "%s: stopping, %s%s again to quit now", name, wait, again,
             extra={"event": "signal", "signal": name, "worker": self.name, "running": running},
         )  # fmt: skip
-        self.request_stop()
 
     def _call_soon(self, call: Callable[..., None], *given: Any) -> None:
         loop = self._loop
