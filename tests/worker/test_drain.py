@@ -13,8 +13,9 @@ import pytest
 
 from tests.waiting import until
 from tests.worker.harness import Harness
-from waypost import Message, Waypost
+from waypost import AsyncWaypost, Message, Waypost
 from waypost.errors import ConfigurationError, ForkedClient, QueueDrained
+from waypost.operations.flow import ClientContext, Flow, Sleep
 from waypost.views import Observed
 from waypost.worker.consumer import Consumer
 from waypost.worker.signals import StopSignals
@@ -339,3 +340,41 @@ def test_a_signal_stops_the_worker_although_its_line_cannot_be_logged(monkeypatc
         with pytest.raises(RuntimeError, match="reentrant"):
             worker._on_signal("SIGTERM")
         assert requests
+
+
+@pytest.mark.promise("LEASE-11")
+@pytest.mark.parametrize("request_made", ["quiet", "stop"])
+def test_what_is_requested_while_a_worker_connects_counts_also_in_its_second_run(request_made: str) -> None:
+    async def run() -> None:
+        async with AsyncWaypost("memory://") as post:
+
+            @post.handler("orders")
+            async def handle(body: int) -> None: ...
+
+            worker = post.worker()
+            await post.publish("orders", 1)
+            assert (await worker.run(until_empty=True, signals=False)).handled == 1
+            await post.publish("orders", 2)
+            stops: list[asyncio.Task[Any]] = []
+
+            def prepare(context: ClientContext) -> Flow[None]:
+                if request_made == "quiet":
+                    worker.quiet()
+                else:
+                    stops.append(asyncio.create_task(worker.stop()))
+                yield Sleep(0.01)
+
+            worker._prepare = prepare
+            if request_made == "stop":
+                assert (await worker.run(signals=False)).handled == 0
+                assert (await stops[0]).handled == 0
+            else:
+                await worker.start()
+                assert not worker.is_ready
+                claiming = worker._consumers[0]._claiming
+                assert claiming is not None
+                await asyncio.wait_for(claiming, 20)
+                assert (await worker.stop()).handled == 0
+            assert (await post.ledger("orders")).ready == 1
+
+    asyncio.run(run())

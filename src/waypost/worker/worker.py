@@ -146,10 +146,11 @@ class Worker:
         self._stop_requested = asyncio.Event()
         self._stopping, self._error, self._work, self._until_empty = None, None, 0, until_empty
         self._stop_seconds = timeout
+        # Nothing of an earlier run: while this one connects it may be asked to be quiet, or to stop.
+        self._consumers, self._ending, self._last, self._state = [], {}, Drained(), "running"
         try:
             async with _Parts(self) as parts:
-                self._consumers, self._poller, self._state = parts.consumers, parts.poller, "running"
-                self._ending = {}
+                self._consumers, self._poller = parts.consumers, parts.poller
                 parts.poller.start()
                 if signals:
                     with StopSignals(self._on_signal):
@@ -283,6 +284,8 @@ class Worker:
             return await self._begin_stop()  # requested while it connected: nothing has started
         for consumer in self._consumers:
             consumer.start()
+        if self._state == "quiet":
+            self._quiet_all()
         log.info(
             "worker %s started: %s",
             self.name,

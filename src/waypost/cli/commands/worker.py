@@ -279,9 +279,19 @@ class Supervisor:
 
     def _fill_slots(self) -> None:
         for slot, due in list(self._vacant.items()):
-            if not self._signals and due <= time.monotonic():
-                self._children.append(Child(self._start(slot), slot))
-                del self._vacant[slot]
+            if self._signals or due > time.monotonic():
+                continue
+            try:
+                process = self._start(slot)
+            except OSError as error:
+                if not self._children:
+                    raise
+                # As after the machine ran out of memory: the other processes must not be left without this one.
+                self._report(f"a worker process could not be started ({error}); trying again")
+                self._vacant[slot] = time.monotonic() + RESTART_SECONDS
+                continue
+            self._children.append(Child(process, slot))
+            del self._vacant[slot]
 
     def _pass_on(self) -> None:
         """Send each process its next signal, one at a time: two at once could arrive as one."""
