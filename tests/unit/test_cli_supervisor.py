@@ -10,7 +10,7 @@ import pytest
 from waypost.cli.commands.worker import Supervisor
 
 
-def test_a_process_that_cannot_be_started_leaves_the_others_supervised(
+def test_a_process_that_cannot_be_started_does_not_end_the_supervisor(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     supervisor = Supervisor(["worker", "shop"], 2)

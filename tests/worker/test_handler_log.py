@@ -118,7 +118,7 @@ def test_what_a_handler_chooses_by_hand_is_logged_and_is_not_done(caplog: pytest
     assert records[3].getMessage().startswith(f"handler {name}: message {published[0].id} {about} done in ")
 
 
-def test_the_failure_of_a_message_whose_cancel_was_requested_says_that_it_is_cancelled(
+def test_the_failure_of_a_message_whose_cancel_was_requested_is_logged_as_its_cancel(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with Waypost("memory://") as post:

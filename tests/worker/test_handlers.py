@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import copy
 import logging
-import pickle
 import signal
 import subprocess
 import sys
@@ -450,7 +450,7 @@ def test_an_outcome_that_is_none_of_ours_is_an_error_like_any_other(how: str, pr
     }
 
 
-def test_an_outcome_that_is_none_of_ours_leaves_a_block_as_an_error() -> None:
+def test_a_block_passes_an_outcome_that_is_none_of_ours_on_as_an_error() -> None:
     with Waypost("memory://") as post:
         post.publish("orders", 1)
         with pytest.raises(process_handlers.Postponed), post.receive("orders", retry=NoRetry()):
@@ -460,7 +460,7 @@ def test_an_outcome_that_is_none_of_ours_leaves_a_block_as_an_error() -> None:
 
 @pytest.mark.parametrize("outcome", [Retry(5, "later"), Snooze(3), Dead("bad", "text"), Drop()], ids=repr)
 def test_an_outcome_comes_back_from_a_process_pool_of_the_application(outcome: Outcome) -> None:
-    copied = pickle.loads(pickle.dumps(outcome))
+    copied = copy.copy(outcome)  # by the same means as a pickle
     assert (type(copied), str(copied), vars(copied)) == (type(outcome), str(outcome), vars(outcome))
 
 

@@ -46,7 +46,7 @@ def test_a_backlog_is_handled_in_few_round_trips(harness: Harness) -> None:
 
 
 @pytest.mark.promise("SEE-1", "LEASE-11")
-def test_each_message_that_a_stop_leaves_unsettled_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_message_that_is_unsettled_after_a_stop_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
 
     def hang(*given: Any, **options: Any) -> Any:
