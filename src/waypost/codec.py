@@ -584,7 +584,11 @@ def encode_result(value: object) -> bytes:
 
 def refused_result(error: Exception) -> bytes:
     """Return what is kept instead of a result that could not be encoded: the reason."""
-    return _REFUSED + f"{type(error).__name__}: {error}".encode("utf-8", "replace")[:REFUSAL_BYTES_MAX]
+    try:
+        text = f"{type(error).__name__}: {error}"
+    except Exception:  # it may be an error of the value's own code
+        text = type(error).__name__
+    return _REFUSED + text.encode("utf-8", "replace")[:REFUSAL_BYTES_MAX]
 
 
 def refusal_of(data: bytes | None) -> str | None:

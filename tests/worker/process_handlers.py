@@ -22,6 +22,24 @@ class Order:
     item: str = "lamp"
 
 
+@dataclass
+class Exiting:
+    """A body whose own code may end in any way."""
+
+    id: int
+
+    def __post_init__(self) -> None:
+        if self.id == 1:
+            raise SystemExit
+
+
+def exiting(body: Exiting, message: Message[Exiting]) -> None:
+    message.keep_result(body.id)
+
+
+def exiting_batch(bodies: list[Exiting]) -> None: ...
+
+
 class Jammed(Exception):
     """An error whose constructor needs more than its text."""
 

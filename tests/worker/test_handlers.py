@@ -34,7 +34,7 @@ from waypost import (
     Snooze,
     Waypost,
 )
-from waypost.errors import ConfigurationError, InvalidPolicy
+from waypost.errors import ConfigurationError, InvalidPolicy, ResultNotKept
 from waypost.testing import TestPost
 
 AT_ONCE = Constant(pause=0, jitter=0, attempts=3)
@@ -496,6 +496,72 @@ def test_every_message_of_a_batch_that_ends_by_an_exit_counts_but_for_those_alre
     calls = harness.run().handled
     ledger = harness.ledger("orders")
     assert (ledger.done, ledger.dead, ledger.released) == (calls, 5 - calls, 0)
+
+
+@dataclass
+class Exiting:
+    """A body whose own code may end in any way."""
+
+    id: int
+
+    def __post_init__(self) -> None:
+        if self.id == 1:
+            raise SystemExit
+        if self.id == 2:
+            undefined  # type: ignore[name-defined] # noqa: B018, F821
+
+
+@pytest.mark.promise("LEASE-8")
+@pytest.mark.parametrize("is_async", [True, False], ids=["async-handler", "sync-handler"])
+def test_a_body_whose_own_code_exits_is_the_failure_of_its_message_in_a_batch(
+    is_async: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    arrived: list[int] = []
+
+    async def awaits(bodies: list[Exiting]) -> None:
+        arrived.extend(body.id for body in bodies)
+
+    def blocks(bodies: list[Exiting]) -> None:
+        arrived.extend(body.id for body in bodies)
+
+    with Waypost("memory://") as post:
+        post.handler("orders", batch=4, concurrency=1, retry=NoRetry())(awaits if is_async else blocks)
+        post.publish_many("orders", [{"id": number} for number in range(4)])
+        post.worker().run(until_empty=True, signals=False)
+        letters = {letter.body["id"]: (letter.reason, letter.error_type) for letter in post.dead_letters("orders")}
+    assert arrived == [0, 3]
+    assert letters == {
+        1: ("retries_exhausted", "SystemExit"), 2: ("retries_exhausted", "waypost.errors.ConfigurationError"),
+    }  # fmt: skip
+    assert sum(vars(record).get("event") == "handler_failed" for record in caplog.records) == 2
+
+
+class Unreadable(Exception):
+    """An error without a text."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+class Unkept:
+    """A value whose attributes cannot be read."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise Unreadable
+
+
+@pytest.mark.promise("LEASE-8")
+def test_a_result_whose_own_code_fails_without_a_text_does_not_end_the_worker() -> None:
+    with Waypost("memory://") as post:
+
+        @post.handler("orders", result_ttl=60)
+        def handle(body: int) -> Any:
+            return Unkept()
+
+        published = post.publish("orders", 1)
+        assert post.worker().run(until_empty=True, signals=False).done == 1
+        with pytest.raises(ResultNotKept, match="Unreadable"):
+            post.result(published)
 
 
 @pytest.mark.promise("LEASE-8")

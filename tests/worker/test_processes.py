@@ -231,6 +231,21 @@ def test_batches_are_read_and_settled_one_by_one() -> None:
         assert harness.result("orders", published[7].id) == 7
 
 
+@pytest.mark.promise("LEASE-8")
+@pytest.mark.parametrize("batch", [None, 3])
+def test_a_body_whose_own_code_exits_is_the_failure_of_its_message_only(batch: int | None) -> None:
+    with Waypost("memory://") as post:
+        function: Any = process_handlers.exiting if batch is None else process_handlers.exiting_batch
+        post.handler("orders", process=True, batch=batch, concurrency=1, retry=NoRetry())(function)
+        post.publish_many("orders", [{"id": number} for number in range(3)])
+        post.worker().run(until_empty=True, signals=False)
+        (letter,) = post.dead_letters("orders")
+        assert post.ledger("orders").done == 2
+    assert letter.body == {"id": 1}
+    expected = ("retries_exhausted", "SystemExit") if batch is None else ("undecodable", "waypost.errors.Undecodable")
+    assert (letter.reason, letter.error_type) == expected
+
+
 @pytest.mark.promise("FACE-1", "LEASE-8")
 @pytest.mark.parametrize("handler", ["many", "reads_all_themselves"])
 def test_a_batch_of_which_no_message_can_be_read_does_not_end_the_worker(handler: str) -> None:

@@ -631,8 +631,20 @@ class Consumer:
             except Undecodable as error:
                 self._settle(message, error)
                 continue
+            except BaseException as error:
+                self._fail_unread(message, error)
+                continue
             messages.append(message)
         return messages
+
+    def _fail_unread(self, message: Message[Any], error: BaseException) -> None:
+        """The code of the body's type ended as a handler may: so does its message, and the others go on."""
+        stopped = is_stop_request(error)
+        if stopped:
+            self._on_abort(error)
+        settlement = self._settle(message, error, stopped=stopped)
+        if not stopped:
+            log_failure(self.handler, [message], error, [settlement])
 
     # ---- ending ------------------------------------------------------------------------------------------
 

@@ -138,6 +138,11 @@ def run_call(call: Call, handler: Handler) -> Answer:
                 message.open()
         except Undecodable as error:
             ends[message.id] = End(unreadable=encode_error(error))
+        except BaseException as error:
+            # The code of the body's type may end in any way. In a batch the other messages go on.
+            if handler.batch is None:
+                return Answer([End()], failure=encode_error(error))
+            ends[message.id] = End(unreadable=encode_error(error))
         else:
             readable.append(message)
     encoded, failure = None, None
