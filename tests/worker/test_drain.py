@@ -384,3 +384,25 @@ def test_what_is_requested_while_a_worker_connects_counts_also_in_its_second_run
             assert (await post.ledger("orders")).ready == 1
 
     asyncio.run(run())
+
+
+@pytest.mark.promise("LEASE-14")
+def test_a_worker_that_cannot_start_stops_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*given: Any) -> Any:
+        raise ConfigurationError("no part")
+
+    def threads() -> set[int | None]:
+        return {one.ident for one in threading.enumerate() if one.name in ("waypost-renewals", "waypost-lease-ends")}
+
+    before = threads()
+    with Waypost("memory://") as post:
+
+        @post.handler("orders")
+        def handle(number: int) -> None: ...
+
+        worker = post._make_worker(None, 30.0)
+        monkeypatch.setattr(worker, "_embed", fail)
+        with pytest.raises(ConfigurationError, match="no part"):
+            asyncio.run(worker.run(signals=False))
+        until(lambda: threads() <= before)
+        assert not worker.is_running

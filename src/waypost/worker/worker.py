@@ -445,6 +445,7 @@ class _Parts:
             for part in self._background:
                 part.start()
         except BaseException:
+            await asyncio.to_thread(renewer.stop, RENEWER_STOP_SECONDS)
             await executor.close()
             raise
         return self
