@@ -239,14 +239,7 @@ class Handler:
         weight: int = 1,
     ) -> None:
         self.queue = queue_name(queue)
-        if not callable(function):
-            raise ConfigurationError(f"a handler is a function, not {type(function).__name__}")
-        if is_generator_function(function):
-            raise ConfigurationError(
-                f"a handler is called once for each message, and {show(function)} would only make a generator: none of "
-                "its code would run; use return instead of yield"
-            )
-        self.function = function
+        self.function = _check_function(function)
         self.name: str = name or getattr(function, "__qualname__", None) or type(function).__qualname__
         self.is_async = is_coroutine_function(function)
         #: The names of the types of messages that it handles; empty: the types that no other handler of the queue
@@ -534,6 +527,17 @@ def check_types(name: str, types: TypeNames) -> frozenset[str]:
 
 def _check_count(name: str, number: int, most: int) -> int:
     return check_count(name, number, 1, most, ConfigurationError)
+
+
+def _check_function(function: Callable[..., Any]) -> Callable[..., Any]:
+    if not callable(function):
+        raise ConfigurationError(f"a handler is a function, not {type(function).__name__}")
+    if is_generator_function(function):
+        raise ConfigurationError(
+            f"a handler is called once for each message, and {show(function)} would only make a generator: none of its "
+            "code would run; use return instead of yield"
+        )
+    return function
 
 
 def _check_seconds(name: str, seconds: Duration) -> float:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from waypost import lease_clock
 from waypost.errors import Undecodable
-from waypost.message import Message, Outcome, error_text, error_type
+from waypost.message import CHOICES, Message, Outcome, error_text, error_type
 from waypost.operations.flow import ClientContext, drive_async
 from waypost.operations.publish_middleware import pass_sent_on
 from waypost.store.port import AsyncExecutor
@@ -80,7 +80,7 @@ class Slot:
         outcome: Literal["success", "failure", "skipped"] = "success"
         fields: dict[str, Any] = {}
         if error is not None:
-            outcome = "skipped" if stopped or isinstance(error, Outcome) else "failure"
+            outcome = "skipped" if stopped or isinstance(error, CHOICES) else "failure"
             fields = {"error_type": error_type(error), "error": error_text(error)}
         run_ms = round((lease_clock.now() - self.started) * 1000, 3)
         for message in messages:
