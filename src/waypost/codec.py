@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
@@ -88,7 +89,14 @@ def _encode_foreign_by_names(value: Any) -> Any:
 
 _json_encoder = msgspec.json.Encoder(enc_hook=_encode_foreign)
 _json_by_names = msgspec.json.Encoder(enc_hook=_encode_foreign_by_names)
-_json_sorted = msgspec.json.Encoder(enc_hook=_encode_foreign, order="sorted")
+
+
+def _encode_foreign_sorted(value: Any) -> Any:
+    plain = _encode_foreign(value)
+    return _sort_sets(plain, value) if hasattr(value, "model_dump") else plain
+
+
+_json_sorted = msgspec.json.Encoder(enc_hook=_encode_foreign_sorted, order="sorted")
 
 
 class Encoded(msgspec.Struct, frozen=True, gc=False):
@@ -275,8 +283,10 @@ def _check_faithful(body: object, encoded: Encoded, as_type: Any) -> bool:
     if as_type is None:
         if encoded.content != JSON:
             return True
-        if encoded.type_name is None and _equal(body, _json_decoder.decode(encoded.data)):
-            return True  # nearly always
+        if encoded.type_name is None:
+            with suppress(msgspec.DecodeError):  # text of a msgspec.Raw that is no JSON, which is described below
+                if _equal(body, _json_decoder.decode(encoded.data)):
+                    return True  # nearly always
     as_type = read_as(body, as_type)
     if as_type is None and encoded.content != JSON:
         return True
@@ -408,13 +418,40 @@ def content_key(encoded: Encoded, as_type: Any = None) -> str:
     data = encoded.data
     if encoded.content == JSON:
         # A pydantic model has its own order and form, so its JSON text is used.
-        kind: Any = None if hasattr(as_type, "model_validate_json") else as_type
-        data = _json_sorted.encode(decode_body(CONTENT_TYPES[JSON], data, kind))
+        is_model = hasattr(as_type, "model_validate_json")
+        kind: Any = None if is_model else as_type
+        value = decode_body(CONTENT_TYPES[JSON], data, kind)
+        if is_model:
+            with suppress(WaypostError):
+                value = _sort_sets(value, decode_body(CONTENT_TYPES[JSON], data, as_type))
+        data = _json_sorted.encode(value)
     from hashlib import sha256  # few programs need it
 
     digest = sha256(f"{encoded.content}:{encoded.type_name or ''}\n".encode())
     digest.update(data)
     return "sha256:" + digest.hexdigest()
+
+
+def _sort_sets(plain: Any, value: Any) -> Any:
+    """Return the JSON form of a value with its sets sorted: pydantic writes them in an order of their own."""
+    if isinstance(value, set | frozenset):
+        return sorted(plain, key=_json_sorted.encode) if isinstance(plain, list) else plain
+    if isinstance(value, list | tuple) and isinstance(plain, list) and len(plain) == len(value):
+        return [_sort_sets(one, other) for one, other in zip(plain, value, strict=True)]
+    if isinstance(value, Mapping) and isinstance(plain, dict) and len(plain) == len(value):
+        return {name: _sort_sets(one, other) for (name, one), other in zip(plain.items(), value.values(), strict=True)}
+    fields = getattr(type(value), "model_fields", None) or getattr(type(value), "__dataclass_fields__", None)
+    if not isinstance(fields, Mapping):
+        return plain
+    if not isinstance(plain, dict):
+        return _sort_sets(plain, value.root) if "root" in fields else plain
+    given = dict.fromkeys(getattr(type(value), "model_computed_fields", ())) | dict(fields)
+    for name, field in given.items():
+        for key in (name, getattr(field, "serialization_alias", None), getattr(field, "alias", None)):
+            if key in plain:
+                plain[key] = _sort_sets(plain[key], getattr(value, name, None))
+                break
+    return plain
 
 
 def encode_head(
@@ -633,7 +670,7 @@ def open_envelope(data: bytes) -> Envelope:
         return Envelope(
             message_id, content_type, data[body_at:], head.t, head.c, head.r, head.x, head.h, retry, head.l
         )  # fmt: skip
-    except (IndexError, UnicodeDecodeError, msgspec.DecodeError):
+    except (IndexError, UnicodeDecodeError, msgspec.DecodeError, RecursionError):
         raise Undecodable("the envelope is cut short or damaged") from None
 
 

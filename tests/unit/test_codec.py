@@ -309,6 +309,22 @@ def test_a_content_key_depends_on_content_and_type_alone() -> None:
     assert len({key(body) for body in ({"id": 1, "total": 0.0}, Order(1), "a", b"a", ["a"], {"a": 1}, {"a": 2})}) == 7
 
 
+@pytest.mark.promise("PUB-8")
+@pytest.mark.parametrize("body", [{"a": msgspec.Raw(b'{"b"')}, [msgspec.Raw(b"1, ")], msgspec.Raw(b"")])
+def test_raw_text_that_is_no_json_is_refused(body: object) -> None:
+    with pytest.raises(errors.InvalidBody):
+        codec.encode_body(body)
+    with pytest.raises(errors.InvalidBody):
+        codec.seal_many(["0" * 24], [body], codec.Heads())
+
+
+@pytest.mark.promise("PUB-1")
+def test_a_head_that_is_nested_too_deep_is_damaged() -> None:
+    packed = b"\x81\xa1z" + b"\x91" * 5_000 + b"\1"
+    with pytest.raises(errors.Undecodable):
+        codec.open_envelope(b"\1" + b"0" * 24 + b"\2" + len(packed).to_bytes(4, "big") + packed)
+
+
 @pytest.mark.promise("PUB-1")
 @pytest.mark.parametrize("head", [{"h": 5}, {"h": {"a": 1}}, {"t": b"x"}, {"x": []}, {"c": 3.5}])
 def test_a_damaged_head_is_noticed_when_the_envelope_is_opened(head: dict[str, object]) -> None:
