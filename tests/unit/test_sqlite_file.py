@@ -76,6 +76,26 @@ def test_a_path_that_is_no_file_is_refused_with_a_hint() -> None:
 
 
 @pytest.mark.promise("STORE-3")
+def test_a_relative_path_stays_the_same_file_when_the_working_directory_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(tmp_path)
+    store = SqliteStore("orders.db")
+    executor = store.connect(start_timeout=3)
+    try:
+        publish(store, executor, Session(ClockTime()), 1)
+        monkeypatch.chdir(elsewhere)
+        assert executor.run(store.queues()) == ["orders"]
+        with store.transactions.begin(lambda: executor) as connection:
+            assert connection.execute("SELECT count(*) FROM wp_message").fetchone() == (1,)
+    finally:
+        executor.close()
+    assert list(elsewhere.iterdir()) == []
+
+
+@pytest.mark.promise("STORE-3")
 def test_a_library_that_is_too_old_is_named() -> None:
     with pytest.raises(ConfigurationError, match=r"3\.34\.1 is too old, waypost needs 3\.35\.0"):
         check_library((3, 34, 1))

@@ -129,12 +129,14 @@ class SqliteStore:
         replay_ttl_ms: int = REPLAY_TTL_MS,
     ) -> None:
         check_library()
-        self.path = os.fspath(path)
-        if not self.path or self.path.startswith((":memory:", "file:")):
+        given = os.fspath(path)
+        if not given or given.startswith((":memory:", "file:")):
             raise ConfigurationError(
-                f"{self.path!r} is not a file; use memory:// for a store that lives in this process, "
+                f"{given!r} is not a file; use memory:// for a store that lives in this process, "
                 "or sqlite:///name.db for one in a file"
             )
+        #: Absolute: connections are opened again, after a fork for one, and the working directory may be another then.
+        self.path = given if os.path.isabs(given) else os.path.join(os.getcwd(), given)
         self.namespace = namespace
         self.clock = clock or wall_clock_ms
         self.replay_ttl_ms = replay_ttl_ms
