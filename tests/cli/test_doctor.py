@@ -264,6 +264,16 @@ def found(post: Waypost, check: str) -> list[Finding]:
     return [finding for finding in check_store(post) if finding.check == check]
 
 
+def test_the_log_is_found_beside_the_file_that_a_link_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite_checkup, "LOG_BYTES_KEPT", 1)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "link.db").symlink_to(tmp_path / "data" / "a.db")
+    with Waypost(f"sqlite:///{tmp_path / 'link.db'}") as post:
+        post.publish("orders", 1)
+        [finding] = found(post, "log")
+        assert finding.figures["bytes"] == (tmp_path / "data" / "a.db-wal").stat().st_size
+
+
 def test_a_queue_is_served_by_a_worker_a_sleeper_or_a_lease_holder(cli: CommandRunner) -> None:
     post = cli.post
     for name in ("orders", "mails", "invoices"):

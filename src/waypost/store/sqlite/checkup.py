@@ -32,7 +32,8 @@ class SqliteCheckup(Checkup):
 
     def check_server(self, found: Sequence[Stats]) -> Findings:
         """Check the library and the file, on a connection that only reads."""
-        path = os.path.abspath(self._store.path)
+        # SQLite follows links: the log lies beside the file itself.
+        path = os.path.realpath(self._store.path)
         yield ok("server", f"SQLite {sqlite3.sqlite_version}, {path}", version=sqlite3.sqlite_version)
         try:
             with closing(sqlite3.connect(path, timeout=1.0)) as connection:
