@@ -451,6 +451,19 @@ def test_a_batch_has_an_end(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(client.publish_many("q", iter(range(3)))) == 3
 
 
+@pytest.mark.promise("PUB-8")
+@pytest.mark.parametrize("mode", MODES)
+def test_a_list_that_is_too_long_is_refused_before_anything_is_written(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("waypost.operations.publish.BATCH_MAX", 600)
+    with open_client(mode, "memory://") as client:
+        with pytest.raises(errors.InvalidInput, match="at most 600 messages"):
+            client.publish_many("q", list(range(601)))
+        assert client.queues() == []
+        assert len(client.publish_many("q", list(range(600)))) == 600
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_a_message_is_named_by_what_publish_returned_or_by_queue_and_id(mode: str) -> None:
     with open_client(mode, "memory://") as client:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from datetime import datetime
 from itertools import islice
 from typing import Any, Final, TypeAlias, get_args
@@ -431,6 +431,11 @@ class _Chunk:
         self.drafts = with_new_ids(context, queue, self.drafts)
 
 
+def _check_batch(count: int) -> None:
+    if count > BATCH_MAX:
+        raise InvalidInput(f"a batch holds at most {BATCH_MAX:,} messages; call publish_many for each part")
+
+
 class Cutter:
     """Cuts bodies into chunks, lazily. An error of a body, of the caller's iterator or key function ends it."""
 
@@ -443,6 +448,8 @@ class Cutter:
         self._options = options
         if isinstance(bodies, str | bytes | Mapping) or not isinstance(bodies, Iterable):
             raise InvalidInput(f"bodies must be a list or a generator of bodies, not {show(bodies)}")
+        if isinstance(bodies, Sized):
+            _check_batch(len(bodies))  # the length of a generator is known at its end
         self._bodies = iter(bodies)
         self._largest = 1
         self._piece = FIRST_PIECE
@@ -474,8 +481,7 @@ class Cutter:
             if not bodies:
                 break
             self.read += len(bodies)
-            if self.read > BATCH_MAX:
-                raise InvalidInput(f"a batch holds at most {BATCH_MAX:,} messages; call publish_many for each part")
+            _check_batch(self.read)
             self._piece = CHUNK_MESSAGES_MAX
             piece = self._drafts(bodies)
             sizes = [len(draft.envelope) for draft in piece]
