@@ -398,6 +398,8 @@ REFUSED: list[tuple[str, tuple[Any, ...], dict[str, Any], type[Exception]]] = [
     ("publish", ("q", 1), {"priority": True}, errors.InvalidInput),
     ("publish", ("q", 1), {"group": "x" * 129}, errors.InvalidName),
     ("publish_many", ("q", [1]), {"key": "one"}, errors.InvalidName),
+    ("publish_many", ("q", bytearray(b"body")), {}, errors.InvalidInput),
+    ("publish_many", ("q", memoryview(b"body")), {}, errors.InvalidInput),
     ("cancel", ("q",), {}, errors.InvalidInput),
     ("cancel", ("q",), {"id": "x", "key": "y"}, errors.InvalidInput),
     ("cancel", ("q",), {"id": "x"}, errors.InvalidInput),

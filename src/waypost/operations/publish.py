@@ -446,7 +446,7 @@ class Cutter:
         self._as_type = as_type
         self._queue = queue
         self._options = options
-        if isinstance(bodies, str | bytes | Mapping) or not isinstance(bodies, Iterable):
+        if isinstance(bodies, str | bytes | bytearray | memoryview | Mapping) or not isinstance(bodies, Iterable):
             raise InvalidInput(f"bodies must be a list or a generator of bodies, not {show(bodies)}")
         if isinstance(bodies, Sized):
             _check_batch(len(bodies))  # the length of a generator is known at its end
