@@ -83,6 +83,7 @@ def test_other_users_of_the_machine_cannot_connect_to_an_embedded_server() -> No
     [
         ("40001", StoreUnavailable), ("40P01", StoreUnavailable), ("55P03", StoreUnavailable),
         ("08006", StoreUnavailable), ("57P03", StoreUnavailable), ("57P01", OutcomeUnknown), ("53100", StoreFull),
+        ("57P05", OutcomeUnknown), ("25P04", OutcomeUnknown),
         ("42501", AccessDenied), ("42P01", SchemaTooOld), ("22012", StoreFailed), ("23505", StoreUnavailable),
         ("WPKNW", MessageIdInUse), ("WPGON", OperationTooOld),
         ("WPFUL", QueueFull), ("WPOLD", OperationTooOld), ("WPSES", SessionInUse),

@@ -26,8 +26,9 @@ AT_ONCE = frozenset(("40001", "40P01", "23505", "WPAGN"))
 #: Nothing was done, and a later call may succeed: the server starts or stops, has no free connection, or is
 #: read-only.
 PASSING = frozenset(("57P03", "53300", "25006", "55P03", "57014"))
-#: The server is stopping, and closes connections at any time: the step may have been committed just before.
-CUT_OFF = frozenset(("57P01", "57P02"))
+#: The server stops, or has a time limit for sessions or transactions, and closes connections at any time: the step may
+#: have been committed just before.
+CUT_OFF = frozenset(("57P01", "57P02", "57P05", "25P04"))
 #: Our own code: a message with this id exists. Repeated once: a repeat on another connection may have stored it.
 KNOWN_ID = "WPKNW"
 FULL = frozenset(("53100", "53200", "53000"))
