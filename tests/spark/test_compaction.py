@@ -83,6 +83,22 @@ def test_only_marks_are_read_along_after_which_there_are_newer_rows(tmp_path: Pa
         assert find_marks_within(lake, table, [first, second]).num_rows == 0
 
 
+def test_a_skip_does_not_change_the_state_of_its_message(spark: SparkSession) -> None:
+    columns = (
+        "queue STRING, message_id STRING, number BIGINT, at_ms BIGINT, event STRING, key STRING, `group` STRING, "
+        "priority INT, size BIGINT, chain_id STRING, schedule STRING, reason STRING, error_type STRING, cause STRING, "
+        "due_ms BIGINT, token BIGINT, claims BIGINT, wait_ms BIGINT, run_ms BIGINT"
+    )
+    names = ("published", "claimed", "retried", "skipped")
+    events = [
+        ("orders", "a", number, number, event, None, "g", 0, 1, None, None, None, None,
+         "held" if event == "skipped" else None, 9_000 if event == "retried" else None, 1, 1, None, None)
+        for number, event in enumerate(names, 1)
+    ]  # fmt: skip
+    found = silver.messages(silver.message_steps(spark.createDataFrame(events, columns)), few=True).collect()
+    assert [(row.state, row.last_event) for row in found] == [("delayed", "retried")]
+
+
 @pytest.mark.parametrize("days", [0, -1, 10_000_000])
 def test_a_number_of_days_that_rows_cannot_be_kept_for_is_refused(tmp_path: Path, days: int) -> None:
     with pytest.raises(InvalidInput, match="from 1 to"):
