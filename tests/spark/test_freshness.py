@@ -226,3 +226,18 @@ def test_the_token_of_a_spark_connect_server_is_in_no_error(tmp_path: Path, caps
     assert "executors of sc://spark:15002" in error
     assert "hush" not in error
     assert "secret" not in error
+
+
+@pytest.mark.promise("SPARK-4")
+def test_a_registered_pipeline_does_not_create_a_removed_queue_again(orders: Shop, tmp_path: Path) -> None:
+    orders.post.publish("orders", 1)
+    lake = str(tmp_path / "lake")
+    made = Pipeline(cast("Any", None), lake, store=orders.url, queues=("orders", "new"), partitions=1, reader="lake")
+    made.prepare()
+    orders.post.purge("orders")
+    read = {"orders": len(orders.events())}
+    made.lake.commit("run", {}, structs.replace(made.lake.state, offsets=read))
+    assert orders.post.remove_queue("orders")
+    made.run()
+    with orders.bulk() as bulk:
+        assert bulk.run(bulk.store.queues()) == ["new"]

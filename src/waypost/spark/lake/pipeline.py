@@ -301,8 +301,10 @@ class Pipeline:
                 log.info("%s", conflict, extra={"event": "step_conflict"})
                 self.lake.refresh(to_write=True)
         if self.reader is not None:
-            # After the step is on disk: trimming no longer waits for these events.
-            for queue in ends:
+            # After the step is on disk: trimming no longer waits for these events. A registration creates its queue,
+            # and the lake has those too that were removed.
+            there = bulk.run(bulk.store.queues())
+            for queue in sorted(ends.keys() & set(there)):
                 bulk.run(bulk.store.journal_reader(queue, self.reader, self.lake.state.offsets.get(queue, 0)))
         if batches or not quiet:
             self.progress(f"bronze, silver, gold: {events:,} events in {format_count(batches, 'batch', 'batches')}")
