@@ -241,3 +241,12 @@ def test_a_registered_pipeline_does_not_create_a_removed_queue_again(orders: Sho
     made.run()
     with orders.bulk() as bulk:
         assert bulk.run(bulk.store.queues()) == ["new"]
+
+
+@pytest.mark.promise("SPARK-5")
+def test_a_list_without_a_queue_means_all_queues(orders: Shop, tmp_path: Path) -> None:
+    lake = str(tmp_path / "lake")
+    assert main(["pipeline", "run", "--store", orders.url, "--lake", lake, "--queue", ","]) == 0
+    source = Lake(lake).state.source
+    assert source is not None
+    assert source.queues is None

@@ -158,6 +158,8 @@ class Pipeline:
         self.moved = moved
         #: None: as the lake has it.
         self.gold_without_backfills = gold_without_backfills
+        # A list without a name chooses nothing: an audit of no queue would always be clean.
+        queues = queues or None
         known = self.lake.state.source
         if store is None and store_env is None:
             if known is None:
