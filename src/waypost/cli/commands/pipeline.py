@@ -38,6 +38,8 @@ FINDINGS_MAX = 20
 #: From this many events on, the full optimization of Java's compiler pays off.
 LARGE = 500_000
 QUEUES_COUNTED_MAX = 1_000
+#: Parser of how many rows a batch has at most.
+parse_rows = integer_between(1, 10**12)
 
 
 def add(commands: Any) -> None:
@@ -61,9 +63,7 @@ def add(commands: Any) -> None:
     )
     run.add_argument("--follow", action="store_true", help="keep running, and load new events")
     run.add_argument("--every", type=float, default=10.0, metavar="S", help="with --follow: every S seconds (10)")
-    run.add_argument(
-        "--batch-rows", type=integer_between(1, 10**12), metavar="N", help="most events in one batch (1,000,000)"
-    )
+    run.add_argument("--batch-rows", type=parse_rows, metavar="N", help="most events in one batch (1,000,000)")
     run.add_argument("--reader", metavar="NAME", help="register as a reader of the journal, so that trimming waits")
     run.add_argument("--format", help="of the files of the tables: parquet, no other")
     run.add_argument("--moved", action="store_true", help="it is the same store under a new URL")
@@ -78,9 +78,7 @@ def add(commands: Any) -> None:
     ingest.add_argument(
         "--schema", metavar="DDL", help='columns of the bodies: "id BIGINT, name STRING", or a .json file'
     )
-    ingest.add_argument(
-        "--batch-rows", type=integer_between(1, 10**12), metavar="N", help="most messages in one batch (100,000)"
-    )
+    ingest.add_argument("--batch-rows", type=parse_rows, metavar="N", help="most messages in one batch (100,000)")
     ingest.add_argument(
         "--allow-gaps",
         action="store_true",
