@@ -161,3 +161,21 @@ def test_pages_hold_many_small_rows_or_few_large_ones() -> None:
     page.learn(0, 0)
     page.learn(1, 2_000_000)
     assert page.rows == 1
+
+
+@pytest.mark.promise("SPARK-4")
+def test_the_end_of_a_journal_is_found_while_events_come_as_fast_as_it_is_read(
+    orders: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders.post.publish("orders", 0)
+    with orders.bulk() as bulk:
+        run, calls = bulk.run, itertools.count(1)
+
+        def read_and_publish(call: Any) -> Any:
+            assert next(calls) < 100, "the end is read again and again"
+            orders.post.publish("orders", 1)
+            return run(call)
+
+        monkeypatch.setattr(bulk, "run", read_and_publish)
+        first, newest = bulk.bounds("orders")
+    assert (first, newest) == (1, len(orders.events()))

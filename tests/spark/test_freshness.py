@@ -183,3 +183,70 @@ def test_a_run_that_finds_nothing_new_does_not_start_spark(
     assert "Spark was started" in capsys.readouterr().err
     assert (len(started), Lake(lake).state.offsets) == (1, {})
     assert not list((tmp_path / "lake").rglob("bronze/journal/*.parquet"))
+
+
+@pytest.mark.promise("SPARK-4")
+@pytest.mark.parametrize("given", ["--every=nan", "--every=-1", "--every=inf"])
+def test_a_run_that_would_never_pause_or_for_ever_is_refused_before_spark_starts(
+    orders: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    orders.post.publish("orders", 1)
+    monkeypatch.setattr(terminal, "quiet_session", lambda *arguments: pytest.fail("Spark was started"))
+    assert main(["pipeline", "run", "--store", orders.url, "--lake", str(tmp_path / "lake"), "--follow", given]) == 2
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["run", "--batch-rows=-5"],
+        ["ingest", "--queue=orders", "--batch-rows=0"],
+        ["worker", "--batch-rows=-1"],
+        ["tidy", "--keep-days=9999999"],
+    ],
+)
+def test_numbers_with_which_nothing_could_be_done_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], given: list[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["pipeline", *given, "--lake", str(tmp_path / "lake")])
+    assert ended.value.code == 2
+    assert "a whole number from 1 to" in capsys.readouterr().err
+
+
+def test_a_pipeline_needs_batches_with_rows(orders: Shop, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="batch_rows must be a whole number from 1"):
+        Pipeline(cast("Any", None), str(tmp_path / "lake"), store=orders.url, partitions=1, batch_rows=-5)
+
+
+def test_the_token_of_a_spark_connect_server_is_in_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    url = "valkey://:secret@127.0.0.1:1"
+    master = ["--master", "sc://spark:15002/;token=hush"]
+    assert main(["pipeline", "run", "--store", url, "--lake", str(tmp_path / "lake"), *master]) == 2
+    error = capsys.readouterr().err
+    assert "executors of sc://spark:15002" in error
+    assert "hush" not in error
+    assert "secret" not in error
+
+
+@pytest.mark.promise("SPARK-4")
+def test_a_registered_pipeline_does_not_create_a_removed_queue_again(orders: Shop, tmp_path: Path) -> None:
+    orders.post.publish("orders", 1)
+    lake = str(tmp_path / "lake")
+    made = Pipeline(cast("Any", None), lake, store=orders.url, queues=("orders", "new"), partitions=1, reader="lake")
+    made.prepare()
+    orders.post.purge("orders")
+    read = {"orders": len(orders.events())}
+    made.lake.commit("run", {}, structs.replace(made.lake.state, offsets=read))
+    assert orders.post.remove_queue("orders")
+    made.run()
+    with orders.bulk() as bulk:
+        assert bulk.run(bulk.store.queues()) == ["new"]
+
+
+@pytest.mark.promise("SPARK-5")
+def test_a_list_without_a_queue_means_all_queues(orders: Shop, tmp_path: Path) -> None:
+    lake = str(tmp_path / "lake")
+    assert main(["pipeline", "run", "--store", orders.url, "--lake", lake, "--queue", ","]) == 0
+    source = Lake(lake).state.source
+    assert source is not None
+    assert source.queues is None

@@ -92,3 +92,12 @@ def test_an_error_between_two_schedules_keeps_the_record_and_the_undo_of_the_fir
         (logged,) = post.actions().actions
         assert logged.undo is not None
         assert logged.undo.text.endswith("waypost schedules save first --queue reports --key first --jitter 2")
+
+
+@pytest.mark.parametrize("days", ["0", "-1", "nan", "inf"])
+def test_a_number_of_days_that_is_no_time_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], days: str
+) -> None:
+    make_lake(tmp_path)
+    assert main(["pipeline", "advise", "--lake", str(tmp_path / "lake"), f"--days={days}"]) == 2
+    assert "--days must be a number of days more than 0, not" in capsys.readouterr().err

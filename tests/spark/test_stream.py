@@ -170,6 +170,22 @@ def test_a_registered_reader_keeps_what_the_query_has_not_read(shop: Shop, strea
     assert start == {"orders": 0}
 
 
+@pytest.mark.promise("SPARK-1")
+@pytest.mark.parametrize("follows", ["all", "two"])
+def test_a_registered_query_does_not_create_a_removed_queue_again(shop: Shop, stream: Any, follows: str) -> None:
+    shop.post.publish("orders", 1)
+    shop.post.publish("mails", 1)
+    shop.post.purge("orders")
+    reader = stream(reader="lake", **({"queue": "orders,mails"} if follows == "two" else {}))
+    end = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    reader.commit(end)
+    shop.post.journal_forget("orders", "lake")
+    empty_and_remove(shop, "orders")
+    reader.commit(end)
+    with shop.bulk() as bulk:
+        assert bulk.run(bulk.store.queues()) == ["mails"]
+
+
 @pytest.mark.promise("SPARK-2")
 def test_published_messages_are_followed_with_their_bodies_and_nothing_is_consumed(shop: Shop) -> None:
     shop.post.configure("orders", journal="full")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import time
 from collections.abc import Callable
 from datetime import datetime
@@ -72,8 +73,8 @@ def list_of(read: Callable[[str], T]) -> Callable[[str], list[T]]:
 def read_window(options: argparse.Namespace) -> tuple[int, int]:
     """Return from when to when the history is read, in milliseconds."""
     until = 2**53 if options.until is None else to_ms(options.until)
-    if options.days <= 0:
-        raise ConfigurationError(f"--days must be more than 0, not {options.days:g}")
+    if not 0 < options.days < math.inf:
+        raise ConfigurationError(f"--days must be a number of days more than 0, not {options.days:g}")
     if options.since is not None:
         since = to_ms(options.since)
     else:

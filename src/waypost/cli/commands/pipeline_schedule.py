@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from waypost.cli import metrics
 from waypost.cli.action_log import logged_action
 from waypost.cli.exit_codes import FOUND, LEFT
-from waypost.cli.options import add_log_options
+from waypost.cli.options import add_log_options, integer_between
 from waypost.cli.output import log_to_stderr, write, write_json, write_stderr
 from waypost.client import Waypost
 from waypost.formatting import format_call, format_count
@@ -43,7 +43,9 @@ def add_schedule(parser: argparse.ArgumentParser) -> None:
 def add_worker(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `worker`."""
     add_queue(parser)
-    parser.add_argument("--batch-rows", type=int, metavar="N", help="most events in one batch (1,000,000)")
+    parser.add_argument(
+        "--batch-rows", type=integer_between(1, 10**12), metavar="N", help="most events in one batch (1,000,000)"
+    )
     parser.add_argument("--reader", metavar="NAME", help="register as a reader of the journal, so that trimming waits")
     parser.add_argument("--metrics", metavar="FILE", help="write how fresh the lake is to a file, for Prometheus")
     metrics.add_arguments(parser)

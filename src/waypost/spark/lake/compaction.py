@@ -8,7 +8,7 @@ when the rows have doubled since the last time. So each row is rewritten a few t
 from __future__ import annotations
 
 from datetime import UTC, date, datetime, timedelta
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import pyarrow.compute as pc
@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from waypost.errors import InvalidInput
 from waypost.spark.delta.compaction import concatenate
 from waypost.spark.delta.data_source import TO, Target, write_frame
-from waypost.spark.delta.parquet import FILE_BYTES, DataFile, FileWriter, read_batches, write_rows
+from waypost.spark.delta.parquet import FILE_BYTES, DataFile, FileWriter, read_batches, read_rows, write_rows
 from waypost.spark.delta.table import Change
 from waypost.spark.lake import silver
 from waypost.spark.lake.tables import (
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 FILES_MAX: Final = 32
 #: A table of open rows is merged as a whole when it has twice the rows of the last time, and this many more.
 OPEN_ROWS_MORE: Final = 500_000
+#: Rows are kept for at most a thousand years: dates do not begin much earlier.
+KEEP_DAYS_MAX: Final = 365_000
 #: Merged rows up to this number are written by the driver.
 DRIVER_ROWS_MAX: Final = 100_000
 #: The time by which rows of a table are old.
@@ -49,6 +51,12 @@ TIMES: Final = {BRONZE_JOURNAL.name: "at_ms", SILVER_DELIVERIES.name: "ended_ms"
 MERGES: Final[dict[str, Callable[..., DataFrame]]] = {
     SILVER_OPEN_DELIVERIES.name: silver.merge_open_deliveries,
     SILVER_OPEN_MESSAGES.name: silver.merge_open_messages,
+}
+
+#: What rows of a table of open rows are merged by, and which of them mark an end.
+MARKS: Final[dict[str, tuple[list[str], Any]]] = {
+    SILVER_OPEN_DELIVERIES.name: (["queue", "message_id", "claim"], pc.field("ends") > 0),
+    SILVER_OPEN_MESSAGES.name: (["queue", "message_id"], pc.field("last_event").isin(silver.CLOSING)),
 }
 
 
@@ -92,7 +100,10 @@ def choose_open_files(lake: Lake, table: LakeTable, at_least: int) -> tuple[list
 def _merge_open(
     lake: Lake, spark: SparkSession, table: LakeTable, files: Sequence[DataFile], *, whole: bool
 ) -> list[DataFile]:
-    rows = MERGES[table.name](lake.frame(spark, table, files), all_of_them=whole)
+    partials = lake.frame(spark, table, files)
+    if not whole and (marks := find_marks_within(lake, table, files)).num_rows:
+        partials = partials.unionByName(spark.createDataFrame(marks))
+    rows = MERGES[table.name](partials, all_of_them=whole)
     if sum(file.rows for file in files) <= DRIVER_ROWS_MAX:
         made = rows.toArrow().cast(table.arrow(table.columns)).sort_by("message_id")
         return write_rows(lake.files, table.name, made, table.statistics)
@@ -103,10 +114,30 @@ def _merge_open(
     return write_frame(routed.withColumn(TO, f.lit("")), lake.files, {"": target}).get("", [])
 
 
+def find_marks_within(lake: Lake, table: LakeTable, files: Sequence[DataFile]) -> Any:
+    """Return the marks of ended messages or deliveries in other files after which these files have newer rows.
+
+    An id that was published again after its end is another message: without the mark of that end the rows of both
+    would be merged.
+    """
+    keys, has_ended = MARKS[table.name]
+    schema, names = table.arrow(table.columns), [*keys, "last_number"]
+    chosen = {file.path for file in files}
+    others = [file for file in lake.data_files(table) if file.path not in chosen]
+    marks = read_rows(lake.files, table.name, others, schema, filter=has_ended)
+    if not marks.num_rows:
+        return marks
+    rows = read_rows(lake.files, table.name, files, schema, names)
+    newest = rows.group_by(keys).aggregate([("last_number", "max")])
+    found = marks.select(names).join(newest, keys, join_type="inner")
+    found = found.filter(pc.greater(found.column("last_number_max"), found.column("last_number"))).select(names)
+    return marks.join(found, names, join_type="left semi").select(schema.names)
+
+
 def remove_old_rows(lake: Lake, keep_days: int, today: date) -> int:
     """Remove older rows of bronze, and ended ones of silver; return how many. Gold, keys and open rows stay."""
-    if keep_days < 1:
-        raise InvalidInput(f"rows are kept for a whole number of days, at least 1, not {keep_days}")
+    if not 1 <= keep_days <= KEEP_DAYS_MAX:
+        raise InvalidInput(f"rows are kept for a whole number of days from 1 to {KEEP_DAYS_MAX:,}, not {keep_days:,}")
     first_kept = datetime.combine(today - timedelta(days=keep_days), datetime.min.time(), UTC)
     oldest_ms = int(first_kept.timestamp() * 1000)
     changes: dict[str, Change] = {}

@@ -29,7 +29,7 @@ from waypost.spark.delta.schemas import compare_schemas, format_fields, format_t
 from waypost.spark.delta.steps import StepConflict
 from waypost.spark.delta.table import Change
 from waypost.spark.files import join_path, open_lake_files
-from waypost.spark.lake.journal import check_offsets, plan_ranges
+from waypost.spark.lake.journal import check_batch_rows, check_offsets, plan_ranges
 from waypost.spark.lake.lake import OLD_FOLDER, Lake, Source, retry_conflicts
 from waypost.spark.lake.pipeline import VACUUM_EVERY_MS, ignore_progress, make_source
 from waypost.spark.lake.tables import LakeTable
@@ -143,7 +143,7 @@ class Ingest:
         refuse_old_messages(lake, queue)
         self.table, self.aside = rows_table(queue, schema), corrupt_table(queue)
         self.lake = Lake(lake, steps=f"{STEPS}/{folder_of(queue)}", tables=(self.table, self.aside))
-        self.batch_rows, self.allow_gaps, self.progress = batch_rows, allow_gaps, progress
+        self.batch_rows, self.allow_gaps, self.progress = check_batch_rows(batch_rows), allow_gaps, progress
         known = self.lake.state.source
         if store is None and store_env is None:
             if known is None:

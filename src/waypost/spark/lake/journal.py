@@ -15,6 +15,7 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
+from waypost.checks import check_count
 from waypost.errors import StoreError
 from waypost.spark.delta.parquet import DataFile, FileWriter
 from waypost.spark.files import LakeFiles, open_lake_files
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 #: Events of one batch, by default: it bounds what is repeated after a crash.
 BATCH_ROWS: Final = 1_000_000
+BATCH_ROWS_MAX: Final = 10**12
 #: Up to this many events the driver is faster alone.
 DRIVER_EVENTS_MAX: Final = 100_000
 
@@ -46,6 +48,11 @@ class Written:
     def rows(self) -> int:
         """How many events."""
         return sum(file.rows for file in self.files)
+
+
+def check_batch_rows(rows: int) -> int:
+    """Return the most rows of a batch unchanged; refuse a number with which nothing would ever be loaded."""
+    return check_count("batch_rows", rows, 1, BATCH_ROWS_MAX)
 
 
 def plan_ranges(bulk: Bulk, after: Mapping[str, int], to: Mapping[str, int], *, fail: bool = False) -> list[EventRange]:

@@ -26,6 +26,7 @@ import pyarrow.compute as pc
 from pyspark import inheritable_thread_target
 from pyspark.sql import functions as f
 
+from waypost.checks import check_number
 from waypost.errors import ConfigurationError, InvalidInput, StoreError
 from waypost.formatting import format_count
 from waypost.spark.delta.data_source import TO, Target, write_frame
@@ -34,7 +35,15 @@ from waypost.spark.delta.steps import StepConflict
 from waypost.spark.delta.table import Change
 from waypost.spark.lake import gold, silver
 from waypost.spark.lake.compaction import FILES_MAX, compact, remove_old_rows
-from waypost.spark.lake.journal import BATCH_ROWS, DRIVER_EVENTS_MAX, Written, check_offsets, plan_ranges, write_events
+from waypost.spark.lake.journal import (
+    BATCH_ROWS,
+    DRIVER_EVENTS_MAX,
+    Written,
+    check_batch_rows,
+    check_offsets,
+    plan_ranges,
+    write_events,
+)
 from waypost.spark.lake.keys import fill_keys, write_keys
 from waypost.spark.lake.lake import Lake, Seen, Source, State, retry_conflicts
 from waypost.spark.lake.sums import JOURNAL_LEVEL, SUMS, merge_sums, sum_events, sum_late
@@ -69,6 +78,8 @@ SETTINGS: Final = {"spark.sql.sources.parallelPartitionDiscovery.threshold": "10
 SLOW_START: Final = "failed to connect back"
 STARTS_MAX: Final = 5
 VACUUM_EVERY_MS: Final = 86_400_000
+#: The longest pause of a pipeline that follows the journal: a year.
+EVERY_SECONDS_MAX: Final = 365 * 86_400
 #: Ids up to this number are sent to every task, instead of sorting both sides.
 BROADCAST_IDS_MAX: Final = 200_000
 #: Up to this many rows one task is faster than several that exchange rows between them.
@@ -140,13 +151,15 @@ class Pipeline:
         self.spark = cast("SparkSession", spark)
         self.lake = Lake(lake, format=format)
         self.progress = progress
-        self.batch_rows = batch_rows
+        self.batch_rows = check_batch_rows(batch_rows)
         #: A part for each core: starting one costs more than what a finer cut would gain.
         self.partitions = partitions or parallelism(self.spark)
         self.reader = reader
         self.moved = moved
         #: None: as the lake has it.
         self.gold_without_backfills = gold_without_backfills
+        # A list without a name chooses nothing: an audit of no queue would always be clean.
+        queues = queues or None
         known = self.lake.state.source
         if store is None and store_env is None:
             if known is None:
@@ -224,6 +237,7 @@ class Pipeline:
     ) -> None:
         """Load new events every `every_seconds`, until `stop` is set; call `after_turn` after each time."""
         since_ms, _ = _check_span(since, None)
+        check_every(every_seconds)
         self.prepare()
         self.progress(f"following, every {every_seconds:g} seconds; interrupt to stop")
         with open_bulk(self.place) as bulk:
@@ -289,8 +303,10 @@ class Pipeline:
                 log.info("%s", conflict, extra={"event": "step_conflict"})
                 self.lake.refresh(to_write=True)
         if self.reader is not None:
-            # After the step is on disk: trimming no longer waits for these events.
-            for queue in ends:
+            # After the step is on disk: trimming no longer waits for these events. A registration creates its queue,
+            # and the lake has those too that were removed.
+            there = bulk.run(bulk.store.queues())
+            for queue in sorted(ends.keys() & set(there)):
                 bulk.run(bulk.store.journal_reader(queue, self.reader, self.lake.state.offsets.get(queue, 0)))
         if batches or not quiet:
             self.progress(f"bronze, silver, gold: {events:,} events in {format_count(batches, 'batch', 'batches')}")
@@ -512,6 +528,11 @@ def _check_span(since: datetime | None, until: datetime | None) -> tuple[int | N
             f"the beginning of a run, {format_datetime(since)}, must be before its end, {format_datetime(until)}"
         )
     return None if since is None else to_ms(since), None if until is None else to_ms(until)
+
+
+def check_every(seconds: float) -> float:
+    """Return the seconds between two turns of a pipeline that follows the journal unchanged."""
+    return check_number("the seconds between two turns", seconds, 0, EVERY_SECONDS_MAX)
 
 
 def add_sums_to_seen(seen: Mapping[str, Seen], sums: Any) -> dict[str, Seen]:

@@ -56,7 +56,7 @@ IDS: Final = pa.schema([("queue", pa.string()), ("message_id", pa.string())])
 Lives: TypeAlias = Mapping[tuple[str, str], Sequence[int]]
 NO_LIVES: Final[Lives] = {}
 #: Events that name a message but do not change it.
-ASIDE: Final = ("duplicate", "configured", "paused", "resumed", "trimmed")
+ASIDE: Final = ("duplicate", "configured", "paused", "resumed", "trimmed", "skipped")
 
 
 def day_of(milliseconds: Column) -> Column:

@@ -23,6 +23,8 @@ T = TypeVar("T")
 
 #: How long a reader or writer tries again while the store cannot be reached; Spark repeats the task after that.
 RETRY_SECONDS = 30.0
+#: Events that are numbered in one call, at least, if there are so many: after fewer of them no older one is left.
+NUMBERED_MIN = 100_000
 
 
 class Bulk:
@@ -76,8 +78,9 @@ class Bulk:
         while True:
             # A store whose readers number the events does so a bounded number at a time.
             page = self.run(self.store.journal(queue, newest, 1))
-            if page.newest == newest:
-                return page.first_kept, newest
+            # Not until there are none: events may come as fast as they are numbered.
+            if page.newest - newest < NUMBERED_MIN:
+                return page.first_kept, page.newest
             newest = page.newest
 
     def first_since(self, queue: str, at_ms: int) -> int:

@@ -169,8 +169,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def commit(self, end: dict[str, int]) -> None:
         """Record for a registered reader that Spark is done up to here. It comes a batch late, never early."""
         if self.options.reader is not None:
-            for queue, number in end.items():
-                self.bulk.run(self.bulk.store.journal_reader(queue, self.options.reader, number))
+            # A registration creates its queue, and the checkpoint has those too that were removed.
+            there = self.bulk.run(self.bulk.store.queues())
+            for queue in sorted(end.keys() & set(there)):
+                self.bulk.run(self.bulk.store.journal_reader(queue, self.options.reader, end[queue]))
 
     def stop(self) -> None:
         """The query ended."""
