@@ -83,8 +83,9 @@ class Guard:
         if not by_proxy:
             return scope
         headers = Headers(scope=scope)
-        # Each proxy appends the address it saw. The last one that is no proxy of ours is the client.
-        hops = [one.strip() for one in headers.get("x-forwarded-for", "").split(",") if one.strip()]
+        # Each proxy appends the address it saw, some of them as a header of its own. The last one that is no proxy of
+        # ours is the client.
+        hops = [one.strip() for one in ",".join(headers.getlist("x-forwarded-for")).split(",") if one.strip()]
         while hops:
             address = hops.pop()
             scope["client"] = (address, 0)

@@ -25,6 +25,7 @@ from waypost.web.chain_graph import draw_chain
 from waypost.web.chart_views import CHART_MINUTES, draw_charts, show_charts
 from waypost.web.charts import timeline_spans
 from waypost.web.figures import RECENT_MINUTES
+from waypost.web.guard import SAFE_METHODS
 from waypost.web.problems import Problem
 from waypost.web.saved_filters import filters, save_from_page
 from waypost.web.schedule_views import show_backfill, show_form
@@ -403,7 +404,7 @@ def sign_in_endpoint(service: Service) -> Callable[[Request], Awaitable[Response
     async def endpoint(request: Request) -> Response:
         if not service.access.has_sign_in:
             return RedirectResponse(make_url(request, None), 303)
-        if request.method == "GET":
+        if request.method in SAFE_METHODS:
             return draw_sign_in(service, request)
         try:
             sent = dict(parse_qsl((await read_body(request)).decode(errors="replace")))
