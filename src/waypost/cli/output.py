@@ -147,7 +147,8 @@ class JsonFormatter(logging.Formatter):
             document["traceback"] = self.formatException(record.exc_info)
         # Each text for itself: a secret may look different in JSON, and what is removed may reach beyond a text.
         safe = {name: redact_secrets(value) if isinstance(value, str) else value for name, value in document.items()}
-        return escape_json(json.dumps(safe, ensure_ascii=False, default=lambda value: redact_secrets(str(value))))
+        is_utf8 = _is_utf8(sys.stderr)
+        return escape_json(json.dumps(safe, ensure_ascii=not is_utf8, default=lambda value: redact_secrets(str(value))))
 
 
 #: What every log record has; the rest is what the code that logs has added.
