@@ -365,6 +365,18 @@ def test_a_client_cannot_name_its_address_before_the_header_that_a_proxy_adds(or
     assert client.get("/api/v1/stores", headers=bearer(SECRET) | {"x-forwarded-for": "203.0.113.8"}).status == 200
 
 
+@pytest.mark.parametrize("form", ["203.0.113.9:{}", "[2001:db8::9]:{}", "203.0.113.9, 10.0.0.7:{}"])
+def test_wrong_secrets_are_throttled_by_address_if_the_proxy_names_the_port_too(orders: Site, form: str) -> None:
+    client = orders.client(secret=SECRET, trusted_proxies=["10.0.0.0/8"])
+    client.address = "10.0.0.1"
+    for port in range(FAILURES_MAX):
+        client.get("/api/v1/stores", headers=bearer("wrong" * 4) | {"x-forwarded-for": form.format(port)})
+    again = {"x-forwarded-for": form.format(443)}
+    assert client.get("/api/v1/stores", headers=bearer(SECRET) | again).problem == "throttled"
+    bare = {"x-forwarded-for": "2001:db8:1::9"}
+    assert client.get("/api/v1/stores", headers=bearer(SECRET) | bare).status == 200
+
+
 def test_a_user_that_is_named_twice_is_no_user(orders: Site) -> None:
     client = orders.client(auth=header_auth("X-Remote-User", ["read"]), trusted_proxies=["10.0.0.0/8"])
     client.address = "10.1.2.3"
