@@ -149,7 +149,7 @@ def test_wrong_secrets_are_throttled_by_address(orders: Site) -> None:
     assert client.get("/api/v1/stores", headers=bearer(SECRET)).status == 200
 
 
-def test_asking_for_the_head_of_the_sign_in_page_is_no_wrong_secret(orders: Site) -> None:
+def test_the_head_of_the_sign_in_page_is_no_wrong_secret(orders: Site) -> None:
     client = orders.client(secret=SECRET)
     for _ in range(FAILURES_MAX + 1):
         assert client.send("HEAD", "/sign-in").status == 200

@@ -133,7 +133,7 @@ def test_a_page_that_does_not_read_its_stream_must_read_everything() -> None:
 
 
 def test_a_stream_ends_when_its_browser_goes_away_in_the_middle_of_an_event() -> None:
-    async def leave() -> int:
+    async def close_page() -> int:
         post = AsyncWaypost("memory://goes-away")
         app = create_app(post)
         sending, parts = asyncio.Event(), [{"type": "http.request", "body": b"", "more_body": False}]
@@ -157,7 +157,7 @@ def test_a_stream_ends_when_its_browser_goes_away_in_the_middle_of_an_event() ->
         await post.close()
         return left
 
-    assert asyncio.run(leave()) == 0
+    assert asyncio.run(close_page()) == 0
 
 
 def test_open_streams_are_bounded() -> None:
