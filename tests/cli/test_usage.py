@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import json
 import os
 import pty
 import re
@@ -435,6 +436,54 @@ def test_a_closed_pipe_ends_a_command_without_output(sqlite_cli: CommandRunner) 
     assert source.stderr.read() == ""
     assert source.wait(60) == 0
     source.stderr.close()
+
+
+def test_an_import_whose_reader_has_gone_reports_where_it_stopped(
+    sqlite_cli: CommandRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With exit code 0 the lines that were not published would be lost unnoticed."""
+    many = tmp_path / "many"
+    many.write_text("".join(f"{number}\n" for number in range(6)))
+    monkeypatch.setattr("waypost.cli.commands.publish.BATCH_LINES", 2)
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w", buffering=1) as closed:
+        monkeypatch.setattr(sys, "stdout", closed)
+        assert main(["publish", "orders", "--many", str(many), "--ids", *sqlite_cli.options]) == exit_codes.FOUND
+        monkeypatch.undo()
+    assert "2 messages published; go on with --from-line 3" in capsys.readouterr().err
+    assert sqlite_cli.post.ledger("orders").ready == 2
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_output_does_not_depend_on_the_encoding_of_the_terminal(
+    encoding: str, sqlite_cli: CommandRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sqlite_cli.post.publish("orders", "caf\u00e9 \u2013 \U0001f600")
+    printed: dict[str, str] = {}
+    for form in ("--state=ready", "--json"):
+        with io.TextIOWrapper(io.BytesIO(), encoding=encoding) as stdout:
+            monkeypatch.setattr(sys, "stdout", stdout)
+            assert main(["peek", "orders", form, *sqlite_cli.options]) == 0
+            printed[form] = stdout.buffer.getvalue().decode(encoding)
+            monkeypatch.undo()
+    assert json.loads(printed["--json"])[0]["body"] == "caf\u00e9 \u2013 \U0001f600"
+    assert ("\u2013" if encoding == "utf-8" else r"\u2013") in printed["--state=ready"]
+
+
+def test_a_command_runs_without_standard_streams(sqlite_cli: CommandRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    sqlite_cli.post.publish("orders", 1)
+    for name in ("stdin", "stdout", "stderr"):
+        monkeypatch.setattr(sys, name, None)
+    codes = [
+        main([*command, *sqlite_cli.options])
+        for command in (["stats", "orders"], ["watch"], ["purge", "orders", "--state", "ready"])
+    ]
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        stream.close()
+    monkeypatch.undo()
+    assert codes == [0, exit_codes.USAGE, exit_codes.USAGE]
+    assert sqlite_cli.post.ledger("orders").ready == 1
 
 
 # ---- formatting --------------------------------------------------------------------------------------------

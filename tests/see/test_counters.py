@@ -50,6 +50,21 @@ def test_every_result_of_a_publish_is_counted_separately() -> None:
     assert results == {"queued": 1, "duplicate": 1, "replaced": 1, "extended": 1, "delayed": 7, "failure": 1}
 
 
+def test_a_timer_that_is_not_due_is_never_late() -> None:
+    """The timer that was due may have become ready after the queue was read."""
+    with Waypost("memory://not-due") as post:
+        post.publish("orders", 1, delay=3600)
+        reader = StoreReader(post.store)
+        executor = reader._connected()
+        assert reader._late_ms(executor, executor.run(post.store.stats("orders"))) == 0
+        reader.close()
+
+
+def test_an_accept_header_without_a_readable_version_gets_the_plain_format() -> None:
+    for kind in ("text/plain", "application/openmetrics-text"):
+        assert Prometheus().exposition(f"{kind}; version=abc")[1].startswith("text/plain; version=0.0.4")
+
+
 def test_a_cancel_of_a_message_without_a_lease_is_no_settle() -> None:
     prometheus = Prometheus()
     with Waypost("memory://cancels", middleware=[prometheus]) as post:

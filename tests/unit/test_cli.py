@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
@@ -255,6 +256,17 @@ def test_a_json_log_line_is_one_document_without_secrets_however_long_its_traceb
     assert document["message"].startswith("valkey://127.0.0.1:1 does not answer, password=")
     assert (document["level"], document["queue"]) == ("warning", "orders@home")
     assert "Traceback" in document["traceback"]
+
+
+@pytest.mark.promise("FACE-6")
+def test_a_json_log_line_is_one_document_in_every_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    record = logging.LogRecord("waypost", logging.WARNING, "a file", 1, "caf\u00e9", (), None)
+    with io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="backslashreplace") as stderr:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        stderr.write(output.JsonFormatter().format(record))
+        stderr.seek(0)
+        assert json.loads(stderr.read())["message"] == "caf\u00e9"
+        monkeypatch.undo()
 
 
 @pytest.mark.parametrize(("argument", "is_one"), [("--reload", True), ("--rel", True), ("--", False), ("shop", False)])

@@ -105,7 +105,10 @@ class Client:
             "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "scheme": self.scheme,
             "path": self.root_path + place, "raw_path": (self.root_path + place).encode(),
             "query_string": query.encode(), "root_path": self.root_path, "client": (self.address, 40_000),
-            "server": ("127.0.0.1", 80), "headers": [(k.encode(), v.encode("latin-1")) for k, v in given.items()],
+            "server": ("127.0.0.1", 80), "headers": [
+                # A value of several lines is sent as several headers.
+                (name.encode(), line.encode("latin-1")) for name, value in given.items() for line in value.split("\n")
+            ],
         }  # fmt: skip
         sent: list[dict[str, Any]] = []
         parts = [{"type": "http.request", "body": body, "more_body": False}]

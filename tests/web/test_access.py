@@ -149,6 +149,13 @@ def test_wrong_secrets_are_throttled_by_address(orders: Site) -> None:
     assert client.get("/api/v1/stores", headers=bearer(SECRET)).status == 200
 
 
+def test_the_head_of_the_sign_in_page_is_no_wrong_secret(orders: Site) -> None:
+    client = orders.client(secret=SECRET)
+    for _ in range(FAILURES_MAX + 1):
+        assert client.send("HEAD", "/sign-in").status == 200
+    assert client.get("/api/v1/stores", headers=bearer(SECRET)).status == 200
+
+
 def test_a_throttle_ends_and_counts_a_network_of_version_6_as_one() -> None:
     clock = ManualClock()
     access = Access([Token("one", SECRET)], None, clock=lambda: clock() / 1000)
@@ -345,6 +352,35 @@ def test_forwarded_headers_count_only_from_a_trusted_proxy(orders: Site) -> None
     assert client.get("/api/v1/stores", headers=bearer(SECRET) | forwarded).problem == "throttled"
     elsewhere = forwarded | {"x-forwarded-for": "198.51.100.1"}
     assert client.get("/api/v1/stores", headers=bearer(SECRET) | elsewhere).status == 200
+
+
+def test_a_client_cannot_name_its_address_before_the_header_that_a_proxy_adds(orders: Site) -> None:
+    client = orders.client(secret=SECRET, trusted_proxies=["10.0.0.0/8"])
+    client.address = "10.0.0.1"
+    for number in range(FAILURES_MAX):
+        forwarded = {"x-forwarded-for": f"198.51.100.{number}\n203.0.113.9"}
+        client.get("/api/v1/stores", headers=bearer("wrong" * 4) | forwarded)
+    again = {"x-forwarded-for": "198.51.100.99\n203.0.113.9"}
+    assert client.get("/api/v1/stores", headers=bearer(SECRET) | again).problem == "throttled"
+    assert client.get("/api/v1/stores", headers=bearer(SECRET) | {"x-forwarded-for": "203.0.113.8"}).status == 200
+
+
+@pytest.mark.parametrize("form", ["203.0.113.9:{}", "[2001:db8::9]:{}", "203.0.113.9, 10.0.0.7:{}"])
+def test_wrong_secrets_are_throttled_by_address_if_the_proxy_names_the_port_too(orders: Site, form: str) -> None:
+    client = orders.client(secret=SECRET, trusted_proxies=["10.0.0.0/8"])
+    client.address = "10.0.0.1"
+    for port in range(FAILURES_MAX):
+        client.get("/api/v1/stores", headers=bearer("wrong" * 4) | {"x-forwarded-for": form.format(port)})
+    again = {"x-forwarded-for": form.format(443)}
+    assert client.get("/api/v1/stores", headers=bearer(SECRET) | again).problem == "throttled"
+    bare = {"x-forwarded-for": "2001:db8:1::9"}
+    assert client.get("/api/v1/stores", headers=bearer(SECRET) | bare).status == 200
+
+
+def test_a_user_that_is_named_twice_is_no_user(orders: Site) -> None:
+    client = orders.client(auth=header_auth("X-Remote-User", ["read"]), trusted_proxies=["10.0.0.0/8"])
+    client.address = "10.1.2.3"
+    assert client.get("/api/v1/stores", headers={"x-remote-user": "root\nmara"}).problem == "not-signed-in"
 
 
 @pytest.mark.parametrize(

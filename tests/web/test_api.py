@@ -464,6 +464,24 @@ def test_every_write_has_a_form_as_a_command_and_as_python(name: str) -> None:
     compile(forms.python, "form", "eval")
 
 
+@pytest.mark.promise("FACE-3")
+@pytest.mark.parametrize(
+    ("name", "request_document", "found"),
+    [
+        ("cancel", documents.CancelRequest(key="--id=other"), {"key": "--id=other", "id": None}),
+        ("redrive", documents.RedriveRequest(reason="-r"), {"reason": "-r"}),
+        ("bulk_redrive", documents.BulkRedrive(error="--yes", group="-g"), {"error": "--yes", "group": "-g"}),
+        ("save_schedule", documents.ScheduleSave(name="n", queue="q", every=5, key="-k"), {"key": "-k"}),
+    ],
+)
+def test_a_value_that_begins_with_a_dash_is_no_option_of_the_command(
+    name: str, request_document: Any, found: dict[str, object]
+) -> None:
+    forms = ACTIONS[name].forms("orders", request_document)
+    parsed = vars(make_parser().parse_args(shlex.split(forms.command)[1:]))
+    assert {field: parsed[field] for field in found} == found
+
+
 def test_a_queue_that_is_removed_while_it_is_read_is_no_error(memory: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     memory.post.publish("orders", 1, delay=60)
     client = memory.client()

@@ -12,7 +12,7 @@ import pytest
 
 from waypost import AsyncWaypost, Waypost
 from waypost.store.memory import MemoryStore
-from waypost.web import reading, search
+from waypost.web import create_app, reading, search
 from waypost.web.alerts import queue_alerts, sentence
 from waypost.web.charts import make_chart, timeline_spans
 from waypost.web.documents import Minute, PreviewQuery, QueuesQuery, SearchQuery
@@ -103,7 +103,7 @@ def test_twenty_open_pages_cost_what_one_costs() -> None:
         changes = [await anext(page) for page in pages]
         assert watch._loop_task is task, "each page has a loop of its own"
         for page in pages:
-            await page.aclose()  # type: ignore[attr-defined]
+            await page.aclose()
         assert not watch.is_reading, "the loop runs without a page"
         assert len(firsts) == count
         return changes
@@ -124,12 +124,40 @@ def test_a_page_that_does_not_read_its_stream_must_read_everything() -> None:
         found = []
         while not waiting.empty():
             found.append(waiting.get_nowait())
-        await page.aclose()  # type: ignore[attr-defined]
+        await page.aclose()
         return found
 
     found = asyncio.run(fall_behind())
     assert len(found) <= NOTIFICATIONS_MAX
     assert [] in [change.queues for change in found]
+
+
+def test_a_stream_ends_when_its_browser_goes_away_in_the_middle_of_an_event() -> None:
+    async def close_page() -> int:
+        post = AsyncWaypost("memory://goes-away")
+        app = create_app(post)
+        sending, parts = asyncio.Event(), [{"type": "http.request", "body": b"", "more_body": False}]
+
+        async def receive() -> dict[str, Any]:
+            if not parts:
+                await sending.wait()
+            return parts.pop() if parts else {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.body":
+                sending.set()
+                await asyncio.Event().wait()  # the browser reads no more
+
+        scope = {
+            "type": "http", "method": "GET", "scheme": "http", "path": "/s/main/events", "raw_path": b"/s/main/events",
+            "query_string": b"", "root_path": "", "client": ("127.0.0.1", 1), "headers": [(b"host", b"localhost")],
+        }  # fmt: skip
+        await app(scope, receive, send)
+        left = len(app.state.service.places["main"].watch._pages)
+        await post.close()
+        return left
+
+    assert asyncio.run(close_page()) == 0
 
 
 def test_open_streams_are_bounded() -> None:
@@ -142,7 +170,7 @@ def test_open_streams_are_bounded() -> None:
         await watch.close()
         for page in pages:
             with suppress(RuntimeError):
-                await page.aclose()  # type: ignore[attr-defined]
+                await page.aclose()
         return full
 
     assert asyncio.run(open_many())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -49,7 +48,7 @@ from waypost.cli.commands import (
 )
 from waypost.cli.exit_codes import CODES, INTERRUPTED, exit_code_of
 from waypost.cli.options import URLS, did_you_mean
-from waypost.cli.output import escape_lines, redact_secrets, write_stderr
+from waypost.cli.output import discard_output, escape_lines, prepare_streams, redact_secrets, write_stderr
 from waypost.cli.positional_urls import set_url, split_urls
 from waypost.cli.warning_days import warnings_once_per_day
 from waypost.errors import InvalidName, MissingExtra, WaypostError
@@ -231,6 +230,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code. An error of the arguments or the store is printed in one sentence."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     output.arguments[:] = given
+    prepare_streams()
     parser = make_parser()
     kept, urls = split_urls(chosen_parser(parser, given), given)
     options = parser.parse_args(kept or ["--help"])
@@ -260,8 +260,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write("waypost: interrupted\n")
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader closed the pipe (`| head`). Without this, Python prints another error at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader closed the pipe (`| head`).
+        discard_output()
         return 0
 
 

@@ -15,7 +15,8 @@ from base64 import b64encode
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from typing import Any
+from io import TextIOWrapper
+from typing import Any, TextIO
 
 import msgspec
 
@@ -63,9 +64,36 @@ def escape_lines(text: str) -> str:
 def write_json(value: Any, *, indent: int = 0) -> None:
     """Write one JSON document, on one line unless indented. Times and durations are those of `to_json`."""
     document = msgspec.json.encode(to_json(value))
-    sys.stdout.write(
-        escape_json((msgspec.json.format(document, indent=indent) if indent else document).decode()) + "\n"
-    )
+    text = escape_json((msgspec.json.format(document, indent=indent) if indent else document).decode())
+    if not text.isascii() and not _is_utf8(sys.stdout):
+        text = "".join(one if one.isascii() else json.dumps(one)[1:-1] for one in text)
+    sys.stdout.write(text + "\n")
+
+
+def prepare_streams() -> None:
+    """Make output possible wherever the command runs.
+
+    Characters that the encoding of stdout does not have are escaped. A standard stream that was closed is replaced by
+    an empty one, or by one that discards what is written to it.
+    """
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull)  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    elif isinstance(sys.stdout, TextIOWrapper) and not _is_utf8(sys.stdout):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _is_utf8(stream: TextIO) -> bool:
+    # A stream in memory has no encoding, and takes every character.
+    return (stream.encoding or "utf-8").lower().replace("-", "").replace("_", "") == "utf8"
+
+
+def discard_output() -> None:
+    """Write nothing more to stdout, whose reader has gone: Python would print another error when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def escape_json(document: str) -> str:
@@ -119,7 +147,8 @@ class JsonFormatter(logging.Formatter):
             document["traceback"] = self.formatException(record.exc_info)
         # Each text for itself: a secret may look different in JSON, and what is removed may reach beyond a text.
         safe = {name: redact_secrets(value) if isinstance(value, str) else value for name, value in document.items()}
-        return escape_json(json.dumps(safe, ensure_ascii=False, default=lambda value: redact_secrets(str(value))))
+        is_utf8 = _is_utf8(sys.stderr)
+        return escape_json(json.dumps(safe, ensure_ascii=not is_utf8, default=lambda value: redact_secrets(str(value))))
 
 
 #: What every log record has; the rest is what the code that logs has added.

@@ -109,7 +109,10 @@ class Prometheus(Middleware, Collector):
 
     def exposition(self, accept: str = "") -> tuple[bytes, str]:
         """Return the metrics of the registry as text in the format of an `Accept` header, and its content type."""
-        encode, content_type = choose_encoder(accept)
+        try:
+            encode, content_type = choose_encoder(accept)
+        except (TypeError, ValueError):  # a version that is none
+            encode, content_type = choose_encoder("")
         return encode(self.registry), content_type
 
     # ---- called by prometheus_client ---------------------------------------------------------------------

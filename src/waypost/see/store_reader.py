@@ -144,8 +144,8 @@ class StoreReader:
 
     def _late_ms(self, executor: Executor, stats: StatsRecord) -> int:
         page = executor.run(self._store.peek(stats.queue, "delayed", 1))
-        # It may have become ready between the two reads.
-        return max((stats.at_ms - stored.ready_ms for stored in page.messages), default=0)
+        # It may have become ready between the two reads; then the first timer, if there is one, is not due yet.
+        return max([0, *(stats.at_ms - stored.ready_ms for stored in page.messages)])
 
 
 def _raise_error(answer: StatsRecord | Exception) -> StatsRecord:

@@ -266,10 +266,11 @@ def header_auth(header: str, scopes: Iterable[str]) -> Auth:
     name_of = header.lower()
 
     async def auth(request: Request) -> User | None:
-        name = request.headers.get(name_of, "").strip()
-        if not name or not request.scope.get("waypost.by_trusted_proxy", False):
+        # A second header came from a client whose proxy only adds its own.
+        names = [name.strip() for name in request.headers.getlist(name_of)]
+        if len(names) != 1 or not names[0] or not request.scope.get("waypost.by_trusted_proxy", False):
             return None
-        return User(name[:128], given)
+        return User(names[0][:128], given)
 
     return auth
 

@@ -59,6 +59,11 @@ def command(*arguments: object) -> str:
     return shlex.join(["waypost", *(str(argument) for argument in arguments)])
 
 
+def option(name: str, value: object) -> tuple[str, ...]:
+    """An option of a command. A value that begins with a dash would be read as another option."""
+    return (f"{name}={value}",) if str(value).startswith("-") else (name, str(value))
+
+
 # ---- queues --------------------------------------------------------------------------------------------------
 
 
@@ -306,7 +311,7 @@ def configure_forms(queue: str, request: documents.SettingsChange) -> Forms:
 def redrive_forms(queue: str, request: documents.RedriveRequest) -> Forms:
     """A redrive as a command."""
     arguments: list[object] = [*request.ids]
-    arguments += ["--reason", request.reason] if request.reason is not None else []
+    arguments += option("--reason", request.reason) if request.reason is not None else []
     arguments += ["--all"] if request.all else []
     arguments += ["--rate", request.rate] if request.rate is not None else []
     chosen = {"ids": request.ids or None, "reason": request.reason, "rate": request.rate}
@@ -322,7 +327,8 @@ def purge_forms(queue: str, request: documents.PurgeRequest) -> Forms:
 def cancel_forms(queue: str, request: documents.CancelRequest) -> Forms:
     """A cancel as a command."""
     if request.key is not None:
-        return Forms(command("cancel", queue, "--key", request.key), format_call("cancel", queue, key=request.key))
+        key = option("--key", request.key)
+        return Forms(command("cancel", queue, *key), format_call("cancel", queue, key=request.key))
     return Forms(command("cancel", queue, request.id), format_call("cancel", queue, request.id))
 
 
@@ -383,7 +389,7 @@ def save_forms(queue: str, request: documents.ScheduleSave) -> Forms:
         value = getattr(request, name)
         if value != SCHEDULE_DEFAULTS[name]:
             text = value.isoformat() if isinstance(value, datetime) else value
-            arguments += [f"--{name.replace('_', '-')}", text]
+            arguments += option(f"--{name.replace('_', '-')}", text)
             options[name] = CatchUp(value) if name == "missed" and isinstance(value, int) else value
     if not request.keep_body and request.body is not None:
         arguments += ["--body", "BODY"]

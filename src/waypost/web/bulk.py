@@ -18,7 +18,7 @@ from waypost.formatting import format_call
 from waypost.views import BulkAction
 from waypost.web import documents
 from waypost.web.access import Scope
-from waypost.web.actions import ACTIONS, Action, Forms, check_confirmed, command
+from waypost.web.actions import ACTIONS, Action, Forms, check_confirmed, command, option
 from waypost.web.dead_letters import filter_scope, filters_of
 from waypost.web.problems import Problem
 from waypost.web.reading import Place, answered
@@ -287,7 +287,7 @@ def bulk_forms(verb: str) -> Callable[[str, Any], Forms]:
             value = getattr(request, name, None)
             if value is not None:
                 written = value.isoformat() if hasattr(value, "isoformat") else value
-                arguments += [f"--{name.replace('_name', '').replace('_', '-')}", written]
+                arguments += option(f"--{name.replace('_name', '').replace('_', '-')}", written)
                 options[name] = value
         return Forms(
             command("bulk", "start", queue, verb, *arguments), format_call("start_bulk", queue, verb, **options)

@@ -83,10 +83,11 @@ class Guard:
         if not by_proxy:
             return scope
         headers = Headers(scope=scope)
-        # Each proxy appends the address it saw. The last one that is no proxy of ours is the client.
-        hops = [one.strip() for one in headers.get("x-forwarded-for", "").split(",") if one.strip()]
+        # Each proxy appends the address it saw, some of them as a header of its own. The last one that is no proxy of
+        # ours is the client.
+        hops = [one.strip() for one in ",".join(headers.getlist("x-forwarded-for")).split(",") if one.strip()]
         while hops:
-            address = hops.pop()
+            address = without_port(hops.pop())
             scope["client"] = (address, 0)
             if not self._is_trusted(address):
                 break
@@ -128,6 +129,11 @@ def host_name(host: str) -> str:
     if host.startswith("["):
         return host[1:].partition("]")[0]
     return host.partition(":")[0]
+
+
+def without_port(hop: str) -> str:
+    """The address of a hop: some proxies write its port behind it, another one for each connection."""
+    return host_name(hop) if hop.startswith("[") or hop.count(":") == 1 else hop
 
 
 def with_headers(send: Send) -> Send:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
+from starlette.types import Receive, Scope, Send
 
 from waypost.errors import WaypostError
 from waypost.web import action_pages, counted, dead_letters, documents, failures, forms, lake_pages, reading, search
@@ -25,6 +27,7 @@ from waypost.web.chain_graph import draw_chain
 from waypost.web.chart_views import CHART_MINUTES, draw_charts, show_charts
 from waypost.web.charts import timeline_spans
 from waypost.web.figures import RECENT_MINUTES
+from waypost.web.guard import SAFE_METHODS
 from waypost.web.problems import Problem
 from waypost.web.saved_filters import filters, save_from_page
 from waypost.web.schedule_views import show_backfill, show_form
@@ -403,7 +406,7 @@ def sign_in_endpoint(service: Service) -> Callable[[Request], Awaitable[Response
     async def endpoint(request: Request) -> Response:
         if not service.access.has_sign_in:
             return RedirectResponse(make_url(request, None), 303)
-        if request.method == "GET":
+        if request.method in SAFE_METHODS:
             return draw_sign_in(service, request)
         try:
             sent = dict(parse_qsl((await read_body(request)).decode(errors="replace")))
@@ -440,14 +443,30 @@ async def stream_changes(visit: Visit) -> Response:
     if watch.is_full:
         raise Problem(503, "too-many-streams", "too many pages are open: this one reads every few seconds instead")
 
-    async def events() -> AsyncIterator[bytes]:
-        async for change in watch.changes():
-            if change is None:
-                yield b": nothing new\n\n"
-            else:
-                yield b"data: " + msgspec.json.encode(change) + b"\n\n"
+    async def events() -> AsyncGenerator[bytes, None]:
+        async with aclosing(watch.changes()) as changes:
+            async for change in changes:
+                if change is None:
+                    yield b": nothing new\n\n"
+                else:
+                    yield b"data: " + msgspec.json.encode(change) + b"\n\n"
 
-    return StreamingResponse(events(), media_type="text/event-stream", headers={"x-accel-buffering": "no"})
+    return EventStream(events())
+
+
+class EventStream(StreamingResponse):
+    """Events that end with their page, also if its browser goes away while one is being sent to it."""
+
+    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(events, media_type="text/event-stream", headers={"x-accel-buffering": "no"})
+        self._events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events until one side ends."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self._events.aclose()
 
 
 # ---- routes ----------------------------------------------------------------------------------------------------

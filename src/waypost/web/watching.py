@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 
 from msgspec import Struct
@@ -363,7 +363,7 @@ class StoreWatch:
         """Whether no further page can be kept up to date: it has to poll."""
         return len(self._pages) >= STREAMS_MAX
 
-    async def changes(self) -> AsyncIterator[Change | None]:
+    async def changes(self) -> AsyncGenerator[Change | None, None]:
         """Notify of changes until the page is closed; None now and then, when there is none.
 
         The loop that reads runs while there is any such page.

@@ -13,7 +13,7 @@ from typing import IO, Any, cast
 
 import msgspec
 
-from waypost.cli.exit_codes import FAILED, USAGE, CommandError
+from waypost.cli.exit_codes import FAILED, FOUND, USAGE, CommandError
 from waypost.cli.options import (
     add_command,
     integer_between,
@@ -22,7 +22,7 @@ from waypost.cli.options import (
     parse_retry_argument,
     parse_time,
 )
-from waypost.cli.output import write, write_json
+from waypost.cli.output import discard_output, write, write_json
 from waypost.cli.progress import Progress
 from waypost.client import Waypost
 from waypost.client.options import PublishManyKeywords
@@ -234,7 +234,11 @@ def publish_many(options: argparse.Namespace, source: IO[bytes], total: int | No
                     f"{format_count(len(batch), 'message')} before the end of line {lines.number})", FAILED
                 ) from None  # fmt: skip
             progress.advance(statuses.total() - before)
-            print_results(options, results)
+            if not print_results(options, results):
+                raise CommandError(
+                    f"the reader of the ids has gone: {format_count(statuses.total(), 'message')} published; "
+                    f"go on with --from-line {lines.number + 1}", FOUND,
+                )  # fmt: skip
     if lines.error is not None:
         raise CommandError(
             f"{lines.error}; published before it: {format_count(statuses.total(), 'message')}; repair it and go on "
@@ -263,8 +267,13 @@ def publish_batch(
     return results
 
 
-def print_results(options: argparse.Namespace, results: Iterable[Published]) -> None:
-    """Print a line for each message, if `--ids` is given."""
+def print_results(options: argparse.Namespace, results: Iterable[Published]) -> bool:
+    """Print a line for each message, if `--ids` is given, and return whether they could be written."""
     if options.ids:
-        for one in results:
-            write_json(one) if options.json else write(f"{one.status} {one.id}")
+        try:
+            for one in results:
+                write_json(one) if options.json else write(f"{one.status} {one.id}")
+        except BrokenPipeError:
+            discard_output()
+            return False
+    return True
