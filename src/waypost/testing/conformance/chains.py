@@ -642,7 +642,7 @@ class TestLinks:
 
     @pytest.mark.promise("CHAIN-2")
     @pytest.mark.parametrize("how", ["cancel", "purge", "redrive"])
-    def test_a_message_that_waits_no_more_leaves_no_links_to_it_or_to_a_later_one(self, bench: Bench, how: str) -> None:
+    def test_a_message_that_no_longer_waits_has_no_links_nor_has_a_later_one(self, bench: Bench, how: str) -> None:
         chains = [bench.begin_chain(), bench.begin_chain(queue=INVOICES)]
         waiting = bench.publish(queue=MAILS, after_chains=chains)
         bench.deliver_all()
