@@ -120,7 +120,7 @@ def test_arguments_that_make_no_sense_are_refused_before_spark_starts(
         return capsys.readouterr().err
 
     assert "traffic is a factor" in fails("--traffic", "twice")
-    assert "--days must be more than 0" in fails("--days", "0")
+    assert "--days must be a number of days more than 0" in fails("--days", "0")
     assert "must be before --to" in fails("--from", "2026-02-01", "--to", "2026-01-01")
     with pytest.raises(InvalidInput, match="has no queue nowhere; it has few, orders"):
         simulate(served, "nowhere")
