@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from waypost.errors import StoreUnavailable
-from waypost.testing.servers import ValkeyServer, free_port, write_private
+from waypost.testing.servers import PORT_TRIES_MAX, ValkeyServer, free_port, write_private
 
 #: Sentinels find each other in seconds, and promote in seconds; a busy machine takes longer.
 SETUP_SECONDS_MAX = 60.0
@@ -206,9 +206,7 @@ class ClusterSetup(_Setup):
 
     def start(self) -> None:
         """Start the nodes, assign the slots, and wait until each node reports a working Cluster."""
-        bus_ports = [free_port() for _ in range(3)]
-        for bus_port in bus_ports:
-            self.servers.append(self._stack.enter_context(ValkeyServer(cluster_port=bus_port, **self._options)))
+        bus_ports = [self._start_node() for _ in range(3)]
         share = -(-SLOTS // len(self.servers))
         for number, server in enumerate(self.servers):
             self.ids.append(self.run_cluster(server, "MYID").decode())
@@ -217,6 +215,21 @@ class ClusterSetup(_Setup):
         for other, bus_port in zip(self.servers[1:], bus_ports[1:], strict=True):
             self.run_cluster(self.servers[0], "MEET", "127.0.0.1", other.port, bus_port)
         wait_until("the Cluster is formed", lambda: all(map(self._is_well, self.servers)))
+
+    def _start_node(self) -> int:
+        """Start a node and return the port of its bus. Another program may take that port before the node does."""
+        for tries_left in reversed(range(PORT_TRIES_MAX)):
+            bus_port = free_port()
+            server = ValkeyServer(cluster_port=bus_port, **self._options)
+            self._stack.callback(server.stop)
+            try:
+                server.start()
+                break
+            except StoreUnavailable:
+                if not tries_left:
+                    raise
+        self.servers.append(server)
+        return bus_port
 
     @staticmethod
     def run_cluster(server: ValkeyServer, *arguments: object) -> Any:
