@@ -107,6 +107,10 @@ RECORDS_SWEPT_MAX = 20
 RECORDS_PAGE_MAX = 200
 #: The number of workers that a store lists; beyond it, those that expire first are removed.
 WORKERS_MAX = 2_000
+#: Events or messages that one batch of a pipeline may have: far more than is sensible, so it only finds mistakes.
+LAKE_BATCH_ROWS_MAX = 10**12
+#: Days for which a lake may keep rows: a thousand years, since dates begin in the year 1.
+LAKE_KEEP_DAYS_MAX = 365_000
 #: The maximum size of a worker's report, so that the list of all workers can be read at once.
 WORKER_BYTES_MAX = 16 * 1024
 #: Expired workers that one heartbeat may remove.

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any, cast
 
-import hiredis
 import pytest
 import redis
 import redis.asyncio
@@ -265,7 +264,6 @@ def check_replies(published: Sequence[Published], queues: Sequence[str], ledger:
 
 
 @pytest.mark.promise("STORE-5")
-@pytest.mark.skipif(not hasattr(hiredis, "PushNotification"), reason="this hiredis takes what is pushed for a reply")
 def test_what_the_server_sends_without_a_request_is_no_reply(server: ValkeyServer, mode: str) -> None:
     """The caller's connections track keys, so the server sends a notice for each key that was read and has changed."""
 

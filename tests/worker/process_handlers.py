@@ -31,6 +31,8 @@ class Exiting:
     def __post_init__(self) -> None:
         if self.id == 1:
             raise SystemExit
+        if self.id == 2:
+            undefined  # type: ignore[name-defined] # noqa: B018, F821
 
 
 def exiting(body: Exiting, message: Message[Exiting]) -> None:

@@ -20,6 +20,7 @@ import pytest
 from tests.waiting import until
 from tests.worker import process_handlers
 from tests.worker.harness import Harness
+from tests.worker.process_handlers import Exiting
 from waypost import (
     ByException,
     Constant,
@@ -496,19 +497,6 @@ def test_every_message_of_a_batch_that_ends_by_an_exit_counts_but_for_those_alre
     calls = harness.run().handled
     ledger = harness.ledger("orders")
     assert (ledger.done, ledger.dead, ledger.released) == (calls, 5 - calls, 0)
-
-
-@dataclass
-class Exiting:
-    """A body whose own code may end in any way."""
-
-    id: int
-
-    def __post_init__(self) -> None:
-        if self.id == 1:
-            raise SystemExit
-        if self.id == 2:
-            undefined  # type: ignore[name-defined] # noqa: B018, F821
 
 
 @pytest.mark.promise("LEASE-8")

@@ -253,6 +253,7 @@ def test_a_worker_goes_on_as_soon_as_the_rate_allows_it(harness: Harness, monkey
     harness.publish_many("orders", range(15))
     with harness.working():
         until(lambda: len(seen) == 15)
+    assert sorted(seen) == list(range(15))
     harness.check("orders")
 
 

@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from waypost.cli.commands import insight, pipeline_schedule, republish
+from waypost.cli.commands.pipeline_schedule import parse_batch_rows
 from waypost.cli.exit_codes import FOUND
 from waypost.cli.options import Run, add_command, check_sqlite_file, integer_between, parse_day, parse_time_or_day
 from waypost.cli.output import write, write_json, write_stderr
 from waypost.errors import ConfigurationError, MissingExtra, WaypostError
 from waypost.formatting import format_count
+from waypost.policy import LAKE_KEEP_DAYS_MAX
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,8 +40,6 @@ FINDINGS_MAX = 20
 #: From this many events on, the full optimization of Java's compiler pays off.
 LARGE = 500_000
 QUEUES_COUNTED_MAX = 1_000
-#: Parser of how many rows a batch has at most.
-parse_rows = integer_between(1, 10**12)
 
 
 def add(commands: Any) -> None:
@@ -63,7 +63,7 @@ def add(commands: Any) -> None:
     )
     run.add_argument("--follow", action="store_true", help="keep running, and load new events")
     run.add_argument("--every", type=float, default=10.0, metavar="S", help="with --follow: every S seconds (10)")
-    run.add_argument("--batch-rows", type=parse_rows, metavar="N", help="most events in one batch (1,000,000)")
+    run.add_argument("--batch-rows", type=parse_batch_rows, metavar="N", help="most events in one batch (1,000,000)")
     run.add_argument("--reader", metavar="NAME", help="register as a reader of the journal, so that trimming waits")
     run.add_argument("--format", help="of the files of the tables: parquet, no other")
     run.add_argument("--moved", action="store_true", help="it is the same store under a new URL")
@@ -78,7 +78,7 @@ def add(commands: Any) -> None:
     ingest.add_argument(
         "--schema", metavar="DDL", help='columns of the bodies: "id BIGINT, name STRING", or a .json file'
     )
-    ingest.add_argument("--batch-rows", type=parse_rows, metavar="N", help="most messages in one batch (100,000)")
+    ingest.add_argument("--batch-rows", type=parse_batch_rows, metavar="N", help="most messages in one batch (100,000)")
     ingest.add_argument(
         "--allow-gaps",
         action="store_true",
@@ -95,7 +95,7 @@ def add(commands: Any) -> None:
     _add_scheduled(actions)
     tidy = _add_action(actions, "tidy", run_tidy, "merge small files, and delete old rows")
     tidy.add_argument(
-        "--keep-days", type=integer_between(1, 365_000), metavar="N",
+        "--keep-days", type=integer_between(1, LAKE_KEEP_DAYS_MAX), metavar="N",
         help="delete rows of bronze and silver older than N days",
     )  # fmt: skip
     views = add_command(

@@ -13,6 +13,7 @@ from waypost.cli.options import add_log_options, integer_between
 from waypost.cli.output import log_to_stderr, write, write_json, write_stderr
 from waypost.client import Waypost
 from waypost.formatting import format_call, format_count
+from waypost.policy import LAKE_BATCH_ROWS_MAX
 from waypost.times import format_datetime
 from waypost.views import ActionUndo, to_json
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from waypost.spark.source.credentials import Place
 
 QUEUE = "waypost-pipeline"
+#: Parser of the option `--batch-rows`.
+parse_batch_rows = integer_between(1, LAKE_BATCH_ROWS_MAX)
 
 
 def add_queue(parser: argparse.ArgumentParser) -> None:
@@ -43,9 +46,7 @@ def add_schedule(parser: argparse.ArgumentParser) -> None:
 def add_worker(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `worker`."""
     add_queue(parser)
-    parser.add_argument(
-        "--batch-rows", type=integer_between(1, 10**12), metavar="N", help="most events in one batch (1,000,000)"
-    )
+    parser.add_argument("--batch-rows", type=parse_batch_rows, metavar="N", help="most events in one batch (1,000,000)")
     parser.add_argument("--reader", metavar="NAME", help="register as a reader of the journal, so that trimming waits")
     parser.add_argument("--metrics", metavar="FILE", help="write how fresh the lake is to a file, for Prometheus")
     metrics.add_arguments(parser)

@@ -14,6 +14,7 @@ import msgspec
 import pyarrow.compute as pc
 
 from waypost.errors import InvalidInput
+from waypost.policy import LAKE_KEEP_DAYS_MAX
 from waypost.spark.delta.compaction import concatenate
 from waypost.spark.delta.data_source import TO, Target, write_frame
 from waypost.spark.delta.parquet import FILE_BYTES, DataFile, FileWriter, read_batches, read_rows, write_rows
@@ -42,8 +43,6 @@ if TYPE_CHECKING:
 FILES_MAX: Final = 32
 #: A table of open rows is merged as a whole when it has twice the rows of the last time, and this many more.
 OPEN_ROWS_MORE: Final = 500_000
-#: Rows are kept for at most a thousand years: dates do not begin much earlier.
-KEEP_DAYS_MAX: Final = 365_000
 #: Merged rows up to this number are written by the driver.
 DRIVER_ROWS_MAX: Final = 100_000
 #: The time by which rows of a table are old.
@@ -136,8 +135,10 @@ def find_marks_within(lake: Lake, table: LakeTable, files: Sequence[DataFile]) -
 
 def remove_old_rows(lake: Lake, keep_days: int, today: date) -> int:
     """Remove older rows of bronze, and ended ones of silver; return how many. Gold, keys and open rows stay."""
-    if not 1 <= keep_days <= KEEP_DAYS_MAX:
-        raise InvalidInput(f"rows are kept for a whole number of days from 1 to {KEEP_DAYS_MAX:,}, not {keep_days:,}")
+    if not 1 <= keep_days <= LAKE_KEEP_DAYS_MAX:
+        raise InvalidInput(
+            f"rows are kept for a whole number of days from 1 to {LAKE_KEEP_DAYS_MAX:,}, not {keep_days:,}"
+        )
     first_kept = datetime.combine(today - timedelta(days=keep_days), datetime.min.time(), UTC)
     oldest_ms = int(first_kept.timestamp() * 1000)
     changes: dict[str, Change] = {}

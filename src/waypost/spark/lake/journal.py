@@ -17,6 +17,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from waypost.checks import check_count
 from waypost.errors import StoreError
+from waypost.policy import LAKE_BATCH_ROWS_MAX
 from waypost.spark.delta.parquet import DataFile, FileWriter
 from waypost.spark.files import LakeFiles, open_lake_files
 from waypost.spark.lake.sums import merge_sums, sum_events
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 #: Events of one batch, by default: it bounds what is repeated after a crash.
 BATCH_ROWS: Final = 1_000_000
-BATCH_ROWS_MAX: Final = 10**12
 #: Up to this many events the driver is faster alone.
 DRIVER_EVENTS_MAX: Final = 100_000
 
@@ -52,7 +52,7 @@ class Written:
 
 def check_batch_rows(rows: int) -> int:
     """Return the most rows of a batch unchanged; refuse a number with which nothing would ever be loaded."""
-    return check_count("batch_rows", rows, 1, BATCH_ROWS_MAX)
+    return check_count("batch_rows", rows, 1, LAKE_BATCH_ROWS_MAX)
 
 
 def plan_ranges(bulk: Bulk, after: Mapping[str, int], to: Mapping[str, int], *, fail: bool = False) -> list[EventRange]:

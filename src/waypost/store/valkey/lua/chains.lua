@@ -115,9 +115,9 @@ if #news > 0 then
     local begun = notice.begun or {}
     for i = 1, #begun do open = open + count_member(key, begun[i], 1) end
     local finished = notice.failed or open == 0
-    call('HSET', key, 'until', finished and now + ENDED_TTL_MS or NO_END_MS, 'open', open, 'last', notice.member)
-    -- Notices may arrive out of order: the end of a message that was sent on may be counted before the end of its sender.
-    if #begun == 0 then call('HSET', key, 'last_leaf', notice.member) end
+    call('HSET', key, 'until', finished and now + ENDED_TTL_MS or NO_END_MS, 'open', open, 'last', notice.member,
+      -- Notices may arrive out of order: the end of a message that was sent on may be counted before the end of its sender.
+      #begun == 0 and 'last_leaf' or 'last', notice.member)
     if notice.failed then call('HSET', key, 'failed', notice.member .. '\0' .. notice.failed) end
     if finished then
       call('PEXPIRE', key, ENDED_TTL_MS)
