@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
         write_json({"folder": str(folder), "files": list(FILES), "commands": commands})
         return 0
     write(f"{folder}: {', '.join(FILES)}")
-    write("\nnext, those that go on in terminals of their own, in this folder:")
+    write("\nnext (the worker and the live view keep running: start each in a terminal of its own):")
     for command in commands:
         write(f"  {command}")
     return 0
